@@ -1,0 +1,178 @@
+"""What each pass promises: its stage, its numerics, its options and its place in the list.
+
+No torch here: recipes are read, and their pass lists checked, before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+
+class Stage(StrEnum):
+    """When a pass runs."""
+
+    JOINT = "joint"
+    PARTITIONED = "partitioned"
+    LOWERING = "lowering"
+    REPLAY = "replay"
+
+
+class Numerics(StrEnum):
+    """How far a pass may move results from those of the graph it received."""
+
+    EXACT = "exact"
+    REDUCTION_ORDER = "reduction_order"
+    LOSSY = "lossy"
+
+
+class Options(BaseModel):
+    """Base of every pass's option model: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DecompositionOptions(Options):
+    at: Literal["pass", "capture"] = "pass"
+
+
+class CheckpointOptions(Options):
+    policy: Literal["none", "selective", "full"] = "selective"
+    save: tuple[str, ...] = ()
+    every_nth_matmul: PositiveInt = 2
+
+
+class ReshardOptions(Options):
+    policy: Literal["always", "never"] = "always"
+
+
+class AutobucketingOptions(Options):
+    max_in_flight_gb: float = Field(5.0, gt=0)
+    max_compute_pre_fetch: PositiveInt = 200
+    bucket_cap_mb: float | None = Field(None, gt=0)
+
+
+class BlockBucketingOptions(Options):
+    buckets: tuple[str | tuple[str, ...], ...] = ()
+    separate_gather_group: bool = True
+
+
+class InductorOptions(Options):
+    config: dict[str, bool | int | float | str] = {}
+
+
+@dataclass(frozen=True)
+class PassContract:
+    """The promise of one pass.
+
+    `after` names passes that must stand earlier in the list where both are listed; `needs` names
+    what the recipe or the machine must have: "fsdp", "cuda", "compiler".
+    `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient.
+    """
+
+    name: str
+    stage: Stage
+    numerics: Numerics
+    changes: str
+    options: type[Options] = Options
+    tolerance: float | None = None
+    requires: frozenset[str] = frozenset()
+    conflicts: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if (self.numerics is Numerics.LOSSY) != (self.tolerance is not None):
+            raise ValueError(f"pass {self.name!r}: a LOSSY pass states a tolerance, and only a LOSSY pass does")
+
+
+CONTRACTS: dict[str, PassContract] = {}
+
+
+def declare(contract: PassContract) -> PassContract:
+    """Add a contract to the table that recipes are checked against; a second one replaces the first."""
+    CONTRACTS[contract.name] = contract
+    return contract
+
+
+declare(PassContract(
+    "inductor_decomposition", Stage.JOINT, Numerics.LOSSY,
+    "operators become the primitives that Inductor lowers; every node keeps its metadata",
+    DecompositionOptions, tolerance=5e-6, source="torch._inductor.decomposition.select_decomp_table",
+))
+declare(PassContract(
+    "activation_checkpointing", Stage.JOINT, Numerics.EXACT,
+    "tagged activations are recomputed in the backward and not saved",
+    CheckpointOptions, after=frozenset({"inductor_decomposition"}),
+    source="torch.utils.checkpoint.CheckpointPolicy, read by min_cut_rematerialization_partition",
+))
+declare(PassContract(
+    "reshard_after_forward", Stage.JOINT, Numerics.EXACT,
+    "always: no saved tensor aliases a gathered parameter; never: no gather is repeated",
+    ReshardOptions, needs=frozenset({"fsdp"}),
+    after=frozenset({"inductor_decomposition", "activation_checkpointing"}),
+    source="arXiv:2411.00284 (SimpleFSDP)",
+))
+declare(PassContract(
+    "autobucketing_reordering", Stage.PARTITIONED, Numerics.REDUCTION_ORDER,
+    "fewer all-gather and reduce-scatter launches, the same bytes",
+    AutobucketingOptions, conflicts=frozenset({"transformer_block_bucketing"}), needs=frozenset({"fsdp"}),
+    source="torch._inductor.fx_passes.overlap_scheduling.schedule_overlap_bucketing",
+))
+declare(PassContract(
+    "transformer_block_bucketing", Stage.PARTITIONED, Numerics.REDUCTION_ORDER,
+    "one all-gather and one reduce-scatter a bucket, the same bytes",
+    BlockBucketingOptions, conflicts=frozenset({"autobucketing_reordering"}), needs=frozenset({"fsdp"}),
+    source="torch._inductor.fx_passes.overlap_manual_scheduling.manual_overlap_bucketing",
+))
+declare(PassContract(
+    "full_inductor_compilation", Stage.LOWERING, Numerics.LOSSY,
+    "each graph becomes one compiled callable",
+    InductorOptions, tolerance=1e-5, requires=frozenset({"inductor_decomposition"}),
+    needs=frozenset({"compiler"}), source="torch._inductor.compile_fx.compile_fx_inner",
+))
+
+_STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
+
+
+def check_passes(joint_passes: Sequence[str], passes: Sequence[str]) -> list[str]:
+    """Every broken rule of a declared pass list, each as one sentence with the pass, the rule and the fix.
+
+    Names that have no contract yet are left to `build`, which knows the user's own passes.
+    """
+    problems: list[str] = []
+    listed = [*joint_passes, *passes]
+    for name in sorted({n for n in listed if listed.count(n) > 1}):
+        problems.append(f"pass {name!r} is listed twice: list it once")
+    for where, names in (("joint_passes", joint_passes), ("passes", passes)):
+        for name in names:
+            contract = CONTRACTS.get(name)
+            if contract is None:
+                continue
+            joint = contract.stage is Stage.JOINT
+            if joint != (where == "joint_passes"):
+                right = "joint_passes" if joint else "passes"
+                problems.append(f"pass {name!r} runs on the {contract.stage} stage: move it from {where} to {right}")
+    known = [CONTRACTS[n] for n in listed if n in CONTRACTS]
+    for i, contract in enumerate(known):
+        for other in sorted(contract.requires - set(listed)):
+            problems.append(f"pass {contract.name!r} requires {other!r}: add it to the list, before it")
+        for other in sorted(contract.conflicts & {c.name for c in known[:i]}):
+            problems.append(f"passes {other!r} and {contract.name!r} conflict: keep one of them")
+        earlier = contract.after | contract.requires
+        for later in known[i + 1:]:
+            if later.name in earlier:
+                problems.append(f"pass {later.name!r} must come before {contract.name!r}: swap them")
+            elif _STAGE_ORDER[later.stage] < _STAGE_ORDER[contract.stage] and Stage.JOINT not in (later.stage,):
+                problems.append(
+                    f"pass {later.name!r} ({later.stage}) must come before {contract.name!r} ({contract.stage}): swap them"
+                )
+    lowering = [c.name for c in known if c.stage is Stage.LOWERING]
+    if len(lowering) > 1:
+        problems.append(f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them")
+    return list(dict.fromkeys(problems))

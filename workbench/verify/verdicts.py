@@ -1,0 +1,52 @@
+"""What a check found, with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"
+    NO_EFFECT = "NO_EFFECT"
+    UNKNOWN = "UNKNOWN"
+
+
+CHECKS = ("lint", "effect", "collectives", "numerics", "memory", "time")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One check's finding. `evidence` is plain JSON data; `message` is one line for people.
+
+    UNKNOWN means that the check did not run here, and `message` says why.
+    """
+
+    check: str
+    outcome: Outcome
+    message: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.check not in CHECKS:
+            raise ValueError(f"unknown check {self.check!r}: one of {', '.join(CHECKS)}")
+        if self.outcome in (Outcome.FAIL, Outcome.UNKNOWN, Outcome.NO_EFFECT) and not self.message:
+            raise ValueError(f"a verdict {self.outcome} says why")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.outcome}" + (f" ({self.message})" if self.message else "")
+
+
+_SEVERITY = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Outcome:
+    """The gravest outcome of the list: FAIL, NO_EFFECT, UNKNOWN, PASS; UNKNOWN for an empty list."""
+    found = {v.outcome for v in verdicts}
+    return next((o for o in _SEVERITY if o in found), Outcome.UNKNOWN)
