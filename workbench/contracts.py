@@ -51,6 +51,7 @@ class ReshardOptions(Options):
 
 
 class AutobucketingOptions(Options):
+    device: str = "h100"
     max_in_flight_gb: float = Field(5.0, gt=0)
     max_compute_pre_fetch: PositiveInt = 200
     bucket_cap_mb: float | None = Field(None, gt=0)
@@ -158,21 +159,26 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str]) -> list[str
             if joint != (where == "joint_passes"):
                 right = "joint_passes" if joint else "passes"
                 problems.append(f"pass {name!r} runs on the {contract.stage} stage: move it from {where} to {right}")
-    known = [CONTRACTS[n] for n in listed if n in CONTRACTS]
+    known = [CONTRACTS[n] for n in dict.fromkeys(listed) if n in CONTRACTS]
     for i, contract in enumerate(known):
         for other in sorted(contract.requires - set(listed)):
             problems.append(f"pass {contract.name!r} requires {other!r}: add it to the list, before it")
-        for other in sorted(contract.conflicts & {c.name for c in known[:i]}):
-            problems.append(f"passes {other!r} and {contract.name!r} conflict: keep one of them")
-        earlier = contract.after | contract.requires
+        for earlier in known[:i]:
+            if earlier.name in contract.conflicts or contract.name in earlier.conflicts:
+                problems.append(f"passes {earlier.name!r} and {contract.name!r} conflict: keep one of them")
         for later in known[i + 1:]:
-            if later.name in earlier:
-                problems.append(f"pass {later.name!r} must come before {contract.name!r}: swap them")
-            elif _STAGE_ORDER[later.stage] < _STAGE_ORDER[contract.stage] and Stage.JOINT not in (later.stage,):
-                problems.append(
-                    f"pass {later.name!r} ({later.stage}) must come before {contract.name!r} ({contract.stage}): swap them"
-                )
+            problems += _misordered(contract, later)
     lowering = [c.name for c in known if c.stage is Stage.LOWERING]
     if len(lowering) > 1:
         problems.append(f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them")
-    return list(dict.fromkeys(problems))
+    return problems
+
+
+def _misordered(first: PassContract, second: PassContract) -> list[str]:
+    """The rule broken by `first` standing before `second`, if any."""
+    if second.name in first.after | first.requires:
+        return [f"pass {second.name!r} must come before {first.name!r}: swap them"]
+    # a joint pass in the wrong list is told so already
+    if second.stage is not Stage.JOINT and _STAGE_ORDER[second.stage] < _STAGE_ORDER[first.stage]:
+        return [f"pass {second.name!r} ({second.stage}) must come before {first.name!r} ({first.stage}): swap them"]
+    return []

@@ -27,15 +27,15 @@ class RecipeError(DeclarationError):
 
 SIZES: dict[str, dict[str, dict[str, float]]] = {
     "llama3": {
-        "debug": {"dim": 128, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 256, "ffn_dim": 256,
-                  "rope_theta": 10_000.0, "norm_eps": 1e-5},
+        "debug": {"dim": 128, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 256, "ffn_dim": 384,
+                  "rope_theta": 500_000.0, "norm_eps": 1e-5, "max_seq_len": 2048},
         "1b": {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 32_000, "ffn_dim": 8192,
-               "rope_theta": 500_000.0, "norm_eps": 1e-5},
+               "rope_theta": 500_000.0, "norm_eps": 1e-5, "max_seq_len": 2048},
         "8b": {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128_256, "ffn_dim": 14_336,
-               "rope_theta": 500_000.0, "norm_eps": 1e-5},
+               "rope_theta": 500_000.0, "norm_eps": 1e-5, "max_seq_len": 8192},
     }
 }
-"""Sizes of each family's flavors; `ModelSpec` may give others."""
+"""Sizes of each family's flavors, as workbench.models has them (tested equal); `ModelSpec` may give others."""
 
 
 class ModelSpec(Declared):
@@ -52,7 +52,7 @@ class ModelSpec(Declared):
     ffn_dim: PositiveInt | None = None
     rope_theta: float | None = Field(None, gt=0)
     norm_eps: float | None = Field(None, gt=0)
-    max_seq_len: PositiveInt | None = Field(None, description="default: data.seq_len")
+    max_seq_len: PositiveInt | None = None
 
     @field_validator("flavor")
     @classmethod

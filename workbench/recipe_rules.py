@@ -30,7 +30,8 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, float] | None) -
                                  " (the sequence is split over the tp axis)")
         longest = (sizes or {}).get("max_seq_len")
         if longest is not None and data["seq_len"] > longest:
-            problems.append(Problem("data.seq_len", f"{data['seq_len']} is more than model.max_seq_len {longest}"))
+            problems.append(Problem("data.seq_len", f"{data['seq_len']} is more than model.max_seq_len "
+                                                    f"{longest}: make it smaller, or that larger"))
     if expect is not None:
         listed = [p["name"] for p in (*joint, *passes)]
         problems += [
