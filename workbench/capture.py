@@ -1,0 +1,102 @@
+"""Capture: an authored module becomes one graph of its forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from workbench.errors import WorkbenchError
+from workbench.parallel.author import Authored
+from workbench.torch_api import aot
+
+
+@dataclass
+class JointGraph:
+    """The captured forward and backward in one FX graph.
+
+    `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
+    descriptor in `meta["desc"]`. The contexts that torch needs until the partition stay open: use it in a
+    `with` block, or call `close`.
+    """
+
+    authored: Authored
+    export: Any
+    stack: contextlib.ExitStack = field(repr=False)
+
+    @property
+    def graph(self) -> GraphModule:
+        return self.export.graph_module
+
+    @graph.setter
+    def graph(self, value: GraphModule) -> None:
+        self.export.graph_module = value
+
+    @property
+    def parameters(self) -> list[str]:
+        """Qualified names in calling order."""
+        return list(self.export.params_spec)
+
+    @property
+    def buffers(self) -> list[str]:
+        return list(self.export.buffers_spec)
+
+    def close(self) -> None:
+        self.stack.close()
+
+    def __enter__(self) -> JointGraph:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        nodes = list(self.graph.graph.nodes)
+        backward = sum(n.meta.get("partitioner_tag") == "is_backward" for n in nodes)
+        return (
+            f"JointGraph({self.authored.recipe.name}: {len(nodes)} nodes, {backward} of them backward, "
+            f"{len(self.parameters)} parameters, rank {self.authored.world.rank} of {self.authored.world.size})"
+        )
+
+
+def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
+    """What passes may read of the world, as plain data under `gm.meta["workbench"]`."""
+    sizes = {axis: size for axis, size in authored.recipe.mesh.axes.items() if axis in authored.groups}
+    return {
+        "graph": which,
+        "groups": dict(authored.groups),
+        "group_sizes": {authored.groups[axis]: size for axis, size in sizes.items()},
+        "buckets": list(authored.buckets),
+        "world": authored.world.kind,
+    }
+
+
+def capture(
+    authored: Authored, *, decompositions: dict[Any, Callable[..., Any]] | None = None, batch: tuple[Any, ...] | None = None
+) -> JointGraph:
+    """Trace one training step of `authored` on this rank, without running it.
+
+    `batch` is the example input (tokens, targets), each int64 of shape (batch, seq_len); by default the recipe's own
+    sizes. `decompositions` maps operators to their replacements, applied while tracing.
+
+    Raises WorkbenchError where the module cannot be traced, with torch's reason.
+    """
+    args = tuple(batch) if batch is not None else authored.example_batch()
+    stack = contextlib.ExitStack()
+    try:
+        stack.enter_context(aot.capture_settings())
+        graph = aot.dynamo_capture(authored.module, args)
+        export = aot.export_joint(stack, graph, args, decompositions)
+    except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
+        stack.close()
+        raise WorkbenchError(f"recipe {authored.recipe.name!r} cannot be captured: {error}") from error
+    except BaseException:
+        stack.close()
+        raise
+    joint = JointGraph(authored, export, stack)
+    joint.graph.meta["workbench"] = graph_facts(authored, "joint")
+    return joint

@@ -1,0 +1,81 @@
+"""Partition: the joint graph becomes a forward and a backward, with what is saved between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.capture import JointGraph, graph_facts
+from workbench.parallel.author import Authored
+from workbench.torch_api import aot
+
+
+@dataclass
+class ForwardBackward:
+    """The partitioned pair.
+
+    The forward returns the step's outputs and then the saved tensors; the backward takes the saved tensors and the
+    tangents and returns the gradients. `function` is torch's autograd wrapper around both, still without bodies.
+    """
+
+    authored: Authored
+    parameters: list[str]
+    buffers: list[str]
+    function: Callable[..., Any]
+    slots: tuple[aot.LateBound, aot.LateBound]
+
+    @property
+    def forward(self) -> GraphModule:
+        return self.slots[0].graph
+
+    @property
+    def backward(self) -> GraphModule:
+        return self.slots[1].graph
+
+    @property
+    def graphs(self) -> tuple[GraphModule, GraphModule]:
+        return self.forward, self.backward
+
+    def replace(self, which: str, graph: GraphModule) -> None:
+        self.slots[("forward", "backward").index(which)].graph = graph
+
+    @contextlib.contextmanager
+    def context(self, which: str) -> Iterator[list[Any]]:
+        """The tracing state around one of the two graphs; gives its example inputs (fake tensors)."""
+        slot = self.slots[("forward", "backward").index(which)]
+        with slot.context():
+            yield slot.example_inputs
+
+    def __repr__(self) -> str:
+        forward, backward = (len(g.graph.nodes) for g in self.graphs)
+        saved = saved_nodes(self.forward, self.backward)
+        size = sum(n.meta["val"].nbytes for n in saved if isinstance(n.meta.get("val"), torch.Tensor))
+        return (
+            f"ForwardBackward({self.authored.recipe.name}: forward {forward} nodes, backward {backward} nodes, "
+            f"{len(saved)} saved, {size:,} bytes)"
+        )
+
+
+def saved_nodes(forward: GraphModule, backward: GraphModule) -> list[Node]:
+    """The forward's nodes that the backward receives, in the backward's order; tensors, sizes and meshes alike."""
+    taken = sum(not aot.is_tangent(n) for n in backward.graph.find_nodes(op="placeholder"))
+    outputs = forward.graph.output_node().args[0]
+    return list(outputs[len(outputs) - taken :]) if taken else []
+
+
+def partition(joint: JointGraph) -> ForwardBackward:
+    """Split by min-cut: what the backward recomputes and what it is given is decided by the tags on the nodes.
+
+    Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition`. Closes `joint`.
+    """
+    with joint:
+        function, forward, backward = aot.compile_joint(joint.export)
+    pair = ForwardBackward(joint.authored, joint.parameters, joint.buffers, function, (forward, backward))
+    for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
+        graph.meta["workbench"] = graph_facts(joint.authored, which)
+    return pair

@@ -1,0 +1,100 @@
+"""activation_checkpointing: which forward values the backward is given, and which it computes again."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.analysis.census import module_path
+from workbench.analysis.effect import Effect
+from workbench.errors import WorkbenchError
+from workbench.passes.chains import is_backward
+from workbench.passes.registry import Graphs, register_pass
+
+_MATMULS = frozenset({"mm", "bmm", "addmm", "_grouped_mm"})
+_COSTLY = frozenset({
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention",
+    "flex_attention", "reduce_scatter_tensor", "all_to_all_single",
+})
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+
+
+def operator_name(node: Node) -> str:
+    """`mm` for `aten.mm.default`."""
+    target = node.target
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+
+
+def _layer(node: Node) -> int | None:
+    found = _LAYER.search(module_path(node))
+    return int(found.group(1)) if found else None
+
+
+def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
+    """Some forward node of a layer is tagged for recomputation."""
+    tags = Counter(
+        n.meta["recompute"].name for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)
+    )
+    old = sum(isinstance(n.meta.get("recompute"), CheckpointPolicy) for n in before[0].graph.nodes)
+    changed = sum(tags.values()) > old
+    layers = {_layer(n) for n in after[0].graph.nodes} - {None}
+    if changed:
+        reason = ""
+    elif options.policy == "none":
+        reason = "the policy is none"
+    else:
+        reason = "no module path matches layers.<number>" if not layers else "every node was tagged before"
+    return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
+
+
+def recomputed_in_backward(graphs: Graphs, options: Any) -> Effect:
+    """The backward holds copies of forward operators."""
+    forward, backward = graphs
+    names = {n.name for n in forward.graph.nodes if n.op == "call_function"}
+    repeated = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in names]
+    matmuls = sum(operator_name(n) in _MATMULS for n in repeated)
+    reason = "" if repeated else "the partitioner recomputes nothing: all tagged values are free or already inputs"
+    return Effect(bool(repeated), reason, {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls})
+
+
+@register_pass("activation_checkpointing", effect=tagged_for_recompute, partition_effect=recomputed_in_backward)
+def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+    """Tag the forward nodes of each layer (module path `layers.N`).
+
+    policy none: no tags. full: everything in a layer is recomputed. selective: attention, reduce-scatters, the
+    operators named in `save` and every `every_nth_matmul`-th matrix product are saved, the rest is recomputed.
+
+    Raises WorkbenchError where `save` names an operator that the layers do not hold.
+    """
+    if options.policy == "none":
+        return gm
+    selective = options.policy == "selective"
+    keep = (_COSTLY | set(options.save)) if selective else frozenset()
+    seen: set[str] = set()
+    matmuls: Counter[int] = Counter()
+    for node in gm.graph.nodes:
+        layer = _layer(node)
+        if node.op != "call_function" or is_backward(node) or layer is None:
+            continue
+        name = operator_name(node)
+        seen.add(name)
+        save = name in keep
+        if name == "wait_tensor" and isinstance(node.args[0], Node):
+            save = operator_name(node.args[0]) in keep
+        if selective and name in _MATMULS:
+            matmuls[layer] += 1
+            save = save or matmuls[layer] % options.every_nth_matmul == 0
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+        node.meta["ac_graph_id"] = layer
+    missing = set(options.save) - seen
+    if missing and selective:
+        raise WorkbenchError(
+            f"activation_checkpointing: save names {sorted(missing)}, which no layer holds; it has {', '.join(sorted(seen))}"
+        )
+    return gm

@@ -1,0 +1,99 @@
+"""transformer_block_bucketing and autobucketing_reordering: many small collectives become few large ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.analysis.census import module_stack
+from workbench.analysis.collectives import list_collectives
+from workbench.analysis.effect import Effect
+from workbench.analysis.cost import device_specs
+from workbench.errors import WorkbenchError
+from workbench.passes.chains import gather_chains
+from workbench.passes.registry import Graphs, register_pass
+from workbench.torch_api import bucketing
+
+_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def _launches(graphs: Graphs) -> dict[str, int]:
+    counts = {"all_gather": 0, "reduce_scatter": 0}
+    for graph in graphs:
+        for collective in list_collectives(graph):
+            if collective.kind in counts:
+                counts[collective.kind] += 1
+    return counts
+
+
+def fewer_launches(before: Graphs, after: Graphs, options: Any) -> Effect:
+    """Fewer all-gathers and reduce-scatters than before, over forward and backward."""
+    was, now = _launches(before), _launches(after)
+    evidence = {"before": was, "after": now}
+    if sum(now.values()) < sum(was.values()):
+        return Effect(True, "", evidence)
+    return Effect(False, _why_nothing(before, options), evidence)
+
+
+def _why_nothing(graphs: Graphs, options: Any) -> str:
+    facts = graphs[0].meta["workbench"]
+    gathers = sum(len(list(gather_chains(g))) for g in graphs)
+    if not gathers:
+        sizes = facts["group_sizes"]
+        return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
+    if hasattr(options, "buckets"):
+        paths = {path for g in graphs for n in g.graph.nodes for path, _ in module_stack(n)}
+        names = [b if isinstance(b, str) else b[0] for b in (options.buckets or facts["buckets"])]
+        if not any(name in paths for name in names):
+            shown = ", ".join(sorted(paths)[:3]) or "none at all"
+            return f"no module path matches the buckets {names[:3]}: the graph's paths are {shown}"
+    return f"{gathers} gathers, each already alone in its bucket"
+
+
+def _separate_gathers(gm: GraphModule) -> None:
+    facts = gm.meta["workbench"]
+    twins: dict[str, str] = facts.setdefault("gather_groups", {})
+    axes = {group: axis for axis, group in facts["groups"].items()}
+    for _, chain in gather_chains(gm):
+        for node in chain:
+            if node.target is _GATHER:
+                name = node.args[2]
+                if name not in twins:
+                    twins[name] = bucketing.twin_group(name)
+                twin = twins[name]
+                facts["groups"][f"{axes.get(name, name)}.gather"] = twin
+                facts["group_sizes"][twin] = facts["group_sizes"].get(name, node.args[1])
+                node.args = (node.args[0], node.args[1], twin)
+    gm.recompile()
+
+
+@register_pass("transformer_block_bucketing", effect=fewer_launches)
+def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+    """Bucket by module: `buckets` are module paths, or lists of them; by default the model's blocks.
+
+    All-gathers move to a process group of their own first, so that they can overlap with reduce-scatters.
+    """
+    buckets = [list(b) if not isinstance(b, str) else b for b in options.buckets] or gm.meta["workbench"]["buckets"]
+    if not buckets:
+        raise WorkbenchError("transformer_block_bucketing: the model names no blocks: state options.buckets")
+    if options.separate_gather_group:
+        _separate_gathers(gm)
+    return bucketing.bucket_by_module(gm, list(buckets), module_stack)
+
+
+@register_pass("autobucketing_reordering", effect=fewer_launches)
+def autobucketing_reordering(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+    """Bucket and reorder by cost. Estimates are analytical, so that every rank schedules alike."""
+    with device_specs(options.device):
+        return bucketing.bucket_by_cost(gm, {
+            "max_in_flight_gb": options.max_in_flight_gb,
+            "max_compute_pre_fetch": options.max_compute_pre_fetch,
+            "collective_bucketing": True,
+            "insert_overlap_deps": False,
+            "collective_estimator": "analytical",
+            "compute_estimator": "analytical",
+            "pre_bucketing_fsdp_collectives": options.bucket_cap_mb is not None,
+            "pre_bucketing_fsdp_collectives_bucket_cap_mb": options.bucket_cap_mb,
+        })

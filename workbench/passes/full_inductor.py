@@ -1,0 +1,44 @@
+"""full_inductor_compilation: each partitioned graph becomes one compiled callable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.analysis.effect import Effect
+from workbench.errors import WorkbenchError
+from workbench.passes.registry import register_pass
+from workbench.torch_api import aot, inductor
+
+
+def compiled_to_a_callable(before: Any, after: Any, options: Any) -> Effect:
+    """Both graphs are compiled callables now."""
+    left = [type(a).__name__ for a in after if isinstance(a, GraphModule)]
+    return Effect(not left, f"{len(left)} of {len(after)} are still FX graphs" if left else "", {
+        "callables": [type(a).__name__ for a in after]
+    })
+
+
+def require_compiler() -> None:
+    """Raise before anything is captured where no C++ compiler is found."""
+    import os
+
+    wanted = os.environ.get("CXX")
+    if not any(shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++", "c++"])):
+        raise WorkbenchError(
+            "full_inductor_compilation needs a C++ compiler and none was found: install g++ (apt-get install g++, or"
+            " conda install cxx-compiler), or set CXX"
+        )
+
+
+@register_pass("full_inductor_compilation", effect=compiled_to_a_callable)
+def full_inductor_compilation(
+    gm: GraphModule, example_inputs: list[Any], *, options: Any
+) -> Callable[[list[Any]], Any]:
+    """Compile one graph with `compile_fx_inner`; the result is boxed (one list argument)."""
+    backward = gm.meta["workbench"]["graph"] == "backward"
+    static = [i for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if aot.is_parameter(n)]
+    return inductor.compile_inner(gm, example_inputs, is_backward=backward, static=static, config=options.config)

@@ -1,0 +1,108 @@
+"""The table of passes: a function, its contract, and the predicate that says whether it had its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.analysis.effect import Effect
+from workbench.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
+from workbench.errors import WorkbenchError
+
+Graphs = tuple[GraphModule, ...]
+PassFunction = Callable[..., GraphModule]
+EffectPredicate = Callable[[Graphs, Graphs, Any], Effect]
+
+
+@dataclass(frozen=True)
+class RegisteredPass:
+    """`effect(before, after, options)` sees one joint graph, or the forward and the backward.
+
+    `partition_effect(forward_and_backward, options)` is for joint passes that only tag nodes: what the partitioner
+    made of the tags.
+    """
+
+    contract: PassContract
+    function: PassFunction
+    effect: EffectPredicate
+    partition_effect: Callable[[Graphs, Any], Effect] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.contract.name
+
+
+_PASSES: dict[str, RegisteredPass] = {}
+
+
+def graph_changed(before: Graphs, after: Graphs, options: Any) -> Effect:
+    """The weakest effect: some node's target or arguments differ. For passes that state no predicate of their own."""
+
+    def listing(graph: GraphModule) -> list[str]:
+        return [n.format_node() or str(n) for n in graph.graph.nodes]
+
+    changed = any(listing(b) != listing(a) for b, a in zip(before, after, strict=True))
+    return Effect(changed, "" if changed else "every node is as it was before the pass", {})
+
+
+def register_pass(
+    name: str,
+    *,
+    stage: Stage | str | None = None,
+    numerics: Numerics | str | None = None,
+    tolerance: float | None = None,
+    changes: str = "",
+    options: type[Options] = Options,
+    conflicts: set[str] | frozenset[str] = frozenset(),
+    requires: set[str] | frozenset[str] = frozenset(),
+    after: set[str] | frozenset[str] = frozenset(),
+    needs: set[str] | frozenset[str] = frozenset(),
+    effect: EffectPredicate = graph_changed,
+    partition_effect: Callable[[Graphs, Any], Effect] | None = None,
+) -> Callable[[PassFunction], PassFunction]:
+    """Register `function(gm, example_inputs, *, options) -> gm` under `name`.
+
+    A pass of the package has its contract in `workbench.contracts`; a user's own states `stage` and `numerics` here.
+    Registering a name again replaces it, so that a notebook cell can be run twice.
+    """
+    if stage is not None:
+        contract = PassContract(
+            name, Stage(stage), Numerics(numerics or Numerics.EXACT), changes or "states no change", options, tolerance,
+            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), source="user",
+        )
+    elif name in CONTRACTS:
+        contract = CONTRACTS[name]
+    else:
+        raise WorkbenchError(f"pass {name!r} has no contract: state its stage, for example stage='joint'")
+
+    def register(function: PassFunction) -> PassFunction:
+        declare(contract)
+        _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect)
+        return function
+
+    return register
+
+
+def find_pass(name: str) -> RegisteredPass:
+    """The registered pass; raises WorkbenchError with the known names."""
+    try:
+        return _PASSES[name]
+    except KeyError:
+        raise WorkbenchError(
+            f"unknown pass {name!r}: register it with @register_pass, or use one of {', '.join(sorted(_PASSES))}"
+        ) from None
+
+
+def own_passes() -> list[RegisteredPass]:
+    """The passes that a user registered in this process; the ones to ship to ranks."""
+    return [p for p in _PASSES.values() if p.contract.source == "user"]
+
+
+def install_passes(passes: list[RegisteredPass]) -> None:
+    """Register passes that came from another process."""
+    for item in passes:
+        declare(item.contract)
+        _PASSES[item.name] = item

@@ -1,0 +1,54 @@
+"""reshard_after_forward: keep gathered parameters for the backward, or gather them again there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.analysis.effect import Effect
+from workbench.analysis.memory import gathered_parameters_kept
+from workbench.passes.chains import gather_chains
+from workbench.passes.registry import Graphs, register_pass
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+# Above every layer's own id, so that the partitioner sees no boundary between a gather and its reader.
+_REGION = 1_000_000
+
+
+def tags_differ(before: Graphs, after: Graphs, options: Any) -> Effect:
+    """Some gather chain carries another tag than before."""
+
+    def tags(graphs: Graphs) -> dict[str, Any]:
+        return {n.name: n.meta.get("recompute") for n in graphs[0].graph.nodes}
+
+    was, now = tags(before), tags(after)
+    changed = [name for name, tag in now.items() if tag != was.get(name)]
+    gathers = sum(1 for _ in gather_chains(after[0]))
+    reason = "" if changed else ("no parameter is gathered in this graph" if not gathers else "all tags were set")
+    return Effect(bool(changed), reason, {"gathered_parameters": gathers, "tagged_nodes": len(changed)})
+
+
+def gathered_weights_freed(graphs: Graphs, options: Any) -> Effect:
+    """always: nothing that is saved aliases a gathered parameter; never: the backward repeats no gather."""
+    forward, backward = graphs
+    kept = gathered_parameters_kept(forward, backward)
+    repeated = sum(1 for _ in gather_chains(backward))
+    evidence = {"saved_gathered_parameters": [row.name for row in kept], "gathers_in_backward": repeated}
+    if options.policy == "always":
+        return Effect(not kept, f"{len(kept)} saved tensors still alias gathered parameters" if kept else "", evidence)
+    return Effect(not repeated, f"{repeated} parameters are gathered again in the backward" if repeated else "", evidence)
+
+
+@register_pass("reshard_after_forward", effect=tags_differ, partition_effect=gathered_weights_freed)
+def reshard_after_forward(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+    """Tag whole gather chains, views of the gathered weight included, for recomputation (always) or saving (never)."""
+    for _, chain in gather_chains(gm):
+        for node in chain:
+            if options.policy == "always":
+                node.meta["recompute"], node.meta["ac_graph_id"] = CheckpointPolicy.MUST_RECOMPUTE, _REGION
+            elif node.target is _WAIT:
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return gm

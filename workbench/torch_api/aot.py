@@ -1,0 +1,141 @@
+"""AOTAutograd and Dynamo entry points that torch keeps private.
+
+Source: torch/_functorch/aot_autograd.py (`aot_export_joint_with_descriptors` and its companion) and
+torch/_dynamo/functional_export.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._dynamo.config
+import torch._dynamo.functional_export
+import torch.fx.traceback
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
+from torch.fx.graph import _BoxedCodeGen
+
+Graph = torch.fx.GraphModule
+
+
+@contextlib.contextmanager
+def capture_settings() -> Iterator[None]:
+    """The settings a faithful capture needs.
+
+    The fake tensor cache returns shared meshes for DTensor inputs, and node metadata is dropped unless asked for.
+    """
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False), torch.fx.traceback.preserve_node_meta():
+        yield
+
+
+def dynamo_capture(module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
+    """The module as one FX graph over its own parameters; `meta["tracing_context"]` holds Dynamo's context."""
+    capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
+    torch._dynamo.reset()
+    return capture(module)(*args)
+
+
+def export_joint(
+    stack: contextlib.ExitStack, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
+) -> Any:
+    """torch's `JointWithDescriptors`. The contexts that compiling needs stay open on `stack`."""
+    stack.enter_context(tracing(graph.meta["tracing_context"]))
+    return aot_export_joint_with_descriptors(stack, graph, args, decompositions=decompositions)
+
+
+class LateBound:
+    """A compiler callback's answer whose body is set after torch has returned.
+
+    Keeps the graph, its example inputs and the tracing state that compilers expect around them.
+    Boxed: one list argument, which the body may empty.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, graph: Graph, example_inputs: list[Any]):
+        self.graph, self.example_inputs = graph, list(example_inputs)
+        self.tracing_context = TracingContext.get()
+        self.fw_metadata = self.tracing_context.fw_metadata
+        self.body: Callable[[list[Any]], Any] | None = None
+
+    def __call__(self, args: list[Any]) -> Any:
+        if self.body is None:
+            raise RuntimeError("this graph has no body yet: call compile() first")
+        return self.body(args)
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """The state under which a pass or a compiler may work on the graph after the capture has ended."""
+        self.tracing_context.fw_metadata = self.fw_metadata
+        with tracing(self.tracing_context), torch.no_grad(), torch._C._DisableAutocast():
+            yield
+
+
+def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]:
+    """Partition with min-cut and wrap in autograd, leaving both bodies open.
+
+    torch's default here is `default_partition`, which saves views of gathered weights; min-cut is passed explicitly.
+    """
+    found: dict[str, LateBound] = {}
+
+    def callback(name: str) -> Callable[..., LateBound]:
+        def compiler(graph: Graph, example_inputs: list[Any]) -> LateBound:
+            found[name] = LateBound(graph, example_inputs)
+            return found[name]
+
+        return compiler
+
+    function = aot_compile_joint_with_descriptors(
+        joint,
+        partition_fn=min_cut_rematerialization_partition,
+        fw_compiler=callback("forward"),
+        bw_compiler=callback("backward"),
+    )
+    return function, found["forward"], found["backward"]
+
+
+def parameter_of(node: torch.fx.Node) -> str | None:
+    """The qualified name of the parameter or buffer that this placeholder is, or is a component of."""
+    desc = node.meta.get("desc")
+    while isinstance(getattr(desc, "base", None), descriptors.AOTInput):
+        desc = desc.base
+    return desc.target if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
+
+
+def is_parameter(node: torch.fx.Node) -> bool:
+    """True for a placeholder that is a parameter, or a tensor component of one."""
+    desc = node.meta.get("desc")
+    return desc is not None and desc.is_param() and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_tangent(node: torch.fx.Node) -> bool:
+    """True for a placeholder that is a tangent or a component of one."""
+    desc = node.meta.get("desc")
+    return desc is not None and desc.is_tangent()
+
+
+def boxed(graph: Graph) -> Callable[[list[Any]], Any]:
+    """A callable of one list that it empties, so that inputs are freed as soon as they are used."""
+    copy = clone(graph)
+    copy.graph.set_codegen(_BoxedCodeGen())
+    copy.recompile()
+    return copy.forward
+
+
+def clone(graph: Graph) -> Graph:
+    """A copy that shares no node with `graph`: names, metadata dictionaries and the calling convention are kept."""
+    new = torch.fx.Graph()
+    values: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = new.graph_copy(graph.graph, values)
+    old_output = next(iter(reversed(graph.graph.nodes)))
+    node = new.output(output)
+    node.meta = dict(old_output.meta)
+    new.set_codegen(graph.graph._codegen)
+    copied = Graph(graph, new)
+    copied.meta = dict(graph.meta)
+    return copied

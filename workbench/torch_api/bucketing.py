@@ -1,0 +1,47 @@
+"""Inductor's bucketing schedulers and the process groups they run on, with per-version differences.
+
+Source: torch/_inductor/fx_passes/overlap_manual_scheduling.py and overlap_scheduling.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.fx import GraphModule, Node
+
+from workbench.torch_api.inductor import accepted
+
+
+def bucket_by_module(
+    gm: GraphModule, buckets: list[list[str] | str], module_stack: Callable[[Node], list[tuple[str, type]]]
+) -> GraphModule:
+    """One all-gather and one reduce-scatter for each bucket of module paths, in place."""
+    from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
+
+    return manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
+
+
+def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
+    """Bucket and reorder collectives by estimated time; call it under `device_specs`."""
+    from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
+
+    return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
+
+
+def group_ranks(name: str) -> list[int]:
+    """The global ranks of a process group, given its name."""
+    return dist.get_process_group_ranks(_resolve_process_group(name))  # type: ignore[arg-type]
+
+
+def twin_group(name: str) -> str:
+    """A second process group over the same ranks as group `name`; every rank of that group must call this.
+
+    Collectives of one group run one after another: with two, gathers and scatters can overlap.
+    """
+    group = _resolve_process_group(name)  # type: ignore[arg-type]
+    backend = dist.get_backend(group)
+    twin = dist.new_group(dist.get_process_group_ranks(group), backend=backend, use_local_synchronization=True)
+    return twin.group_name
