@@ -1,0 +1,163 @@
+"""What went wrong on the ranks, told cause first: `RankError`, and the reading of faulthandler's stacks."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from workbench.errors import WorkbenchError
+
+MAX_FRAMES = 20
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<name>.*)$')
+_WORKER_FILE = '/workbench/world/worker.py"'
+_COLLECTIVE_FILES = ("/distributed/distributed_c10d.py", "/distributed/_functional_collectives.py")
+# What a rank says when another one left it alone in a collective: a consequence, seldom the cause.
+_BROKEN_PEER = re.compile(
+    r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)|Broken pipe|gloo|NCCL|aborted", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's part in a failed call.
+
+    `kind`: "error" (raised), "load" (the call could not be unpickled), "unsent" (the result could not be pickled),
+    "died", or "waiting" (had not answered). `summary` is one line or a few; `detail` a traceback or a stack, as text.
+    """
+
+    rank: int
+    kind: str
+    summary: str
+    detail: str = ""
+    when: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """Sorts the cause first: waiting ranks last, broken connections before them, the rest by time."""
+        broken = self.kind == "error" and _BROKEN_PEER.search(self.summary) is not None
+        return (2 if self.kind == "waiting" else int(broken)), self.when, self.rank
+
+
+class RankError(WorkbenchError):
+    """A call failed on at least one rank. The text names the first failing rank and its cause first.
+
+    `rank` is that rank, `summary` its cause, `remote_traceback` its traceback or stack as text, and `failures` every
+    rank's part, the cause first. `timed_out` is true when no rank failed but some did not answer in time.
+    """
+
+    def __init__(self, headline: str, failures: Iterable[Failure], timed_out: bool = False, notes: str = "") -> None:
+        self.failures = sorted(failures, key=lambda failure: failure.order)
+        first = self.failures[0]
+        self.headline, self.timed_out = headline, timed_out
+        self.rank, self.summary, self.remote_traceback = first.rank, first.summary, first.detail
+        parts = [headline]
+        parts += [f"  {text}" for text in _consequences(self.failures[0 if timed_out else 1 :], first, timed_out)]
+        parts += _details(self.failures)
+        super().__init__("\n".join(parts + ([notes] if notes else [])))
+
+    def _render_traceback_(self, *_: object) -> list[str]:
+        """IPython shows these lines instead of the pool's own frames."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from, as far as kind and time tell."""
+    return min(failures, key=lambda failure: failure.order)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 0, 2`."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+
+
+def _consequences(failures: Sequence[Failure], first: Failure, timed_out: bool) -> list[str]:
+    said: dict[str, list[int]] = {}
+    for failure in failures:
+        same = not timed_out and (failure.kind, failure.summary) == (first.kind, first.summary)
+        said.setdefault("the same" if same else failure.summary, []).append(failure.rank)
+    return [f"{ranks_text(ranks)}: {summary}" for summary, ranks in said.items()]
+
+
+def _details(failures: Sequence[Failure]) -> list[str]:
+    """Each traceback or stack once, with the ranks that share it."""
+    shared: dict[str, list[Failure]] = {}
+    for failure in failures:
+        if failure.detail:
+            shared.setdefault(failure.detail, []).append(failure)
+    parts = []
+    for detail, owners in shared.items():
+        of_a_live_rank = owners[0].kind in ("waiting", "died")
+        title = "stack, innermost call first" if of_a_live_rank else "traceback"
+        parts += ["", f"{ranks_text([owner.rank for owner in owners])}, {title}:", detail.rstrip()]
+    return parts
+
+
+def exit_text(status: int) -> str:
+    """How a process ended, from `subprocess`'s return code: negative for a signal."""
+    if status >= 0:
+        return f"the process exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+    return f"the process was killed by {name}{hint}"
+
+
+def with_source(text: str) -> str:
+    """Add the source line to every frame that lacks one. The parent knows the cells' text, the ranks do not."""
+    lines, out = text.splitlines(), []
+    for index, line in enumerate(lines):
+        out.append(line)
+        frame = _FRAME.match(line)
+        if frame and not (index + 1 < len(lines) and lines[index + 1].startswith("    ")):
+            source = linecache.getline(frame["file"], int(frame["line"])).strip()
+            out += [f"    {source}"] if source else []
+    return "\n".join(out)
+
+
+def read_stack(text: str) -> list[str]:
+    """The frames of the thread that runs the user's call, innermost first, from faulthandler's output.
+
+    The worker's own frames are left out; another thread is shown only if the main one is not there.
+    """
+    threads = []
+    for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
+        frames = [line for line in block.splitlines() if _FRAME.match(line)]
+        own = next((i for i, line in enumerate(frames) if _WORKER_FILE in line), None)
+        if own is None:
+            threads.append((1, frames))
+        elif "in _listen" not in frames[own]:
+            # The main thread. Waiting for work or joining, it has no frame but ours: then show those.
+            threads.append((0, frames[:own] or frames[own : own + 2]))
+    threads.sort(key=lambda thread: thread[0])
+    return threads[0][1] if threads else []
+
+
+def where(frames: Sequence[str]) -> str:
+    """One line on where a stack stands: the collective it waits in, and the user's line."""
+    found = [match for match in map(_FRAME.match, frames) if match]
+    if not found:
+        return "no answer, and no stack could be had"
+    collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)), None)
+    user = next((f for f in found if not _is_library(f["file"])), found[0])
+    place = f"{user['name']} ({os.path.basename(user['file'])}, line {user['line']})"
+    return f"waiting in the collective {collective}, called from {place}" if collective else f"busy in {place}"
+
+
+def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
+    """A rank that has not answered, with its stack."""
+    shown = list(frames[:MAX_FRAMES])
+    if len(frames) > MAX_FRAMES:
+        shown.append(f"  ... {len(frames) - MAX_FRAMES} more")
+    # A rank outside any collective is more likely the one that the others wait for.
+    summary = where(frames)
+    return Failure(rank, "waiting", summary, with_source("\n".join(shown)), now + summary.startswith("waiting in"))
+
+
+def _is_library(file: str) -> bool:
+    return "/site-packages/" in file or file.startswith((os.path.dirname(os.__file__), "<frozen"))
