@@ -1,0 +1,129 @@
+"""Scores of guesses and answers: closeness for numbers, sameness for words. No torch here."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from .errors import WorkbenchError
+
+Grader = Callable[..., "float | bool | tuple[float, str]"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """A graded answer: score from 0 to 1, what it says, and the hints earned so far."""
+
+    name: str
+    score: float
+    message: str
+    hints: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.score >= 1
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.score:.0%}" + (f", {self.message}" if self.message else "")
+        return "\n".join([head, *(f"hint {i}: {h}" for i, h in enumerate(self.hints, 1))])
+
+    __repr__ = __str__
+
+
+@dataclass
+class Prediction:
+    """A guess, kept before the answer is known. `guess` None: the reader passed."""
+
+    ask: str
+    guess: Any = None
+    truth: Any = None
+
+    def score(self, truth: Any) -> Prediction:
+        """Keep the answer; shows the score when displayed."""
+        self.truth = truth
+        return self
+
+    @property
+    def points(self) -> float | None:
+        """From 0 to 1; None without a guess or before the answer."""
+        return None if self.guess is None or self.truth is None else closeness(self.guess, self.truth)
+
+    def __str__(self) -> str:
+        guess = "no guess" if self.guess is None else f"guessed {self.guess}"
+        if self.truth is None:
+            return f"{self.ask} {guess}"
+        scored = "" if self.points is None else f", score {self.points:.0%}"
+        return f"{self.ask} {guess}, it is {self.truth}{scored}"
+
+    __repr__ = __str__
+
+
+def predict(ask: str, guess: Any = None, truth: Any = None) -> Prediction:
+    """A guess on any question; score it with `.score(truth)` once the answer is known."""
+    return Prediction(ask, guess, truth)
+
+
+def closeness(guess: Any, truth: Any) -> float:
+    """1 for the same, less the further off: for numbers the smaller over the larger, for words 1 or 0."""
+    if _number(guess) and _number(truth):
+        if guess == truth:
+            return 1.0
+        if not (math.isfinite(guess) and math.isfinite(truth)) or guess * truth <= 0:
+            return 0.0
+        low, high = sorted((abs(guess), abs(truth)))
+        return low / high
+    if isinstance(guess, str) and isinstance(truth, str):
+        return float(" ".join(guess.lower().split()) == " ".join(truth.lower().split()))
+    return float(type(guess) is type(truth) and bool(guess == truth))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def close(answer: Any, *, truth: Any, within: float = 0.05) -> tuple[float, str]:
+    """A number within a share of the truth, or the same word."""
+    score = closeness(answer, truth)
+    if score >= 1 - within:
+        return 1.0, "right"
+    if _number(answer) and _number(truth):
+        return score, f"too {'low' if answer < truth else 'high'}"
+    return score, f"not {answer!r}"
+
+
+def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
+    """Exactly the truth; a wrong number still tells how near it was."""
+    return close(answer, truth=truth, within=0.0)
+
+
+GRADERS: dict[str, Grader] = {"close": close, "equal": equal}
+
+
+def register_check(name: str) -> Callable[[Grader], Grader]:
+    """Add a grader `(answer, **context) -> score | (score, message)` that lessons may name."""
+
+    def add(grader: Grader) -> Grader:
+        GRADERS[name] = grader
+        return grader
+
+    return add
+
+
+def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, str]:
+    """Run a grader by its name or "module:function". Raises WorkbenchError where there is none."""
+    grader = GRADERS.get(check)
+    if grader is None and ":" in check:
+        module, function = check.split(":")
+        try:
+            grader = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as exc:
+            raise WorkbenchError(f"check {check!r}: {exc}") from None
+    if grader is None:
+        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench.module:function")
+    result = grader(answer, **context)
+    score, message = result if isinstance(result, tuple) else (float(result), "right" if result >= 1 else "not yet")
+    return min(max(float(score), 0.0), 1.0), message
