@@ -1,0 +1,156 @@
+"""Llama 3 as plain modules, with the loss inside: nothing here knows about meshes.
+
+The architecture is that of arXiv:2407.21783: RMSNorm before each block, rotary positions, grouped-query attention,
+SwiGLU. Rotary pairs are (i, i + head_dim / 2), as in Hugging Face's port of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from workbench.models.attention import ATTENTION
+from workbench.recipe import SIZES
+
+
+@dataclass(frozen=True)
+class Llama3Config:
+    """Sizes. head_dim is dim / n_heads; each of n_kv_heads serves n_heads / n_kv_heads query heads."""
+
+    dim: int = 128
+    n_layers: int = 4
+    n_heads: int = 8
+    n_kv_heads: int = 4
+    vocab_size: int = 256
+    ffn_dim: int = 256
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    max_seq_len: int = 2048
+    attention: str = "sdpa"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.dim // self.n_heads
+
+
+FLAVORS: dict[str, Llama3Config] = {
+    flavor: Llama3Config(**sizes)  # type: ignore[arg-type]  # sizes are int or float by name
+    for flavor, sizes in SIZES["llama3"].items()
+}
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dim, of width `dim`."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., dim) -> (..., dim)."""
+        return F.rms_norm(x, (self.dim,), self.weight, self.eps)
+
+
+def rope_table(config: Llama3Config, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each (max_seq_len, head_dim / 2), float32."""
+    half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
+    angles = torch.outer(torch.arange(config.max_seq_len, device=device, dtype=torch.float32), config.rope_theta**-half)
+    return angles.cos(), angles.sin()
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of x (batch, seq, heads, head_dim) by its position's angle; cos, sin (seq, head_dim / 2)."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention. Counts heads from what it gets, so a rank may hold some of them."""
+
+    def __init__(self, config: Llama3Config) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.kernel = ATTENTION[config.attention]
+        self.wq = nn.Linear(config.dim, config.n_heads * config.head_dim, bias=False)
+        self.wk = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.wv = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.wo = nn.Linear(config.n_heads * config.head_dim, config.dim, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x (batch, seq, dim) -> (batch, seq, dim)."""
+        q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        y = self.kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, config: Llama3Config) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.w3 = nn.Linear(config.dim, config.ffn_dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, dim) -> (batch, seq, dim)."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each with its norm before and its residual around."""
+
+    def __init__(self, config: Llama3Config) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, dim) -> (batch, seq, dim)."""
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Llama3(nn.Module):
+    """The whole model. `forward(tokens, targets)` gives the mean cross entropy, so a captured graph returns a scalar.
+
+    Build it under `torch.device("meta")` for large flavors; `reset_buffers` then computes the rotary table.
+    """
+
+    rope_cos: torch.Tensor
+    rope_sin: torch.Tensor
+
+    def __init__(self, config: Llama3Config) -> None:
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        cos, sin = rope_table(config)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    def reset_buffers(self, device: torch.device) -> None:
+        """Compute the rotary table on `device`, after a build on the meta device."""
+        self.rope_cos, self.rope_sin = rope_table(self.config, device)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""
+        seq = tokens.shape[1]
+        cos, sin = self.rope_cos[:seq], self.rope_sin[:seq]
+        x = self.tok_embeddings(tokens)
+        for block in self.layers:
+            x = block(x, cos, sin)
+        logits = self.output(self.norm(x)).flatten(0, 1)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(logits, targets.flatten())

@@ -1,0 +1,216 @@
+"""From a recipe, or any module and a plan, to a model on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from workbench.models.llama3 import Llama3, Llama3Config
+from workbench.parallel.layout import Layout
+from workbench.parallel.materialise import (
+    Initialise,
+    default_initialise,
+    fill_buffers,
+    seed_of,
+    stored_parameter,
+    whole_parameter,
+)
+from workbench.parallel.plans import LLAMA3_PLAN, AuthoringError, ParallelPlan, expand_units
+from workbench.parallel.simple_fsdp import Gather, Precision, parametrise
+from workbench.parallel.tensor_parallel import apply_tensor_plan
+from workbench.torch_api.simulated import make_per_rank
+from workbench.world.mesh import World, coordinates
+
+if TYPE_CHECKING:
+    from workbench.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Authored:
+    """A model on a mesh, ready to be captured or to run eagerly.
+
+    module: forward(tokens, targets) on this data-parallel rank's own batch -> its own loss, a plain scalar tensor.
+    buckets: module paths in forward order, as passes group gathers: one path, or a list of those that go together.
+    groups: mesh axis to the name of its process group. sizes: what the model was built with (vocab_size, ...).
+    recipe: None where the model came from `author_module`.
+    """
+
+    module: nn.Module
+    world: World
+    mesh: DeviceMesh | None
+    buckets: list[str | list[str]]
+    groups: dict[str, str]
+    recipe: Recipe | None = None
+    batch: Callable[[], tuple[Any, ...]] | None = None
+
+    def example_batch(self) -> tuple[Any, ...]:
+        """Inputs of the right shape on the world's device: fake, one value per rank, or this rank's own."""
+        if self.batch is None:
+            raise AuthoringError("this model has no example batch: pass `batch=` to author_module")
+        return self.batch()
+
+
+def author_module(
+    module: nn.Module,
+    world: World,
+    mesh: DeviceMesh | None,
+    plan: ParallelPlan | None = None,
+    *,
+    precision: Precision | None = None,
+    seed: int = 0,
+    initialise: Initialise = default_initialise,
+    batch: Callable[[], tuple[Any, ...]] | None = None,
+) -> Authored:
+    """Put any module on `mesh`: tensor parallelism by `plan`, then FSDP on every parameter. Changes `module`.
+
+    Built with values (the same on every rank), it keeps them; built under `torch.device("meta")`, its parameters are
+    initialised one by one from (seed, name), so that every mesh starts from the same model, and its buffers by a
+    method `reset_buffers(device)`. The axes of `mesh` say what happens: dp_shard shards (`fully_shard`),
+    dp_replicate averages gradients (`replicate`), both (`hybrid_shard`), tp applies the plan. AuthoringError where
+    plan, mesh and module do not fit.
+    """
+    plan, precision = plan or ParallelPlan(), precision or Precision()
+    axes = tuple(mesh.mesh_dim_names or ()) if mesh is not None else ()
+    if unknown := set(axes) - {"dp_replicate", "dp_shard", "tp"}:
+        raise AuthoringError(f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp")
+    buckets = expand_units(plan, [path for path, _ in module.named_modules()])
+    values = {
+        name: tensor.detach()
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not tensor.is_meta
+    }
+    module.to("meta")
+    if mesh is not None and "tp" in axes:
+        apply_tensor_plan(module, plan, mesh["tp"])
+    _store_parameters(module, world, mesh, precision, seed, initialise, values)
+    fill_buffers(module, world, values)
+    groups = {axis: mesh.get_group(axis).group_name for axis in axes} if mesh is not None else {}
+    return Authored(module, world, mesh, buckets, groups, batch=batch)
+
+
+def _store_parameters(
+    module: nn.Module,
+    world: World,
+    mesh: DeviceMesh | None,
+    precision: Precision,
+    seed: int,
+    initialise: Initialise,
+    values: Mapping[str, torch.Tensor],
+) -> None:
+    axes = tuple(mesh.mesh_dim_names or ()) if mesh is not None else ()
+    submesh = {axis: mesh[axis] for axis in axes} if mesh is not None else {}
+    stored: dict[int, nn.Parameter] = {}  # a parameter used by several modules stays one
+    for path, part in module.named_modules():
+        gathers: dict[str, Gather] = {}
+        for name, param in part.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            layout = Layout.of(full, param, mesh)
+            if layout.sharded and not layout.shape:
+                raise AuthoringError(f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)")
+            dtype = precision.stored if param.dtype.is_floating_point else param.dtype
+
+            def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor:
+                return whole_parameter(layout, dtype, world.device, seed, initialise, values)
+
+            if id(param) not in stored:
+                stored[id(param)] = stored_parameter(layout, world, mesh, dtype, whole)
+                stored[id(param)].requires_grad_(param.requires_grad)
+            part._parameters[name] = stored[id(param)]
+            shape, _ = layout.tp_part(coordinates(mesh, world.rank))
+            gathers[name] = Gather(
+                shape=shape,
+                stride=torch.empty(shape, device="meta").stride(),
+                whole_shape=layout.shape,
+                whole_stride=torch.empty(layout.shape, device="meta").stride(),
+                replicate_mesh=submesh.get("dp_replicate"),
+                shard_mesh=submesh.get("dp_shard"),
+                tp_mesh=submesh.get("tp") if layout.tensor_parallel else None,
+                tp_placements=layout.placements()[-1:] if layout.tensor_parallel else (),
+                precision=precision,
+            )
+        if gathers and (axes or precision.stored != precision.param):
+            parametrise(part, gathers)
+
+
+def author(recipe: Recipe, world: World) -> Authored:
+    """Build the recipe's model on the recipe's mesh. World and mesh must have as many ranks.
+
+    AuthoringError where the mesh does not fit the model, with the numbers; WorldError where it does not fit the world.
+    """
+    if recipe.model.family != "llama3":
+        raise AuthoringError(f"model.family {recipe.model.family!r} cannot be authored; families are llama3")
+    config = llama3_config(recipe)
+    check_tensor_parallel(config, recipe.mesh.tp, recipe.data.seq_len)
+    mesh = world.mesh(recipe.mesh)
+    with torch.device("meta"):
+        module = Llama3(config)
+    precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
+    authored = author_module(
+        module,
+        world,
+        mesh,
+        LLAMA3_PLAN,
+        precision=precision,
+        seed=recipe.training.seed,
+        batch=lambda: random_tokens(
+            world, mesh, config.vocab_size, recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
+        ),
+    )
+    return replace(authored, recipe=recipe)
+
+
+def llama3_config(recipe: Recipe) -> Llama3Config:
+    """The recipe's model sizes; the rotary table is as long as the recipe's sequences if nothing else is said."""
+    sizes: dict[str, Any] = {"max_seq_len": recipe.data.seq_len, **recipe.model.sizes()}
+    if sizes["max_seq_len"] < recipe.data.seq_len:
+        raise AuthoringError(
+            f"data.seq_len {recipe.data.seq_len} is longer than model.max_seq_len {sizes['max_seq_len']}"
+        )
+    return Llama3Config(**sizes, attention=recipe.model.attention)
+
+
+def check_tensor_parallel(config: Llama3Config, tp: int, seq_len: int) -> None:
+    """AuthoringError where `tp` ranks cannot share the heads, the kv heads, the feed-forward or the sequence evenly.
+
+    The vocabulary may be uneven.
+    """
+    if config.n_heads % config.n_kv_heads:
+        raise AuthoringError(
+            f"model.n_heads {config.n_heads} is not a multiple of model.n_kv_heads {config.n_kv_heads}"
+        )
+    counted = {
+        "model.n_heads": config.n_heads,
+        "model.n_kv_heads": config.n_kv_heads,
+        "model.ffn_dim": config.ffn_dim,
+        "data.seq_len": seq_len,
+    }
+    for key, size in counted.items():
+        if size % tp:
+            raise AuthoringError(
+                f"mesh.tp {tp} does not divide {key} {size} ({size} / {tp} leaves {size % tp}): choose a tp that does"
+            )
+
+
+def random_tokens(
+    world: World, mesh: DeviceMesh | None, vocab_size: int, batch: int, seq_len: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets (batch, seq_len) int64: other ones for each data-parallel rank, the same across tp."""
+
+    def draw(rank: int) -> torch.Tensor:
+        place = coordinates(mesh, rank)
+        name = f"batch {place.get('dp_replicate', 0)} {place.get('dp_shard', 0)}"
+        generator = torch.Generator().manual_seed(seed_of(seed, name))
+        return torch.randint(vocab_size, (batch, seq_len + 1), generator=generator).to(world.device)
+
+    if world.fake_mode is not None:
+        with world.fake_mode:
+            return tuple(  # type: ignore[return-value]
+                torch.empty((batch, seq_len), dtype=torch.int64, device=world.device) for _ in range(2)
+            )
+    both = make_per_rank(draw, range(world.size)) if world.kind == "simulated" else draw(world.rank)
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()

@@ -1,0 +1,87 @@
+"""How a model is laid out on a mesh, as data: no code of the model's, nothing of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+
+class AuthoringError(WorkbenchError):
+    """A plan, a mesh and a model that do not fit together."""
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Where tensor parallelism cuts a model, and what FSDP gathers together.
+
+    tensor: module path pattern to style; the styles are in `tensor_parallel.py`. `*` stands for one path component
+    ("layers.*.attention.wq"). Modules that no pattern names keep whole parameters on each rank of the axis.
+    units: patterns of what is gathered together, in the order of the forward; a tuple makes one unit of several.
+    """
+
+    tensor: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
+    units: tuple[str | tuple[str, ...], ...] = ()
+
+
+LLAMA3_PLAN = ParallelPlan(
+    tensor={
+        "tok_embeddings": {"style": "rowwise", "input": "replicate", "output": "shard(1)"},
+        "layers.*.attention_norm": "sequence",
+        "layers.*.attention": {
+            "style": "inputs",
+            "input": ["shard(1)", None, None],
+            "wanted": ["replicate", None, None],
+        },
+        "layers.*.attention.wq": "colwise",
+        "layers.*.attention.wk": "colwise",
+        "layers.*.attention.wv": "colwise",
+        "layers.*.attention.wo": {"style": "rowwise", "output": "shard(1)"},
+        "layers.*.ffn_norm": "sequence",
+        "layers.*.feed_forward": {"style": "inputs", "input": ["shard(1)"], "wanted": ["replicate"]},
+        "layers.*.feed_forward.w1": "colwise",
+        "layers.*.feed_forward.w3": "colwise",
+        "layers.*.feed_forward.w2": {"style": "rowwise", "output": "shard(1)"},
+        "norm": "sequence",
+        "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"},
+    },
+    units=("tok_embeddings", "layers.*", ("norm", "output")),
+)
+
+
+def matching(pattern: str, paths: Iterable[str]) -> list[str]:
+    """The paths that `pattern` names, component by component, in their own order."""
+    parts = pattern.split(".")
+    return [
+        path
+        for path in paths
+        if len(path.split(".")) == len(parts)
+        and all(fnmatchcase(have, want) for have, want in zip(path.split("."), parts, strict=True))
+    ]
+
+
+def expand_units(plan: ParallelPlan, paths: Iterable[str]) -> list[str | list[str]]:
+    """The plan's units with their patterns replaced by module paths. AuthoringError for one that matches nothing."""
+    paths = list(paths)
+
+    def found(pattern: str) -> list[str]:
+        names = matching(pattern, paths)
+        if not names:
+            raise AuthoringError(f"plan: unit {pattern!r} matches no module; modules are {_some(paths)}")
+        return names
+
+    units: list[str | list[str]] = []
+    for unit in plan.units:
+        if isinstance(unit, str):
+            units.extend(found(unit))
+        else:
+            units.append([name for pattern in unit for name in found(pattern)])
+    return units
+
+
+def _some(paths: list[str]) -> str:
+    shown = [path for path in paths if path][:8]
+    return ", ".join(shown) + (", ..." if len(paths) > len(shown) + 1 else "")

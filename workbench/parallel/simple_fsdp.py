@@ -1,0 +1,97 @@
+"""FSDP as parametrised parameters (SimpleFSDP, arXiv:2411.00284): a module's parameter is the shard, and reading it
+redistributes. So gathers and reductions are ordinary operators that a capture sees and passes can move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+GATHERS = "workbench_gathers"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """param: dtype of the gathered parameter and so of the computation; reduce: dtype of gradient reductions."""
+
+    param: torch.dtype = torch.float32
+    reduce: torch.dtype = torch.float32
+
+    @property
+    def stored(self) -> torch.dtype:
+        """dtype of the shards and their gradients: at least float32."""
+        return torch.promote_types(self.param, torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """The way of one parameter from this rank's shard to the tensor its module computes with, and of its gradient back.
+
+    Not an nn.Module, so that it does not enter the module path of the nodes it makes. Gradients are averaged over
+    both data-parallel axes: reduce-scatter over dp_shard, then all-reduce over dp_replicate, as FSDP2 does.
+    shape, stride: of the tensor-parallel part that all ranks of dp_shard hold together; whole_*: of the parameter.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    whole_shape: torch.Size
+    whole_stride: tuple[int, ...]
+    replicate_mesh: DeviceMesh | None
+    shard_mesh: DeviceMesh | None
+    tp_mesh: DeviceMesh | None
+    tp_placements: tuple[Placement, ...]
+    precision: Precision
+
+    def __call__(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
+        """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan says so."""
+        x = shard.to_local() if isinstance(shard, DTensor) else shard
+        if self.replicate_mesh is not None:
+            x = self._redistributed(x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None)
+        if self.shard_mesh is not None:
+            x = self._redistributed(x, self.shard_mesh, Shard(0), last=True)
+        elif x.dtype != self.precision.param:
+            x = x.to(self.precision.param)
+        if self.tp_mesh is None:
+            return x
+        # reading back, this also sums what ranks of the tp axis hold of the gradient of a whole parameter
+        return DTensor.from_local(
+            x, self.tp_mesh, self.tp_placements, run_check=False, shape=self.whole_shape, stride=self.whole_stride
+        )
+
+    def _redistributed(self, x: torch.Tensor, mesh: DeviceMesh, held: Placement, last: bool) -> torch.Tensor:
+        held_shape = (self.shape, self.stride) if held.is_shard() else (x.shape, x.stride())
+        spread = DTensor.from_local(x, mesh, (held,), run_check=False, shape=held_shape[0], stride=held_shape[1])
+        whole = spread.redistribute(
+            placements=(Replicate(),),
+            forward_dtype=self.precision.param if last else x.dtype,
+            backward_dtype=self.precision.reduce,
+        )
+        return whole.to_local(grad_placements=(Partial("avg"),))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
+        return self  # process groups cannot be copied, and nothing here changes
+
+
+def _reader(name: str) -> property:
+    def read(self: nn.Module) -> torch.Tensor:
+        return self.__dict__[GATHERS][name](self._parameters[name])
+
+    return property(read)
+
+
+@cache
+def _parametrised_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    # a subclass with properties rather than torch.nn.utils.parametrize: parameter names stay what they were
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, **{name: _reader(name) for name in names}})
+
+
+def parametrise(module: nn.Module, gathers: dict[str, Gather]) -> None:
+    """Make reading the parameters of `module` itself (not of its children) named in `gathers` go through them."""
+    module.__dict__[GATHERS] = dict(gathers)
+    module.__class__ = _parametrised_class(type(module), tuple(gathers))

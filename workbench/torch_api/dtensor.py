@@ -1,0 +1,28 @@
+"""Private names of DTensor and DeviceMesh that authoring needs."""
+
+from __future__ import annotations
+
+from torch.distributed import device_mesh
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor import debug as dtensor_debug
+from torch.distributed.tensor.placement_types import _StridedShard
+
+__all__ = ["clear_dtensor_caches", "strided_shard"]
+
+
+def strided_shard(dim: int, split_factor: int) -> Placement:
+    """Shard `dim` over an axis that stands left of an axis which splits the same dim `split_factor` ways first."""
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def clear_dtensor_caches() -> None:
+    """Forget every cached sharding decision and open mesh: both hold meshes of process groups that are gone."""
+    for name in (
+        "_clear_fast_path_sharding_prop_cache",  # C++ cache, from 2.10 on
+        "_clear_python_sharding_prop_cache",
+        "_clear_sharding_prop_cache",
+    ):
+        clear = getattr(dtensor_debug, name, None)
+        if clear is not None:
+            clear()
+    device_mesh._mesh_resources.mesh_stack.clear()

@@ -1,0 +1,22 @@
+"""A world of any size in one process, with shapes and no values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from workbench.torch_api.fake import new_fake_mode
+from workbench.world.mesh import World, opened
+
+
+@contextmanager
+def fake_world(size: int, rank: int = 0) -> Iterator[World]:
+    """Be rank `rank` of `size` ranks that do not exist: collectives return tensors of the right shape.
+
+    Parameters authored here are DTensors around fake tensors and take no memory. WorldError where this process
+    already has a default process group. On exit the groups and torch's caches of them are gone.
+    """
+    with opened("fake_world", World("fake", size, rank, torch.device("cpu"), new_fake_mode())) as world:
+        yield world

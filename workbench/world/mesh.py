@@ -1,0 +1,132 @@
+"""Who the ranks are, and how they are laid out on a mesh."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from workbench.errors import WorkbenchError
+from workbench.torch_api.dtensor import clear_dtensor_caches
+from workbench.torch_api.fake import start_fake_process_group
+
+if TYPE_CHECKING:
+    from workbench.recipe import MeshSpec
+
+AXES = ("dp_replicate", "dp_shard", "tp")
+Kind = Literal["fake", "simulated", "gloo", "nccl"]
+
+
+class WorldError(WorkbenchError):
+    """The ranks that exist are not those that are asked for."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks, seen from one of them.
+
+    kind: "fake" (shapes only), "simulated" (every rank's values in this process), "gloo" or "nccl".
+    size: number of ranks; rank: this one. device: where this rank's tensors live.
+    fake_mode: the mode that makes this world's tensors; None where tensors are real.
+    """
+
+    kind: Kind
+    size: int
+    rank: int
+    device: torch.device
+    fake_mode: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether tensors have shapes and no values."""
+        return self.kind == "fake"
+
+    def mesh(self, spec: MeshSpec) -> DeviceMesh | None:
+        """The mesh of `spec`, with the axes larger than 1 only, in the order dp_replicate, dp_shard, tp.
+
+        None for a single rank. WorldError where the axes do not multiply to the number of ranks.
+        Every rank must call it, in the same order: it makes process groups.
+        """
+        if spec.world_size != self.size:
+            sizes = " x ".join(f"{axis} {getattr(spec, axis)}" for axis in AXES)
+            raise WorldError(
+                f"mesh {sizes} needs {spec.world_size} ranks, and this {self.kind} world has {self.size}: "
+                f"change the mesh, or start {spec.world_size} ranks"
+            )
+        return self.mesh_of({axis: getattr(spec, axis) for axis in AXES})
+
+    def mesh_of(self, sizes: dict[str, int]) -> DeviceMesh | None:
+        """A mesh of the axes in `sizes` (name to size) that are larger than 1; None if there is none."""
+        axes = {name: size for name, size in sizes.items() if size > 1}
+        if prod(axes.values()) != self.size:
+            raise WorldError(f"mesh {axes} does not multiply to the {self.size} ranks of this {self.kind} world")
+        if not axes:
+            return None
+        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def coordinates(mesh: DeviceMesh | None, rank: int) -> dict[str, int]:
+    """Axis name to the place of `rank` on that axis, on a mesh over the whole world. Empty without a mesh."""
+    place: dict[str, int] = {}
+    if mesh is None:
+        return place
+    # arithmetic, not mesh.mesh: that would be a tensor, and fake under a fake mode
+    for axis, size in reversed(list(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))):
+        rank, place[axis] = divmod(rank, size)
+    return place
+
+
+_open_worlds: list[World] = []
+
+
+def current_world() -> World:
+    """The world this process is a rank of: an open fake or simulated one, or the default process group's."""
+    if _open_worlds:
+        return _open_worlds[-1]
+    if not dist.is_initialized():
+        raise WorldError(
+            "no world here: use `with fake_world(n)`, `with simulated_world(n)`, or run inside `ranks(n)` or torchrun"
+        )
+    backend = dist.get_backend()
+    if backend not in ("gloo", "nccl"):
+        raise WorldError(f"the default process group uses the backend {backend!r}; gloo and nccl are supported")
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+    return World(cast(Kind, backend), dist.get_world_size(), dist.get_rank(), device)
+
+
+@contextmanager
+def opened(what: str, world: World) -> Iterator[World]:
+    """Start the fake default process group of `world` and make it the current one; undo all of it afterwards.
+
+    `what` names the caller in errors. WorldError where a process group exists or the numbers make no world.
+    """
+    if world.size < 1 or not 0 <= world.rank < world.size:
+        raise WorldError(f"{what}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}")
+    if dist.is_initialized():
+        raise WorldError(
+            f"{what} cannot start: this process already has a default process group "
+            f"({dist.get_backend()}, {dist.get_world_size()} ranks). Leave that world first "
+            "(the end of its `with` block, or torch.distributed.destroy_process_group())"
+        )
+    excepthook = sys.excepthook  # torch puts its own there, which names the rank, and leaves it
+    try:
+        start_fake_process_group(world.size, world.rank)
+        _open_worlds.append(world)
+        yield world
+    finally:
+        if world in _open_worlds:
+            _open_worlds.remove(world)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        clear_dtensor_caches()
+        sys.excepthook = excepthook
