@@ -89,7 +89,7 @@ def author_module(
         apply_tensor_plan(module, plan, mesh["tp"])
     _store_parameters(module, world, mesh, precision, seed, initialise, values)
     fill_buffers(module, world, values)
-    groups = {axis: mesh.get_group(axis).group_name for axis in axes} if mesh is not None else {}
+    groups = {axis: str(mesh.get_group(axis).group_name) for axis in axes} if mesh is not None else {}
     return Authored(module, world, mesh, buckets, groups, batch=batch)
 
 

@@ -94,4 +94,4 @@ def _parametrised_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn
 def parametrise(module: nn.Module, gathers: dict[str, Gather]) -> None:
     """Make reading the parameters of `module` itself (not of its children) named in `gathers` go through them."""
     module.__dict__[GATHERS] = dict(gathers)
-    module.__class__ = _parametrised_class(type(module), tuple(gathers))
+    module.__class__ = _parametrised_class(type(module), tuple(gathers))  # type: ignore[arg-type]

@@ -80,9 +80,8 @@ def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
     name = table.pop("style", None)
     if name not in STYLES:
         raise AuthoringError(f"{where}: unknown style {name!r}; styles are {', '.join(STYLES)}")
-    read = {
-        key: _layouts(value, where) if key in ("input", "output", "wanted") else value for key, value in table.items()
-    }
+    layouts = ("input", "output", "wanted")
+    read = {key: _layouts(value, where) if key in layouts else value for key, value in table.items()}
     try:
         return STYLES[name](**read)
     except TypeError as error:
