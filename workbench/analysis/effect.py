@@ -1,0 +1,15 @@
+"""What a pass's predicate found: did that happen for which the pass was listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`reason` says why nothing happened, as far as the graph tells; `evidence` is plain JSON data."""
+
+    happened: bool
+    reason: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,219 @@
+"""Which node owns each value's memory, what is saved between forward and backward, and the peak in node order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from workbench.analysis.census import kind_of, module_path, provenance
+from workbench.torch_api.aot import is_parameter, parameter_of
+from workbench.torch_api.ops import aliased_inputs, collective_kind, storage_key, tensor_bytes
+
+Graph = torch.fx.GraphModule
+
+
+def roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Each node's storage owner: views, in-place results and waits are followed through any chain to it.
+
+    A wait shares its collective's storage; an `_out` collective shares its `out` buffer's.
+    """
+    owner: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        aliased = aliased_inputs(node)
+        owner[node] = owner[aliased[0]] if aliased else node
+    return owner
+
+
+def alias_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The node and what it aliases, step by step to the storage's owner: `t, t, view, view, wait, all-gather`."""
+    chain = [node]
+    while aliased := aliased_inputs(chain[-1]):
+        chain.append(aliased[0])
+    return chain
+
+
+def storage_roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The same by the fake tensors' storages, for a cross-check: the first node that has each storage.
+
+    Valid as long as no pass has replaced nodes without keeping their values' storages.
+    """
+    first: dict[int, torch.fx.Node] = {}
+    owner: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        key = storage_key(node.meta.get("val"))
+        owner[node] = node if key is None else first.setdefault(key, node)
+    return owner
+
+
+_CARRIES = ("view", "copy", "create", "wait", "collective")
+
+
+def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool]) -> bool:
+    """True if everything that the collective moves is a parameter: through views, casts, pads and bucketing only."""
+
+    def carried(node: torch.fx.Node) -> bool:
+        if node not in memo:
+            memo[node] = True
+            if node.op == "placeholder":
+                known = "desc" in node.meta
+                memo[node] = is_parameter(node) if known else not node.name.startswith("tangents")
+            elif node.op == "call_function":
+                kind = kind_of(node)
+                inputs = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
+                memo[node] = (kind in _CARRIES or bool(aliased_inputs(node))) and all(map(carried, inputs))
+        return memo[node]
+
+    if collective_kind(start.target) != "all_gather":
+        return False
+    return all(carried(n) for n in start.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor | list | tuple))
+
+
+def parameter_gathers(gm: Graph) -> list[torch.fx.Node]:
+    """The all-gathers that move parameters only (FSDP's), bucketed ones included, and not activations (TP's)."""
+    memo: dict[torch.fx.Node, bool] = {}
+    return [n for n in gm.graph.nodes if n.op == "call_function" and _gathers_parameters(n, memo)]
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """One forward output that the backward reads.
+
+    `held_bytes`: what keeping it adds: its whole storage, once for each storage, 0 for the graph's inputs.
+    `alias`: the chain from the node to its storage's owner. `gathered`: the all-gather of a parameter whose memory
+    (`copied` False) or a plain copy of it (`copied` True) this keeps alive.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    held_bytes: int
+    module: str
+    source: str
+    root: str
+    alias: tuple[str, ...]
+    gathered: str | None = None
+    copied: bool = False
+
+
+def _gather_behind(node: torch.fx.Node, gathers: Collection[torch.fx.Node]) -> tuple[torch.fx.Node | None, bool]:
+    """(the parameter gather whose value `node` is, whether copies stand between)."""
+    copied, todo, seen = False, [node], set()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if current in gathers:
+            return current, copied
+        aliased = aliased_inputs(current)
+        if aliased:
+            todo += aliased
+        elif current.op == "call_function" and kind_of(current) in ("copy", "view"):
+            copied = True
+            todo += current.all_input_nodes
+    return None, False
+
+
+Saved = int | Collection[str] | Graph
+
+
+def _saved_nodes(forward: Graph, saved: Saved) -> list[torch.fx.Node]:
+    if isinstance(saved, Graph):
+        saved = [n.name for n in saved.graph.find_nodes(op="placeholder")]
+    outputs = next(iter(reversed(forward.graph.nodes))).args[0]
+    nodes = [n for n in outputs if isinstance(n, torch.fx.Node)] if isinstance(outputs, list | tuple) else []
+    if isinstance(saved, int):
+        nodes = [n for n in list(outputs)[saved:] if isinstance(n, torch.fx.Node)]  # type: ignore[arg-type]
+    else:
+        nodes = [n for n in nodes if n.name in saved]
+    return list(dict.fromkeys(nodes))
+
+
+def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
+    """What the forward graph keeps for the backward; values that are not tensors are left out.
+
+    `saved`: the number of forward outputs that are results (what follows is saved), the saved nodes' names, or the
+    backward graph, whose placeholders have their names.
+    """
+    gathers = set(parameter_gathers(forward))
+    owner, counted, rows = roots(forward), set(), []
+    for node in _saved_nodes(forward, saved):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        root = owner[node]
+        held = 0 if root in counted or root.op == "placeholder" else tensor_bytes(root.meta.get("val"))
+        counted.add(root)
+        gather, copied = _gather_behind(node, gathers)
+        rows.append(SavedTensor(
+            node.name, tuple(int(s) if isinstance(s, int) else -1 for s in value.shape),
+            str(value.dtype).removeprefix("torch."), tensor_bytes(value), held, module_path(node),
+            str(provenance(node)), root.name, tuple(n.name for n in alias_chain(node)),
+            gather.name if gather is not None else None, copied,
+        ))
+    return rows
+
+
+def gathered_parameters_kept(forward: Graph, saved: Saved, copies: bool = False) -> list[SavedTensor]:
+    """Saved tensors that keep a gathered parameter's memory alive; with `copies`, plain copies of it too."""
+    return [row for row in saved_tensors(forward, saved) if row.gathered and (copies or not row.copied)]
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Estimated bytes alive while each node runs, in node order. Workspaces and fragmentation are not in it."""
+
+    peak_bytes: int
+    peak_node: str
+    input_bytes: int
+    holders: tuple[tuple[str, int, str], ...]
+    curve: tuple[int, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        lines = [f"peak {self.peak_bytes:,} B at {self.peak_node}, {self.input_bytes:,} B of it inputs"]
+        return "\n".join(lines + [f"  {size:>14,} B  {name}  {module}" for name, size, module in self.holders])
+
+
+def _freed_by_graph(node: torch.fx.Node, backward: bool) -> bool:
+    return backward and not node.name.startswith("primals") and parameter_of(node) is None
+
+
+def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
+    """Peak of the memory that the graph's values need when each is freed after its last use.
+
+    Inputs stay until the end, but for a backward graph's saved tensors and tangents, which it frees.
+    """
+    nodes: Sequence[torch.fx.Node] = list(gm.graph.nodes)
+    owner = roots(gm)
+    backward = (gm.meta.get("workbench") or {}).get("graph") == "backward"
+    last: dict[torch.fx.Node, int] = {}
+    for i, node in enumerate(nodes):
+        last[owner[node]] = i
+        for used in node.all_input_nodes:
+            last[owner[used]] = i
+    size = {n: tensor_bytes(n.meta.get("val")) for n in last}
+    dying: dict[int, list[torch.fx.Node]] = {}
+    for node, i in last.items():
+        if node.op not in ("placeholder", "get_attr") or _freed_by_graph(node, backward):
+            dying.setdefault(i, []).append(node)
+    inputs = {n for n in last if n.op in ("placeholder", "get_attr")}
+    now = peak = start = sum(size[n] for n in inputs)
+    at, curve = 0, []
+    for i, node in enumerate(nodes):
+        if owner[node] is node and node not in inputs:
+            now += size[node]
+        curve.append(now)
+        if now > peak:
+            peak, at = now, i
+        now -= sum(size[n] for n in dying.get(i, ()))
+    position = {n: i for i, n in enumerate(nodes)}
+    alive = [n for n in last if (n in inputs or position[n] <= at)
+             and (last[n] >= at or (n in inputs and not _freed_by_graph(n, backward)))]
+    alive.sort(key=lambda n: -size[n])
+    named = tuple((n.name, size[n], parameter_of(n) or module_path(n)) for n in alive[:holders])
+    return MemoryProfile(peak, nodes[at].name if nodes else "", start, named, tuple(curve))
+
+

@@ -1,0 +1,118 @@
+"""What the checks need of a graph, as plain data: passes edit in place, so the graph before is gone after.
+
+About 0.1 s on 11 000 nodes, half of what a copy of the graph costs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from workbench.analysis.collectives import Collective, context_of, list_collectives
+from workbench.analysis.memory import roots
+from workbench.torch_api.ops import is_wait, op_name, written_inputs
+
+
+class NodeRecord(NamedTuple):
+    """One node as text. `inputs` are the names of the nodes it reads."""
+
+    name: str
+    op: str
+    target: str
+    args: str
+    inputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.target}{self.args}" if self.op == "call_function" else f"{self.op} {self.name}"
+
+
+class Spec(NamedTuple):
+    """What a boundary value is: kind (`tensor`, `None`, `SymInt`, a type's name), shape, dtype, device."""
+
+    kind: str
+    shape: tuple[str, ...] = ()
+    dtype: str = ""
+    device: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(self.shape)}] on {self.device}" if self.kind == "tensor" else self.kind
+
+
+def spec_of(value: Any) -> Spec:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Spec("tensor", tuple(map(str, value.shape)), dtype, value.device.type)
+    return Spec(type(value).__name__ if value is not None else "None")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph's nodes as text, its boundary, its collectives and its visible effects."""
+
+    nodes: tuple[NodeRecord, ...]
+    placeholders: tuple[tuple[str, Spec], ...]
+    outputs: tuple[Spec, ...]
+    collectives: tuple[Collective, ...]
+    unused_waits: int
+    effects: Mapping[str, int]
+    context: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+
+def output_values(gm: torch.fx.GraphModule) -> list[Any]:
+    """The output node's arguments as a flat list: nodes, or constants such as None."""
+    output = next(iter(reversed(gm.graph.nodes)))
+    values = output.args[0] if output.op == "output" else ()
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def visible_effects(gm: torch.fx.GraphModule) -> Counter[str]:
+    """What a run leaves behind besides its outputs: writes to inputs (by input name), assertions, effect tokens."""
+    found: Counter[str] = Counter()
+    root = None
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        written = written_inputs(node)
+        if written and root is None:
+            root = roots(gm)
+        for target in written:
+            if root is not None and root[target].op in ("placeholder", "get_attr"):
+                found[f"write to {root[target].name}"] += 1
+        name = op_name(node.target)
+        if name in ("aten._assert_async", "aten._functional_assert_async", "higher_order.with_effects"):
+            found[name] += 1
+    return found
+
+
+Graphs = torch.fx.GraphModule | Snapshot | Sequence[torch.fx.GraphModule | Snapshot]
+
+
+def each(graphs: Graphs) -> list[torch.fx.GraphModule | Snapshot]:
+    """One graph, or the forward and the backward, as a list."""
+    return list(graphs) if isinstance(graphs, Sequence) else [graphs]
+
+
+def snapshot(gm: torch.fx.GraphModule | Snapshot) -> Snapshot:
+    """Record a graph before a pass edits it. A snapshot is returned as it is."""
+    if isinstance(gm, Snapshot):
+        return gm
+    records, placeholders, unused = [], [], 0
+    for node in gm.graph.nodes:
+        target = op_name(node.target) if node.op == "call_function" else str(node.target)
+        overload = getattr(node.target, "_overloadname", "default")
+        args = repr(node.args) + (repr(node.kwargs) if node.kwargs else "")
+        records.append(NodeRecord(
+            node.name, node.op, target if overload == "default" else f"{target}.{overload}", args,
+            tuple(n.name for n in node.all_input_nodes),
+        ))
+        if node.op == "placeholder":
+            placeholders.append((node.name, spec_of(node.meta.get("val"))))
+        elif node.op == "call_function" and not node.users and is_wait(node.target):
+            unused += 1
+    outputs = tuple(spec_of(v.meta.get("val") if isinstance(v, torch.fx.Node) else v) for v in output_values(gm))
+    return Snapshot(tuple(records), tuple(placeholders), outputs, tuple(list_collectives(gm)), unused,
+                    dict(visible_effects(gm)), dict(context_of(gm)))

@@ -1,0 +1,156 @@
+"""What an operator does to its tensors, read from its schema, and the few private lookups that graph checks need.
+
+Source: torch/_ops.py (OpOverload._schema), torch/distributed/distributed_c10d.py (process groups by name).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d
+from torch.multiprocessing.reductions import StorageWeakRef
+
+COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
+# These return their input or a copy of it, as the input's layout or dtype wants.
+_MAYBE_COPIES = frozenset({"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"})
+
+
+@functools.cache
+def op_name(target: Any) -> str:
+    """`aten.mm`, `_c10d_functional.wait_tensor`, `operator.getitem`: no overload, the same on every torch."""
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target.namespace}.{target._schema.name.split('::')[1]}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    if isinstance(target, str):
+        return target
+    module = (getattr(target, "__module__", "") or "").lstrip("_")
+    return f"{module}.{getattr(target, '__name__', str(target))}"
+
+
+@functools.cache
+def collective_kind(target: Any) -> str | None:
+    """One of `COLLECTIVE_KINDS` if the operator starts a functional collective, else None (also for its wait)."""
+    namespace, _, name = op_name(target).partition(".")
+    if namespace not in COLLECTIVE_NAMESPACES:
+        return None
+    return next((kind for kind in COLLECTIVE_KINDS if name.startswith(kind)), None)
+
+
+@functools.cache
+def is_wait(target: Any) -> bool:
+    return op_name(target) in tuple(f"{n}.wait_tensor" for n in COLLECTIVE_NAMESPACES)
+
+
+@functools.cache
+def _arguments(target: Any) -> dict[str, int]:
+    return {a.name: i for i, a in enumerate(target._schema.arguments)}
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """The value that an operator node was given for the argument of its schema called `name`, or None."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    position = _arguments(node.target).get(name)
+    return node.args[position] if position is not None and position < len(node.args) else None
+
+
+@functools.cache
+def _effects(target: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(arguments whose storage the result shares, arguments written to) by the schema's alias marks."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return (), ()
+    schema = target._schema
+    shared: set[str] = set().union(*(r.alias_info.before_set for r in schema.returns if r.alias_info is not None))
+    marked = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
+    aliased = tuple(name for name, info in marked if info.before_set & shared)
+    if op_name(target) == "aten._unsafe_view" or is_wait(target):
+        aliased = (schema.arguments[0].name,)
+    return aliased, tuple(name for name, info in marked if info.is_write)
+
+
+def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The inputs whose storage this node's result shares: views, waits, in-place results, items of a list of views.
+
+    `getitem` of a list of fresh tensors shares with the list's node, which stands for all of its items.
+    """
+    if node.op != "call_function":
+        return []
+    if node.target is operator.getitem:
+        return [a for a in node.args[:1] if isinstance(a, torch.fx.Node)]
+    found: list[torch.fx.Node] = []
+    for name in _effects(node.target)[0]:
+        value = argument(node, name)
+        found += [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, torch.fx.Node)]
+    if found and op_name(node.target) in _MAYBE_COPIES:
+        return found if storage_key(node.meta.get("val")) == storage_key(found[0].meta.get("val")) else []
+    return found
+
+
+def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The input nodes that this node writes to."""
+    if node.op != "call_function":
+        return []
+    found: list[torch.fx.Node] = []
+    for name in _effects(node.target)[1]:
+        value = argument(node, name)
+        found += [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, torch.fx.Node)]
+    return found
+
+
+def storage_key(value: Any) -> int | None:
+    """A key that two tensors share exactly when they share storage, while both live; None for anything else."""
+    return StorageWeakRef(value.untyped_storage()).cdata if isinstance(value, torch.Tensor) else None
+
+
+def hint(size: Any) -> int:
+    """An int for a size; a symbolic one gives its hint without adding a guard, or 0 without a hint."""
+    if isinstance(size, int):
+        return size
+    node = getattr(size, "node", None)
+    value = getattr(node, "hint", None) if node is not None else None
+    return int(value) if value is not None else 0
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of a tensor's elements (a list: of all of them); 0 for what is not a tensor."""
+    if isinstance(value, torch.Tensor):
+        return hint(value.numel()) * value.dtype.itemsize
+    return sum(map(tensor_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def group_name_of(node: torch.fx.Node) -> str:
+    """The process group's name of a collective node, also where the graph passes the group as a node."""
+    value = argument(node, "group_name")
+    if isinstance(value, torch.fx.Node):
+        value = value.meta["val"].group_name
+    return str(value)
+
+
+def group_ranks(name: str) -> tuple[int, ...] | None:
+    """Global ranks of a process group by its name; None where no such group lives in this process."""
+    if not dist.is_initialized():
+        return None
+    try:
+        return tuple(dist.get_process_group_ranks(distributed_c10d._resolve_process_group(name)))  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, KeyError, AssertionError):
+        return None
+
+
+def world_kind() -> str | None:
+    """The default group's backend name (`fake`, `gloo`, `nccl`), or None without one."""
+    return str(dist.get_backend()) if dist.is_initialized() else None
+
+
+def is_fake(value: Any) -> bool:
+    """True for a tensor without values: fake, meta, or a subclass that wraps one."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    inner = getattr(value, "_local_tensor", value)
+    return isinstance(inner, FakeTensor) or inner.device.type == "meta"

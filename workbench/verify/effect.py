@@ -1,0 +1,14 @@
+"""Did the pass do what it was listed for."""
+
+from __future__ import annotations
+
+from workbench.analysis.effect import Effect
+from workbench.verify.verdicts import Outcome, Verdict
+
+
+def verdict(effect: Effect) -> Verdict:
+    """PASS if the effect happened, else NO_EFFECT with its reason."""
+    if effect.happened:
+        return Verdict("effect", Outcome.PASS, effect.reason, effect.evidence)
+    reason = effect.reason or "nothing changed, and the pass gives no reason"
+    return Verdict("effect", Outcome.NO_EFFECT, reason, effect.evidence)

@@ -1,0 +1,123 @@
+"""Is the graph after a pass still one that the next stage can run: form, boundary, waits and visible effects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import torch
+
+from workbench.analysis.snapshot import Graphs, Snapshot, each, snapshot
+from workbench.torch_api.ops import (
+    aliased_inputs,
+    collective_kind,
+    is_wait,
+    written_inputs,
+)
+from workbench.verify.verdicts import Outcome, Verdict
+
+NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
+
+
+def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
+    try:
+        gm.graph.lint()
+    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        return [f"the graph is malformed: {str(error).splitlines()[0]}"]
+    nodes = list(gm.graph.nodes)
+    if not nodes or nodes[-1].op != "output":
+        return ["the graph has no output node at its end"]
+    wrong = [n for n in nodes if n.op not in kinds]
+    return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(kinds)}" for n in wrong[:3]]
+
+
+def _boundary(before: Snapshot, after: Snapshot) -> list[str]:
+    problems = []
+    old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
+    if old != new:
+        lost, added = [n for n in old if n not in new], [n for n in new if n not in old]
+        problems.append(f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
+                        + ("" if lost or added else ", in another order"))
+    new_specs = dict(after.placeholders)
+    problems += [f"placeholder {name} was {spec} and is {new_specs[name]}"
+                 for name, spec in before.placeholders if name in new_specs and new_specs[name] != spec][:3]
+    if len(before.outputs) != len(after.outputs):
+        problems.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after")
+    else:
+        pairs = enumerate(zip(before.outputs, after.outputs, strict=True))
+        problems += [f"output {i} was {a} and is {b}" for i, (a, b) in pairs if a != b][:3]
+    return problems
+
+
+def unwaited(gm: torch.fx.GraphModule) -> list[str]:
+    """One sentence for each collective whose result, or whose `out` buffer, is read without a wait."""
+    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+    problems = []
+    for start in order:
+        if start.op != "call_function" or collective_kind(start.target) is None:
+            continue
+        waits, early, todo, seen = [], [], [start], {start}
+        buffers = written_inputs(start)
+        while todo:
+            node = todo.pop()
+            for user in node.users:
+                if user in seen:
+                    continue
+                seen.add(user)
+                if user.op == "call_function" and is_wait(user.target):
+                    waits.append(user)
+                elif user.op == "call_function" and node in aliased_inputs(user) and not written_inputs(user):
+                    todo.append(user)
+                else:
+                    early.append(user)
+        for buffer in buffers:
+            first = min((order[w] for w in waits), default=len(order))
+            early += [u for u in buffer.users if order[start] < order[u] < first and u not in aliased_views(buffer)]
+        if early:
+            problems.append(f"collective {start.name} is read by {early[0].name} without a wait")
+        elif not waits:
+            problems.append(f"collective {start.name} has no wait")
+    return problems
+
+
+def aliased_views(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """The users of a node that only view it."""
+    return {u for u in node.users if node in aliased_inputs(u) and not written_inputs(u)}
+
+
+def problems_of(
+    before: torch.fx.GraphModule | Snapshot, after: object, kinds: Collection[str] = NODE_KINDS
+) -> list[str]:
+    """What is wrong with one graph after a pass, one sentence each."""
+    if not isinstance(after, torch.fx.GraphModule):
+        return [f"the pass returned {type(after).__name__}, not a GraphModule"]
+    problems = _form(after, kinds)
+    if problems:
+        return problems
+    old, new = snapshot(before), snapshot(after)
+    problems += _boundary(old, new) + unwaited(after)
+    if new.unused_waits > old.unused_waits:
+        problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
+    lost = Counter(old.effects) - Counter(new.effects)
+    return problems + [f"the effect '{name}' was dropped" for name in lost]
+
+
+def lint(before: Graphs, after: Graphs, kinds: Collection[str] = NODE_KINDS) -> Verdict:
+    """PASS if `after` is well-formed, keeps its inputs, outputs and visible effects, and waits for each collective.
+
+    One graph each, or (forward, backward). `before` may be snapshots, since passes edit in place. `kinds`: node
+    kinds that the next stage accepts.
+    """
+    old, new = each(before), each(after)
+    if len(old) != len(new):
+        return Verdict("lint", Outcome.FAIL, f"{len(old)} graphs before, {len(new)} after")
+    problems: list[str] = []
+    for a, b in zip(old, new, strict=True):
+        name = getattr(b, "meta", {}).get("workbench", {}).get("graph")
+        problems += [f"{name}: {p}" if name and len(new) > 1 else p for p in problems_of(a, b, kinds)]
+    if problems:
+        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
+    counts = [len(g.graph.nodes) for g in new if isinstance(g, torch.fx.GraphModule)]
+    return Verdict("lint", Outcome.PASS, "", {"nodes": counts})
+
+
