@@ -58,14 +58,20 @@ class JointGraph:
         nodes = list(self.graph.graph.nodes)
         backward = sum(n.meta.get("partitioner_tag") == "is_backward" for n in nodes)
         return (
-            f"JointGraph({self.authored.recipe.name}: {len(nodes)} nodes, {backward} of them backward, "
+            f"JointGraph({title(self.authored)}: {len(nodes)} nodes, {backward} of them backward, "
             f"{len(self.parameters)} parameters, rank {self.authored.world.rank} of {self.authored.world.size})"
         )
 
 
+def title(authored: Authored) -> str:
+    """The recipe's name, or the class of a module that came without one."""
+    return authored.recipe.name if authored.recipe is not None else type(authored.module).__name__
+
+
 def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
     """What passes may read of the world, as plain data under `gm.meta["workbench"]`."""
-    sizes = {axis: size for axis, size in authored.recipe.mesh.axes.items() if axis in authored.groups}
+    mesh = authored.mesh
+    sizes = {axis: mesh.size(i) for i, axis in enumerate(mesh.mesh_dim_names or ())} if mesh is not None else {}
     return {
         "graph": which,
         "groups": dict(authored.groups),
@@ -93,7 +99,7 @@ def capture(
         export = aot.export_joint(stack, graph, args, decompositions)
     except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
         stack.close()
-        raise WorkbenchError(f"recipe {authored.recipe.name!r} cannot be captured: {error}") from error
+        raise WorkbenchError(f"{title(authored)} cannot be captured: {error}") from error
     except BaseException:
         stack.close()
         raise

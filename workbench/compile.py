@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from workbench.capture import title
 from workbench.partition import ForwardBackward
 from workbench.torch_api import aot
 
@@ -31,7 +32,7 @@ class CompiledStep:
 
     def __repr__(self) -> str:
         bodies = ", ".join("open" if s.body is None else type(s.body).__name__ for s in self.pair.slots)
-        return f"CompiledStep({self.pair.authored.recipe.name}: {bodies})"
+        return f"CompiledStep({title(self.pair.authored)}: {bodies})"
 
 
 def compile_step(pair: ForwardBackward, bodies: tuple[Body, Body] | None = None) -> CompiledStep:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.capture import JointGraph, graph_facts
+from workbench.capture import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
 
@@ -56,7 +56,7 @@ class ForwardBackward:
         saved = saved_nodes(self.forward, self.backward)
         size = sum(n.meta["val"].nbytes for n in saved if isinstance(n.meta.get("val"), torch.Tensor))
         return (
-            f"ForwardBackward({self.authored.recipe.name}: forward {forward} nodes, backward {backward} nodes, "
+            f"ForwardBackward({title(self.authored)}: forward {forward} nodes, backward {backward} nodes, "
             f"{len(saved)} saved, {size:,} bytes)"
         )
 

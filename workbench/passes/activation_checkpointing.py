@@ -85,8 +85,8 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
         name = operator_name(node)
         seen.add(name)
         save = name in keep
-        if name == "wait_tensor" and isinstance(node.args[0], Node):
-            save = operator_name(node.args[0]) in keep
+        if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
+            save = operator_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1
             save = save or matmuls[layer] % options.every_nth_matmul == 0

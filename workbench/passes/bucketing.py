@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.census import module_stack
+from workbench.analysis.census import clean_path
 from workbench.analysis.collectives import list_collectives
 from workbench.analysis.effect import Effect
 from workbench.analysis.cost import device_specs
@@ -17,6 +17,12 @@ from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import bucketing
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def module_stack(node: Node) -> list[tuple[str, type]]:
+    """The modules around a node, outermost first: clean path and class; a backward node has its forward's."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return [(clean_path(path), kind) for path, kind in stack.values()]
 
 
 def _launches(graphs: Graphs) -> dict[str, int]:

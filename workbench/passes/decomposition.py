@@ -134,6 +134,9 @@ def fewer_composite_operators(before: Graphs, after: Graphs, options: Any) -> Ef
         return Counter(str(n.target) for g in graphs for n in g.graph.nodes if n.target in table)
 
     was, now = listed(before), listed(after)
+    if options.at == "capture":
+        reason = f"left after the capture: {dict(now)}" if now else ""
+        return Effect(not now, reason, {"at": "capture", "left": dict(now)})
     gone = was - now
     evidence = {"replaced": dict(gone.most_common()), "left": dict(now)}
     return Effect(bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence)
@@ -143,13 +146,22 @@ def fewer_composite_operators(before: Graphs, after: Graphs, options: Any) -> Ef
 def inductor_decomposition(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
     """Replace every operator in Inductor's table by its body.
 
-    Raises WorkbenchError for an operator that draws random numbers, naming the node: its decomposition draws others.
+    Raises WorkbenchError where the table replaces an operator that draws random numbers, naming the node: its body
+    would draw others.
     """
     table = inductor.decomposition_table()
     for node in gm.graph.nodes:
-        if node.op == "call_function" and inductor.is_random(node.target):
+        if node.op == "call_function" and node.target in table and inductor.is_random(node.target):
             raise WorkbenchError(
                 f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
                 " would draw others: remove it from the model, or remove the pass"
             )
     return _Decomposer(gm, table).run()
+
+
+def capture_decompositions(specs: Any) -> dict[Any, Any] | None:
+    """The table to capture with where the list asks for `at = "capture"`, else None."""
+    for spec in specs:
+        if spec.name == "inductor_decomposition" and spec.options.get("at") == "capture":
+            return inductor.decomposition_table()
+    return None

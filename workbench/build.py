@@ -1,0 +1,112 @@
+"""`build`: all the steps from a recipe to a compiled training step, with a record of each pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workbench.capture import capture
+from workbench.compile import CompiledStep, compile_step
+from workbench.contracts import CONTRACTS
+from workbench.errors import WorkbenchError
+from workbench.parallel.author import Authored, author
+from workbench.partition import partition
+from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.full_inductor import require_compiler
+from workbench.passes.registry import find_pass
+from workbench.pipeline import (
+    Level,
+    PassRecord,
+    prove_partition,
+    refuse_divergence,
+    run_joint,
+    run_partitioned,
+    saved_bytes,
+)
+from workbench.prove import prove_numerics
+from workbench.recipe import Recipe
+from workbench.verify.verdicts import Verdict
+from workbench.world.mesh import World
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Built:
+    """A compiled step and what was proved on the way. `seconds` is wall time by stage."""
+
+    authored: Authored
+    step: CompiledStep
+    records: list[PassRecord]
+    schedule: Verdict
+    pipeline: list[Verdict] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    saved_bytes: int = 0
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{r.name} {r.outcome}" for r in self.records) or "no passes"
+        return f"Built({self.authored.recipe.name} on {self.authored.world.kind}: {rows})"
+
+
+def check_buildable(recipe: Recipe) -> None:
+    """Refuse, before anything is authored, what the machine or the list of passes cannot do."""
+    for name in recipe.pass_names:
+        find_pass(name)
+        if "compiler" in CONTRACTS[name].needs:
+            require_compiler()
+
+
+def build(recipe: Recipe, world: World, *, level: Level = "light", progress: Progress = lambda _: None) -> Built:
+    """Author, capture, transform, partition and compile `recipe` on this rank of `world`.
+
+    Every rank calls it. level "full" also runs each pass's graph against the one it received, on real ranks.
+    `progress` hears the name of each stage before it starts.
+
+    Raises WorkbenchError where a pass is unknown, the ranks' collectives differ, or the recipe is strict and a pass
+    had no effect.
+    """
+    check_buildable(recipe)
+    seconds: dict[str, float] = {}
+    started = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal started
+        now = time.perf_counter()
+        seconds[name], started = seconds.get(name, 0.0) + now - started, now
+
+    progress("author")
+    authored = author(recipe, world)
+    lap("author")
+    progress("capture")
+    joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
+    lap("capture")
+    with joint:
+        records = run_joint(joint, recipe.joint_passes, progress=progress)
+        lap("joint passes")
+        progress("partition")
+        pair = partition(joint)
+    prove_partition(records, pair)
+    lap("partition")
+    later, bodies = run_partitioned(pair, recipe.passes, progress=progress)
+    lap("passes")
+    records += later
+    schedule = refuse_divergence(pair)
+    step = compile_step(pair, bodies)
+    built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair))
+    lap("compile")
+    if level == "full":
+        progress("numerics")
+        built.pipeline = prove_numerics(records, step)
+        lap("numerics")
+    _refuse_no_effect(recipe, records)
+    return built
+
+
+def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
+    from workbench.pipeline import each_no_effect
+
+    idle = [(name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
+    if recipe.strict and idle:
+        listing = "; ".join(f"{name}: {why}" for name, why in idle)
+        raise WorkbenchError(f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}")

@@ -1,0 +1,110 @@
+"""Numerics on real ranks: each pass against the graph it received, and the whole list against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from workbench.compile import CompiledStep
+from workbench.contracts import CONTRACTS, Numerics, PassContract, Stage
+from workbench.data import Batches
+from workbench.partition import saved_nodes
+from workbench.pipeline import PassRecord
+from workbench.torch_api import aot
+from workbench.train import deterministic, gradients
+from workbench.verify import numerics
+from workbench.verify.verdicts import Outcome, Verdict
+
+_ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
+
+
+def loosest(records: Sequence[PassRecord]) -> PassContract:
+    """The contract under which the whole list is compared with eager; EXACT for an empty list."""
+    contracts = [CONTRACTS[r.name] for r in records]
+    exact = PassContract("no pass", Stage.JOINT, Numerics.EXACT, "nothing")
+    return max([exact, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
+
+
+def _clear(step: CompiledStep) -> None:
+    for parameter in step.module.parameters():
+        parameter.grad = None
+
+
+def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> list[torch.Tensor]:
+    _clear(step)
+    loss = function(*batch)
+    loss.backward()
+    found = gradients(step.pair.authored)
+    values = [loss.detach().clone(), *(found[name].detach().clone() for name in sorted(found))]
+    _clear(step)
+    return values
+
+
+def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """The flat primals and tangents of one real step, as the graphs receive them: local tensors, sizes and meshes."""
+    seen: dict[str, list[Any]] = {}
+    bodies = [slot.body for slot in step.pair.slots]
+    try:
+        for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
+            runner = aot.boxed(graph)
+
+            def body(args: list[Any], name: str = name, runner: Any = runner) -> Any:
+                seen[name] = list(args)
+                return runner(args)
+
+            slot.body = body
+        _run(step, step, batch)
+    finally:
+        for slot, body in zip(step.pair.slots, bodies, strict=True):
+            slot.body = body
+    tangents = sum(aot.is_tangent(n) for n in step.pair.backward.graph.find_nodes(op="placeholder"))
+    return seen["forward"], seen["backward"][len(seen["backward"]) - tangents :]
+
+
+def _joint(graph: Any, primals: list[Any], tangents: list[Any]) -> list[Any]:
+    return pytree.tree_leaves(graph(list(primals), list(tangents)))
+
+
+def _call(function: Any, args: list[Any]) -> list[Any]:
+    return list(function(list(args)) if getattr(function, "_boxed_call", False) else function(*args))
+
+
+def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
+    """Outputs and gradients of a forward and backward; saved tensors may differ between graphs and are left out."""
+    forward, backward = which
+    count = len(saved_nodes(*record.before))
+    outputs = _call(forward, primals)
+    kept = outputs[len(outputs) - count :]
+    return outputs[: len(outputs) - count] + _call(backward, kept + tangents)
+
+
+def prove_numerics(records: Sequence[PassRecord], step: CompiledStep) -> list[Verdict]:
+    """Add a numerics verdict to each record; returns the verdict of the whole list against eager.
+
+    Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
+    """
+    authored = step.pair.authored
+    if authored.world.kind not in ("gloo", "nccl"):
+        why = f"a {authored.world.kind} world has no values of its own: run on real ranks"
+        unknown = Verdict("numerics", Outcome.UNKNOWN, why)
+        for record in records:
+            record.verdicts.append(unknown)
+        return [unknown]
+    batch = Batches(authored.recipe, authored.world).at(0)
+    groups = authored.recipe.mesh
+    size = max([1, *groups.axes.values()])
+    with deterministic(True), torch.no_grad():
+        with torch.enable_grad():
+            primals, tangents = real_inputs(step, batch)
+        for record in records:
+            if record.stage is Stage.JOINT:
+                before, after = (_joint(g[0], primals, tangents) for g in (record.before, record.after))
+            else:
+                before, after = (_pair(record, g, primals, tangents) for g in (record.before, record.after))
+            record.verdicts.append(numerics.compare(before, after, CONTRACTS[record.name], group_size=size))
+        with torch.enable_grad():
+            eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
+    return [numerics.compare(eager, compiled, loosest(records), group_size=size)]

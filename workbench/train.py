@@ -1,0 +1,113 @@
+"""Train: the loop around a step, compiled or eager, and what it measured."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.data import Batches
+from workbench.parallel.author import Authored
+from workbench.torch_api.dtensor import local_tensor
+
+Step = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run measured on this rank.
+
+    losses: mean over the data-parallel ranks, one for each step. norms: total gradient norm before clipping.
+    step_seconds: wall time of each step, the device synchronised. peak_bytes: the CUDA allocator's peak, or None.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    step_seconds: list[float]
+    tokens_per_step: int
+    peak_bytes: int | None
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Deterministic algorithms inside, as they were outside."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(wanted or before, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
+
+
+def _optimizer(authored: Authored) -> torch.optim.Optimizer:
+    spec = authored.recipe.training
+    fused = authored.world.device.type == "cuda"
+    return torch.optim.AdamW(authored.module.parameters(), lr=spec.lr, fused=fused, foreach=False if not fused else None)
+
+
+def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm over all gradients, DTensors on different meshes included; a plain scalar tensor."""
+    norms = []
+    for gradient in gradients:
+        norm = torch.linalg.vector_norm(gradient)
+        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _clip(authored: Authored, limit: float | None) -> float:
+    parameters = [p for p in authored.module.parameters() if p.grad is not None]
+    norm = total_norm([p.grad for p in parameters])  # type: ignore[misc]
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return float(norm)
+
+
+def _average(loss: torch.Tensor, size: int) -> float:
+    value = loss.detach().to(torch.float64).clone()
+    if size > 1:
+        dist.all_reduce(value)
+        value /= size
+    return float(value)
+
+
+def train(authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None) -> Training:
+    """Train for `recipe.training.steps` steps; every rank calls it.
+
+    `step(tokens, targets)` is a CompiledStep, or None for the module itself, eagerly. `progress(step, loss)` is called
+    after each step.
+    """
+    recipe, world = authored.recipe, authored.world
+    run: Step = authored.module if step is None else step
+    batches = Batches(recipe, world)
+    optimizer = _optimizer(authored)
+    cuda = world.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(world.device)
+    losses, norms, seconds = [], [], []
+    with deterministic(recipe.training.deterministic):
+        for index in range(recipe.training.steps):
+            started = time.perf_counter()
+            loss = run(*batches.at(index))
+            loss.backward()
+            norms.append(_clip(authored, recipe.training.clip))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(_average(loss, world.size))
+            if cuda:
+                torch.cuda.synchronize(world.device)
+            seconds.append(time.perf_counter() - started)
+            progress(index, losses[-1])
+    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+    peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
+    return Training(losses, norms, seconds, tokens, peak)
+
+
+def gradients(authored: Authored) -> dict[str, torch.Tensor]:
+    """Each parameter's gradient, this rank's part of it, by qualified name."""
+    return {n: local_tensor(p.grad) for n, p in authored.module.named_parameters() if p.grad is not None}
