@@ -1,0 +1,62 @@
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= 2.13.0
+BIN := $(VENV)/bin
+NBVAL := --nbval --nbval-sanitize-with .ci/nbval_sanitize.cfg --nbval-cell-timeout 180 -p no:cacheprovider
+# the tour's smallest run that is not its default
+SMALL := -p dp_shard 2 -p tp 1 -p steps 5
+COMPAT_VENV := .venv-torch$(TORCH)
+
+export JUPYTER_PLATFORM_DIRS := 1
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv tour lab lint check unit notebooks small-tour test test-all test-fast schemas clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
+
+venv: ## the virtual environment, made again only when pyproject.toml or constraints.txt changes
+	@$(PYTHON) .ci/make_venv $(VENV)
+
+tour: venv ## train a small llama3 on 4 ranks through four passes, and see what each proved
+	@$(BIN)/workbench tour
+
+lab: venv ## JupyterLab on the notebooks
+	@$(BIN)/jupyter lab --notebook-dir=notebooks notebooks/00_tour.ipynb
+
+lint: venv
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+unit: venv
+	@$(BIN)/pytest tests -m "not slow"
+
+notebooks: venv
+	@$(BIN)/pytest $(NBVAL) notebooks
+
+small-tour: venv
+	@mkdir -p out
+	@$(BIN)/papermill --cwd notebooks --no-progress-bar notebooks/00_tour.ipynb out/tour_small.ipynb $(SMALL)
+
+check: lint unit ## linter, types and tests: no notebooks
+
+test: ## everything that CI checks
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory notebooks
+	@$(MAKE) --no-print-directory small-tour
+
+test-all: test ## and what takes long
+	@$(BIN)/pytest tests -m slow
+
+test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.11.0
+	@$(PYTHON) .ci/make_venv $(COMPAT_VENV) --torch $(TORCH)
+	@mkdir -p benchmarks/results
+	@$(COMPAT_VENV)/bin/pytest tests -m compat --results-json benchmarks/results/compat_torch_$(TORCH).json
+
+schemas: venv ## write lessons/*.schema.json again
+	@$(BIN)/python -m workbench.schemas lessons
+
+clean: ## remove the environments and what runs leave behind
+	rm -rf .venv .venv-torch* out build *.egg-info
