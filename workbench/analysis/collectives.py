@@ -75,6 +75,10 @@ class Groups:
         self._sizes: Mapping[str, int] = context.get("group_sizes", {})
         self._ranks: dict[str, tuple[int, ...] | None] = {}
 
+    def names(self) -> list[str]:
+        """The groups that the context knows, in the order in which their axes were named."""
+        return list(self._axes)
+
     def ranks(self, name: str) -> tuple[int, ...] | None:
         if name not in self._ranks:
             self._ranks[name] = group_ranks(name)

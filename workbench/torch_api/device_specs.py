@@ -1,0 +1,159 @@
+"""A device's figures, and a context in which Inductor's schedulers and estimators take them for the machine's own.
+
+Source: torch/utils/_runtime_estimation.py, torch/_inductor/{utils,scheduler,comm_analysis,codecache}.py and
+torch/_inductor/fx_passes/overlap_scheduling.py. Works without a GPU and without triton on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._inductor.codecache
+import torch._inductor.comm_analysis
+import torch._inductor.fx_passes.node_runtime_estimation
+import torch._inductor.fx_passes.overlap_scheduling
+import torch._inductor.scheduler
+import torch._inductor.utils
+import torch.utils._runtime_estimation
+import torch.utils.flop_counter
+
+from workbench.errors import WorkbenchError
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Peak figures. `tflops`: dense, by dtype name (1e12 FLOP/s). `dram_gbps`, `link_gbps`, `net_gbps`: 1e9 bytes/s
+    of memory, of one rank's link inside a host, of its link between hosts. `latency_us`: one collective's start.
+    """
+
+    name: str
+    tflops: Mapping[str, float]
+    dram_gbps: float
+    link_gbps: float
+    net_gbps: float
+    latency_us: float = 10.0
+    ranks_per_host: int = 8
+    generation: str = "HOPPER"
+
+    def peak(self, dtype: torch.dtype) -> float:
+        """FLOP/s for a dtype; float32's where the dtype is not listed."""
+        return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
+
+
+def _gpu(name: str, half: float, single: float, double: float, dram: float, link: float, generation: str) -> DeviceSpec:
+    tflops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
+    return DeviceSpec(name, tflops, dram, link, 50.0 if generation == "HOPPER" else 25.0, generation=generation)
+
+
+# The vendor's data sheets, without sparsity. NVLink per direction.
+DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
+    _gpu("h100", 989.0, 67.0, 67.0, 3350.0, 450.0, "HOPPER"),
+    _gpu("h200", 989.0, 67.0, 67.0, 4800.0, 450.0, "HOPPER"),
+    _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
+    # One core of a server with AVX2 and its share of memory; gloo over loopback.
+    DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
+               64, "AMPERE"),
+)}
+
+
+def device_spec(device: str | DeviceSpec) -> DeviceSpec:
+    """The spec of that name; a spec is returned as it is."""
+    if isinstance(device, DeviceSpec):
+        return device
+    try:
+        return DEVICES[device]
+    except KeyError:
+        raise WorkbenchError(
+            f"unknown device {device!r}: one of {', '.join(DEVICES)}, or a DeviceSpec with your own figures"
+        ) from None
+
+
+def _scale() -> float:
+    """What torch multiplies a TFLOP figure by, over 1e12: some releases read it as peta-FLOP. Found by a probe."""
+    estimation = torch.utils._runtime_estimation
+    a = torch.empty(1000, 1000, device="meta")
+    with patch.object(estimation, "get_device_tflops", lambda *_, **__: 1.0):
+        ns = estimation.get_compute_time(torch.ops.aten.mm, (a, a), {}, a, {torch.float32})
+    return round((1e9 / (0.75 * 1e12) * 1e9) / ns)
+
+
+def _repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
+    """Attention FLOPs with fewer key than query heads: torch 2.11 refuses them. Keys count as repeated."""
+
+    def counted(*shapes: Any) -> int:
+        query = shapes[-3] if len(shapes) == 3 else shapes[1]
+        heads = query[1]
+        return count(*((s[0], heads, *s[2:]) for s in shapes))
+
+    return counted
+
+
+def _roofline_mm(spec: DeviceSpec) -> Callable[[torch.fx.Node], float]:
+    def estimate(node: torch.fx.Node) -> float:
+        if node.target != torch.ops.aten.mm.default:
+            return 0.0
+        a, b, out = (n.meta["val"] for n in (*node.all_input_nodes[:1], node.all_input_nodes[-1], node))
+        flops = 2 * out.numel() * a.shape[1]
+        moved = sum(t.numel() * t.element_size() for t in (a, b, out))
+        return 1e3 * max(flops / spec.peak(out.dtype), moved / (spec.dram_gbps * 1e9))
+
+    return estimate
+
+
+def _clear_estimates() -> None:
+    """Forget what Inductor keeps in this process: the cache's path, and the estimates of collectives."""
+    overlap = torch._inductor.fx_passes.overlap_scheduling
+    caches = (
+        torch._inductor.codecache.CacheBase.get_local_cache_path,
+        overlap.get_benchmark_cache,
+        torch._inductor.fx_passes.node_runtime_estimation._get_collective_cache,
+    )
+    for cache in caches:
+        cache.cache_clear()
+
+
+@contextmanager
+def device_specs(device: str | DeviceSpec) -> Iterator[DeviceSpec]:
+    """Inside, Inductor estimates for this device, and keeps its estimates in a folder that goes away at the end.
+
+    The private folder is needed: estimates are looked up on disk before anything asks for the device's figures.
+    """
+    spec = device_spec(device)
+    scale = _scale()
+
+    def tflops(dtype: torch.dtype, *_: Any, **__: Any) -> float:
+        return spec.peak(dtype) / 1e12
+
+    def dram(*_: Any, **__: Any) -> float:
+        return spec.dram_gbps
+
+    estimation = torch.utils._runtime_estimation
+    comm = torch._inductor.comm_analysis
+    flop_counter = torch.utils.flop_counter
+    overlap = torch._inductor.fx_passes.overlap_scheduling
+    with ExitStack() as stack:
+        for module in (estimation, torch._inductor.utils, torch._inductor.scheduler):
+            factor = 1.0 / scale if module is estimation else 1.0
+            figures = {"get_device_tflops": lambda *a, f=factor, **k: tflops(*a, **k) * f,
+                       "get_gpu_dram_gbps": dram, "get_device_dram_gbps": dram}
+            for name, figure in figures.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, figure))
+        if hasattr(overlap, "estimate_runtime_analytical"):
+            stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", _roofline_mm(spec)))
+        for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+            stack.enter_context(patch.object(flop_counter, name, _repeat_heads(getattr(flop_counter, name))))
+        generation = comm.NVIDIA_GPU_TYPE[spec.generation]
+        stack.enter_context(patch.object(comm, "get_gpu_type", lambda: generation))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-estimates-"))
+        stack.callback(_clear_estimates)
+        stack.enter_context(patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}))
+        _clear_estimates()
+        yield spec
