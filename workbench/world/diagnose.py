@@ -143,6 +143,8 @@ def where(frames: Sequence[str]) -> str:
     found = [match for match in map(_FRAME.match, frames) if match]
     if not found:
         return "no answer, and no stack could be had"
+    if _WORKER_FILE in frames[0] and found[0]["name"] == "main":
+        return "waiting for the call"
     collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)), None)
     user = next((f for f in found if not _is_library(f["file"])), found[0])
     place = f"{user['name']} ({os.path.basename(user['file'])}, line {user['line']})"
@@ -154,9 +156,10 @@ def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
     shown = list(frames[:MAX_FRAMES])
     if len(frames) > MAX_FRAMES:
         shown.append(f"  ... {len(frames) - MAX_FRAMES} more")
-    # A rank outside any collective is more likely the one that the others wait for.
     summary = where(frames)
-    return Failure(rank, "waiting", summary, with_source("\n".join(shown)), now + summary.startswith("waiting in"))
+    # A rank outside any collective is more likely the one that the others wait for: it comes first.
+    order = now + 1.0 if summary.startswith("waiting") else now
+    return Failure(rank, "waiting", summary, with_source("\n".join(shown)), order)
 
 
 def _is_library(file: str) -> bool:

@@ -59,7 +59,7 @@ class RankPool:
 
     @property
     def pids(self) -> list[int]:
-        """The ranks' process ids, in rank order; empty while none run: closed, or between a failure and the next call."""
+        """The ranks' process ids, in rank order; empty while none run: closed, or after a failure."""
         return [process.pid for gang in self._gang for process in gang.processes]
 
     def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:

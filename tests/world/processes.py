@@ -1,0 +1,23 @@
+"""Looking at processes from outside, for the tests of the pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: Iterable[int], seconds: float = 10.0) -> list[int]:
+    """Those that still run after `seconds`, or none as soon as all have gone."""
+    pids, limit = list(pids), time.monotonic() + seconds
+    while time.monotonic() < limit and any(map(alive, pids)):
+        time.sleep(0.02)
+    return [pid for pid in pids if alive(pid)]

@@ -1,0 +1,364 @@
+"""The pool on its good days: results, output, warm calls, clean leaving, and bad arguments."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from processes import wait_until_gone
+
+from workbench.errors import WorkbenchError
+from workbench.world import worker
+from workbench.world.ranks import RankError, RankPool, ranks
+
+pytestmark = pytest.mark.ranks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+LISTEN = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ranks(2, timeout=30, echo="none") as running:
+        yield running
+
+
+def cell(source, **names):
+    """What a notebook does with a cell: its names belong to `__main__` and its file does not exist."""
+    space = {"__name__": "__main__", **names}
+    exec(compile(source, "<cell 7>", "exec"), space)
+    return space
+
+
+def test_results_come_in_rank_order_after_a_collective(pool):
+    def total(base, *, factor):
+        value = torch.tensor([float(base + dist.get_rank())])
+        dist.all_reduce(value)
+        return dist.get_rank(), os.getpid(), value * factor
+
+    results = pool.run(total, 10, factor=2)
+    assert [rank for rank, _, _ in results] == [0, 1]
+    assert [pid for _, pid, _ in results] == pool.pids
+    assert [value.item() for _, _, value in results] == [42.0, 42.0]
+    assert (pool.size, pool.backend) == (2, "gloo" if torch.cuda.device_count() < 2 else "nccl")
+
+
+def test_lambda_and_keyword_named_like_a_parameter(pool):
+    assert pool.run(lambda fn, self: (fn, self), fn=1, self=2) == [(1, 2), (1, 2)]
+
+
+def test_names_of_a_cell_arrive_with_the_call_and_come_back(pool):
+    space = cell(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.lin = torch.nn.Linear(3, 2)\n"
+        "    def forward(self, x):\n"
+        "        return scale * self.lin(x)\n"
+        "def apply(net, x):\n"
+        "    return net(x), Net()\n"
+        "scale = 2.0\n"
+    )
+    net, x = space["Net"](), torch.ones(4, 3)
+    for value, made in pool.run(space["apply"], net, x):
+        assert torch.equal(value, net(x))
+        assert isinstance(made, space["Net"])
+
+
+def test_a_module_on_the_callers_path_is_found_in_the_ranks(pool, tmp_path, monkeypatch):
+    (tmp_path / "beside_the_notebook.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import beside_the_notebook  # type: ignore[import-not-found]
+
+    assert pool.run(beside_the_notebook.answer) == [42, 42]
+
+
+def test_namespace_lasts_from_call_to_call(pool):
+    def leave(value):
+        worker.NAMESPACE["kept"] = value + dist.get_rank()
+
+    pool.run(leave, 5)
+    assert pool.run(lambda: worker.NAMESPACE["kept"]) == [5, 6]
+
+
+def test_a_view_does_not_drag_its_storage_along_and_tied_parameters_stay_tied(pool):
+    def pieces():
+        large = torch.arange(1_000_000.0)
+        tied = torch.nn.Parameter(large[:4])
+        return large[2:5], {"a": tied, "b": tied}, large[:3].clone().requires_grad_() * 2
+
+    view, tied, grown = pool.run(pieces)[1]
+    assert view.tolist() == [2.0, 3.0, 4.0] and view.untyped_storage().nbytes() == 12
+    assert tied["a"] is tied["b"] and isinstance(tied["a"], torch.nn.Parameter) and tied["a"].requires_grad
+    assert grown.tolist() == [0.0, 2.0, 4.0]
+
+
+def test_dtensor_result_is_refused_with_what_to_send(pool):
+    def shards():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        return distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)])
+
+    with pytest.raises(RankError, match=r"send x.to_local\(\) or x.full_tensor\(\)"):
+        pool.run(shards)
+
+
+def test_new_groups_again_and_again(pool):
+    def groups():
+        for _ in range(30):
+            group = dist.new_group([0, 1])
+            value = torch.ones(1)
+            dist.all_reduce(value, group=group)
+            dist.destroy_process_group(group)
+        return value.item()
+
+    assert pool.run(groups) == [2.0, 2.0]
+
+
+def test_a_warm_call_takes_under_20_ms(pool):
+    pool.run(dist.get_rank)
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        assert pool.run(dist.get_rank) == [0, 1]
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[4] < 0.020, times
+
+
+def chatter():
+    for line in range(2):
+        time.sleep(0.02 * dist.get_rank())
+        print("line", line)
+    os.write(2, b"10%\r100%\r\nno newline")
+
+
+@pytest.mark.parametrize(
+    ("echo", "shown"),
+    [
+        ("grouped", [f"[rank {r}] {text}" for r in (0, 1) for text in ("line 0", "line 1", "100%", "no newline")]),
+        ("rank0", [f"[rank 0] {text}" for text in ("line 0", "line 1", "100%", "no newline")]),
+        ("none", []),
+    ],
+)
+def test_echo_is_deterministic(echo, shown, capsys):
+    with ranks(2, timeout=30, echo=echo) as pool:
+        pool.run(chatter)
+        assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_live_output_comes_during_the_call_with_its_rank(tmp_path, monkeypatch):
+    class Log:
+        def __init__(self):
+            self.seen = []
+
+        def write(self, text):
+            self.seen.append((text, go.exists()))
+
+        def flush(self):
+            if any("[rank 1] first" in text for text, _ in self.seen):
+                go.touch()
+
+    def speak(flag):
+        print("first")
+        while not flag.exists():
+            time.sleep(0.01)
+        print("second")
+
+    go, log = tmp_path / "go", Log()
+    with ranks(2, timeout=30) as pool:
+        monkeypatch.setattr(sys, "stdout", log)
+        pool.run(speak, go)  # ends only if the first line was shown before the call was over
+        monkeypatch.undo()
+    lines = sorted(line for text, _ in log.seen for line in text.splitlines())
+    assert lines == ["[rank 0] first", "[rank 0] second", "[rank 1] first", "[rank 1] second"]
+
+
+def listeners(pids):
+    """(pid, address) of every listening TCP socket that one of these processes holds, from /proc."""
+    table = {}
+    for name in ("tcp", "tcp6"):
+        for row in Path("/proc/net", name).read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == LISTEN:
+                table[fields[9]] = fields[1].rsplit(":", 1)[0]
+    found = []
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(fd)
+            except OSError:
+                continue
+            inode = target[8:-1] if target.startswith("socket:[") else ""
+            if inode in table:
+                found.append((pid, table[inode]))
+    return found
+
+
+def test_nothing_listens_beyond_loopback(pool):
+    before = listeners([os.getpid()])
+    pool.run(lambda: dist.barrier(dist.new_group([0, 1])))
+    in_ranks = listeners(pool.pids)
+    assert in_ranks, "gloo listens on loopback: finding nothing means that this test sees nothing"
+    assert [pair for pair in in_ranks if pair[1] not in LOOPBACK] == []
+    assert listeners([os.getpid()]) == before
+
+
+def test_the_socket_test_sees_a_listener_on_all_interfaces():
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    assert [address for _, address in listeners([os.getpid()]) if address not in LOOPBACK]
+    del store
+
+
+def test_close_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before, fds = dict(os.environ), len(os.listdir("/proc/self/fd"))
+    pool = ranks(2, timeout=30, echo="none", env={"COLOUR": "green"})
+    pids, folder = pool.pids, next(tmp_path.iterdir())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert pool.run(os.getenv, "COLOUR") == ["green", "green"]
+    start = time.monotonic()
+    pool.close()
+    pool.close()
+    assert time.monotonic() - start < 4, "the ranks left by themselves"
+    assert wait_until_gone(pids, 0) == [] and pool.pids == []
+    assert list(tmp_path.iterdir()) == []
+    assert dict(os.environ) == before and len(os.listdir("/proc/self/fd")) == fds
+    with pytest.raises(WorkbenchError, match=r"the rank pool is closed: make a new one with ranks\(n\)\."):
+        pool.run(os.getpid)
+
+
+def test_a_forgotten_pool_ends_with_its_last_reference():
+    pool = ranks(1, timeout=30, echo="none")
+    pids = pool.pids
+    del pool
+    gc.collect()
+    assert wait_until_gone(pids, 0) == []
+
+
+def test_a_pool_left_open_ends_with_the_interpreter(tmp_path):
+    script = "from workbench.world.ranks import ranks\npool = ranks(2)\nprint(*pool.pids)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2 and wait_until_gone(pids, 0) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_does_not_end_its_parents_ranks(pool):
+    child = os.fork()
+    if not child:
+        try:
+            pool.restart()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    pids = pool.pids
+    assert pool.run(os.getpid) == pids
+
+
+def test_restart_makes_new_ranks(pool):
+    pids = pool.pids
+    pool.restart()
+    assert wait_until_gone(pids, 0) == []
+    assert pool.run(os.getpid) == pool.pids != pids
+
+
+def test_threads_are_shared_out_among_the_ranks(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    each = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    with ranks(2, timeout=30) as pool:
+        assert pool.run(os.getenv, "OMP_NUM_THREADS") == [each, each]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with ranks(1, timeout=30) as pool:
+        assert pool.run(os.getenv, "OMP_NUM_THREADS") == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "message"),
+    [
+        ({"n": 0}, 0, "ranks(n=0): n must be a whole number, 1 or more."),
+        ({"n": 2.0}, 0, "ranks(n=2.0): n must be a whole number, 1 or more."),
+        ({"timeout": 0}, 0, "ranks(timeout=0): timeout must be a number of seconds above 0."),
+        ({"timeout": None}, 0, "ranks(timeout=None): timeout must be a number of seconds above 0."),
+        ({"backend": "mpi"}, 0, "ranks(backend='mpi'): backend must be one of auto, gloo, nccl."),
+        ({"echo": "loud"}, 0, "ranks(echo='loud'): echo must be one of live, grouped, rank0, none."),
+        (
+            {"backend": "nccl"},
+            0,
+            "ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'.",
+        ),
+        (
+            {"n": 8, "backend": "nccl"},
+            4,
+            "ranks(n=8, backend='nccl'): 8 ranks need 8 GPUs, and this machine has 4 GPUs. "
+            "Use n=4 or fewer, or backend='gloo'.",
+        ),
+    ],
+)
+def test_bad_arguments_get_one_clear_message(arguments, gpus, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(WorkbenchError) as caught:
+        ranks(**{"n": 2, **arguments})
+    assert str(caught.value) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("gpus", "n", "backend"), [(0, 1, "gloo"), (2, 2, "nccl"), (2, 4, "gloo")])
+def test_auto_takes_nccl_only_with_a_gpu_a_rank(gpus, n, backend, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(RankPool, "_start", lambda self: None)
+    assert ranks(n).backend == backend
+
+
+@pytest.mark.slow
+def test_four_ranks_and_subgroups():
+    def pairs():
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+        value = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(value, group=mesh.get_group("tp"))
+        return value.item()
+
+    with ranks(4, backend="gloo", timeout=60, echo="none") as pool:
+        assert pool.run(pairs) == [1.0, 1.0, 5.0, 5.0]
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_nccl_results_arrive_on_the_host():
+    def total():
+        value = torch.full((2,), float(dist.get_rank() + 1), device="cuda")
+        dist.all_reduce(value)
+        return value, torch.cuda.current_device()
+
+    with ranks(2, backend="nccl", timeout=60, echo="none") as pool:
+        results = pool.run(total)
+        beyond = [pair for pair in listeners(pool.pids) if pair[1] not in LOOPBACK]
+    assert [(value.device.type, value.tolist(), device) for value, device in results] == [
+        ("cpu", [3.0, 3.0], 0),
+        ("cpu", [3.0, 3.0], 1),
+    ]
+    assert beyond == []

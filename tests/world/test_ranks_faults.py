@@ -1,0 +1,437 @@
+"""The pool on its bad days. Every fault names its rank, ends all ranks, and the next call works."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from processes import alive, wait_until_gone
+
+from workbench.errors import WorkbenchError
+from workbench.world import channel
+from workbench.world import ranks as ranks_module
+from workbench.world.diagnose import Failure, cause, exit_text, read_stack, where
+from workbench.world.ranks import RankError, ranks
+
+pytestmark = pytest.mark.ranks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ranks(2, timeout=30, echo="none", backend="gloo") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def short_pool():
+    with ranks(2, timeout=1, echo="none", backend="gloo") as running:
+        yield running
+
+
+@pytest.fixture
+def short_grace(monkeypatch):
+    monkeypatch.setattr(ranks_module, "GRACE_SECONDS", 0.3)
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def total():
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return value.item()
+
+
+def fails(pool, fn, *args):
+    """Run `fn`, which must fail; check that no rank is left and that the next call works. Returns (error, seconds)."""
+    pool.run(total)
+    pids, start = pool.pids, time.monotonic()
+    with pytest.raises(RankError) as caught:
+        pool.run(fn, *args)
+    seconds = time.monotonic() - start
+    assert wait_until_gone(pids, 0) == []
+    assert pool.run(total) == [2.0, 2.0]
+    assert not set(pids) & set(pool.pids)
+    return caught.value, seconds
+
+
+def test_an_error_in_one_rank_while_the_other_waits_in_a_collective(pool):
+    def one_raises():
+        if dist.get_rank() == 1:
+            raise ValueError("boom")
+        dist.barrier()
+
+    error, seconds = fails(pool, one_raises)
+    first, second = str(error).splitlines()[:2]
+    assert first == "rank 1 failed: ValueError: boom"
+    assert second.startswith(
+        "  rank 0: waiting in the collective barrier, called from one_raises (test_ranks_faults.py"
+    )
+    assert (error.rank, error.summary, error.timed_out) == (1, "ValueError: boom", False)
+    assert error.remote_traceback.startswith("Traceback (most recent call last)")
+    assert 'raise ValueError("boom")' in error.remote_traceback and "worker.py" not in error.remote_traceback
+    assert seconds < 3
+
+
+def test_the_first_cause_is_named_not_its_consequence(pool):
+    def dies_while_others_talk():
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()  # gloo raises here as soon as the connection breaks
+
+    error, seconds = fails(pool, dies_while_others_talk)
+    memory = "(the system does this when memory runs out)"
+    assert error.headline == f"rank 1 died: the process was killed by SIGKILL {memory}"
+    assert [failure.rank for failure in error.failures] == [1, 0]
+    assert seconds < 3
+
+
+def test_an_error_on_every_rank_is_told_once(pool):
+    def all_raise():
+        raise KeyError("missing")
+
+    error, _ = fails(pool, all_raise)
+    assert error.headline.endswith("failed: KeyError: 'missing'")
+    assert ": the same" in str(error) and str(error).count("Traceback") == 1
+
+
+def test_a_segmentation_fault_comes_with_its_stack(pool, short_grace):
+    def crash():
+        if dist.get_rank() == 0:
+            import ctypes
+
+            print("about to crash")
+            ctypes.string_at(0)
+        dist.barrier()
+
+    error, _ = fails(pool, crash)
+    assert error.headline == "rank 0 died: the process was killed by SIGSEGV"
+    assert "ctypes.string_at(0)" in error.remote_traceback
+    assert "rank 0, last output:\n  about to crash" in str(error)
+
+
+@pytest.mark.slow
+def test_an_exit_is_named_with_its_code(pool, short_grace):
+    error, _ = fails(pool, lambda: os._exit(3) if dist.get_rank() == 1 else dist.barrier())
+    assert error.headline == "rank 1 died: the process exited with code 3"
+    error, _ = fails(pool, lambda: sys.exit(4) if dist.get_rank() == 1 else dist.barrier())
+    assert error.headline == "rank 1 failed: SystemExit: 4"
+
+
+def test_a_rank_that_died_between_two_calls(pool, short_grace):
+    pool.run(total)
+    os.kill(pool.pids[1], signal.SIGTERM)
+    time.sleep(0.1)
+    with pytest.raises(RankError, match="rank 1 died: the process was killed by SIGTERM"):
+        pool.run(os.getpid)
+    assert pool.run(total) == [2.0, 2.0]
+
+
+def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
+    def answers_then_dies():
+        if dist.get_rank() == 1:
+            threading.Timer(0.3, os._exit, (9,)).start()
+            return
+        time.sleep(20)
+
+    error, seconds = fails(pool, answers_then_dies)
+    assert error.headline == "rank 1 died: the process exited with code 9" and seconds < 4
+
+
+def test_a_hung_collective_ends_with_every_stack(short_pool):
+    def spin():
+        if dist.get_rank() == 1:
+            while True:
+                pass
+        dist.all_reduce(torch.ones(1))
+
+    error, seconds = fails(short_pool, spin)
+    lines = str(error).splitlines()
+    assert error.timed_out and 1 <= seconds < 4
+    assert lines[0] == "ranks 0, 1 gave no answer within 1 s."
+    assert lines[1].startswith("  rank 1: busy in spin (test_ranks_faults.py, line")  # the odd one out comes first
+    assert lines[2].startswith("  rank 0: waiting in the collective all_reduce, called from spin (test_ranks_faults.py")
+    assert "dist.all_reduce(torch.ones(1))" in error.failures[1].detail
+    assert "_listen" not in str(error)
+
+
+@pytest.mark.slow
+def test_a_rank_that_returned_while_another_waits_is_said(short_pool):
+    error, _ = fails(short_pool, lambda: dist.barrier() if dist.get_rank() == 0 else None)
+    assert error.headline == "rank 0 gave no answer within 1 s. (rank 1 had returned.)"
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_ends_too_even_with_a_large_argument(short_pool):
+    short_pool.run(total)
+    pids = short_pool.pids
+    os.kill(pids[0], signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"ranks 0, 1 gave no answer within 1 s\.") as caught:
+        short_pool.run(len, bytes(50_000_000))
+    assert str(caught.value).splitlines()[1:3] == [
+        "  rank 0: no answer, and no stack could be had",
+        "  rank 1: waiting for the call",
+    ]
+    assert time.monotonic() - start < 8
+    assert wait_until_gone(pids, 0) == []
+    assert short_pool.run(total) == [2.0, 2.0]
+
+
+def test_a_result_that_cannot_be_pickled_leaves_the_ranks_alive(pool):
+    pids = pool.pids
+    with pytest.raises(RankError) as caught:
+        pool.run(lambda: threading.Lock() if dist.get_rank() == 1 else 0)
+    assert caught.value.headline == "rank 1 could not send its result: TypeError: cannot pickle '_thread.lock' object"
+    assert pool.run(total) == [2.0, 2.0] and pool.pids == pids
+
+
+def test_a_result_that_cannot_be_read_here_leaves_the_ranks_alive(pool):
+    class Bad:
+        def __reduce__(self):
+            return int, ("not a number",)
+
+    pids = pool.pids
+    with pytest.raises(RankError, match="rank 0: its result cannot be read here: ValueError: invalid literal"):
+        pool.run(lambda: Bad())
+    assert pool.run(total) == [2.0, 2.0] and pool.pids == pids
+
+
+def test_an_argument_that_cannot_be_pickled_never_reaches_the_ranks(pool):
+    pids = pool.pids
+    with pytest.raises(WorkbenchError) as caught:
+        pool.run(len, threading.Lock())
+    assert str(caught.value) == (
+        "the function or an argument cannot be sent to the ranks: TypeError: cannot pickle '_thread.lock' object"
+    )
+    assert pool.run(total) == [2.0, 2.0] and pool.pids == pids
+
+
+@pytest.mark.slow
+def test_an_argument_that_cannot_be_read_in_the_ranks(pool):
+    class Bad:
+        def __reduce__(self):
+            return int, ("not a number",)
+
+    error, _ = fails(pool, len, Bad())
+    assert error.headline.startswith("rank 0 could not load the function or an argument: ValueError: invalid literal")
+
+
+def test_two_calls_at_once_are_refused(pool):
+    results = []
+    call = threading.Thread(target=lambda: results.append(pool.run(time.sleep, 0.5)))
+    call.start()
+    time.sleep(0.2)
+    with pytest.raises(WorkbenchError, match="the rank pool is running another call"):
+        pool.run(os.getpid)
+    call.join()
+    assert results == [[None, None]]
+
+
+def test_the_source_of_a_cell_is_shown_for_frames_of_the_ranks(pool):
+    source = "def deep():\n    raise RuntimeError('from a cell')\n"
+    linecache.cache["<cell 8>"] = (len(source), None, source.splitlines(True), "<cell 8>")
+    space = {"__name__": "__main__"}
+    exec(compile(source, "<cell 8>", "exec"), space)
+    error, _ = fails(pool, space["deep"])
+    assert "    raise RuntimeError('from a cell')" in error.remote_traceback
+
+
+def test_a_start_that_takes_too_long_ends(monkeypatch):
+    monkeypatch.setattr(ranks_module, "START_SECONDS", 0.05)
+    with pytest.raises(RankError, match=r"ranks 0, 1 did not start within 0.05 s\."):
+        ranks(2)
+
+
+def test_a_start_that_fails_shows_why(private_folder):
+    with pytest.raises(RankError) as caught:
+        ranks(2, backend="gloo", env={"GLOO_SOCKET_IFNAME": "nowhere0"})
+    assert caught.value.headline.startswith("rank ") and " did not start: " in caught.value.headline
+    assert "nowhere0" in str(caught.value)
+    assert list(private_folder.iterdir()) == []
+
+    (private_folder / "torch.py").write_text("print('a torch that ends early')\nraise SystemExit(5)")
+    with pytest.raises(RankError) as caught:
+        ranks(1, backend="gloo", env={"PYTHONPATH": os.pathsep.join([str(private_folder), *sys.path])})
+    assert caught.value.headline == "rank 0 did not start: SystemExit: 5"
+    (private_folder / "cloudpickle.py").write_text("import os\nos.write(1, b'too early')\nos._exit(6)")
+    with pytest.raises(RankError) as caught:
+        ranks(1, backend="gloo", env={"PYTHONPATH": os.pathsep.join([str(private_folder), *sys.path])})
+    assert str(caught.value) == (
+        "rank 0 did not start: the process exited with code 6\n\nrank 0, last output:\n  too early"
+    )
+
+
+def test_faults_leave_no_folder_behind(private_folder):
+    with ranks(1, timeout=1, echo="none", backend="gloo") as pool:
+        for bad in (time.sleep, os._exit):
+            with pytest.raises(RankError):
+                pool.run(bad, 5)
+            assert list(private_folder.iterdir()) == []
+        pool.run(os.getpid)
+    assert list(private_folder.iterdir()) == []
+
+
+PARENT = """
+import os, time, sys
+from workbench.world.ranks import ranks
+pool = ranks(2, backend="gloo", timeout=60)
+def endless(helper):
+    import subprocess, torch.distributed as dist
+    if dist.get_rank() == 0:
+        print("child", subprocess.Popen(["sleep", "300"]).pid, flush=True)
+        dist.barrier()
+    while True:
+        pass
+print("pids", *pool.pids, flush=True)
+pool.run(endless, 1)
+"""
+
+
+def start_parent(folder):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()[1:]]
+    pids.append(int(parent.stdout.readline().split()[-1]))
+    assert len(pids) == 3 and all(map(alive, pids))
+    return parent, pids
+
+
+def test_kill_9_of_the_parent_leaves_no_orphan_and_no_folder(private_folder):
+    parent, pids = start_parent(private_folder)
+    parent.kill()
+    parent.communicate()
+    assert wait_until_gone(pids) == []
+    assert list(private_folder.iterdir()) == []
+
+
+def test_an_interrupt_ends_the_ranks_and_says_where_they_were(private_folder):
+    parent, pids = start_parent(private_folder)
+    os.killpg(parent.pid, signal.SIGINT)  # as a terminal or Jupyter does: to the whole group of the parent
+    _, errors = parent.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    assert "rank 0: waiting in the collective barrier" in errors and "rank 1: busy in endless" in errors
+    assert wait_until_gone(pids, 0) == []
+    assert list(private_folder.iterdir()) == []
+
+
+def test_ipython_shows_our_report_and_not_the_pools_frames(private_folder):
+    pytest.importorskip("IPython")
+    cell = "def f():\n    1 / 0\nfrom workbench.world.ranks import ranks\npool = ranks(1, backend='gloo')\npool.run(f)"
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", cell],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "IPYTHONDIR": str(private_folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    shown = done.stdout + done.stderr
+    assert "RankError: rank 0 failed: ZeroDivisionError: division by zero" in shown
+    assert "    1 / 0" in shown
+    assert "_gather" not in shown and "pool.run(f)" not in shown
+
+
+def test_order_of_causes():
+    waits = Failure(0, "waiting", "busy", when=0.0)
+    broken = Failure(1, "error", "RuntimeError: [gloo/transport] Connection closed by peer", when=1.0)
+    raised = Failure(2, "error", "ValueError: boom", when=2.0)
+    died = Failure(3, "died", "the process was killed by SIGABRT", when=3.0)
+    assert cause([waits, broken, raised, died]) is raised
+    assert [f.rank for f in RankError("x", [waits, died, broken, raised]).failures] == [2, 3, 1, 0]
+
+
+def test_exit_text():
+    assert exit_text(0) == "the process exited with code 0"
+    assert exit_text(-11) == "the process was killed by SIGSEGV"
+    assert exit_text(-40) == "the process was killed by signal 40"
+
+
+def test_stack_of_the_main_thread_is_chosen():
+    text = (
+        'Thread 0x01 (most recent call first):\n  File "/x/workbench/world/worker.py", line 9 in _listen\n'
+        '  File "/lib/threading.py", line 3 in run\n\n'
+        'Thread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in helper\n\n'
+        'Current thread 0x03 (most recent call first):\n  File "/x/cell.py", line 4 in f\n'
+        '  File "/x/workbench/world/worker.py", line 70 in _call\n  File "<frozen runpy>", line 8 in _run\n'
+    )
+    assert read_stack(text) == ['  File "/x/cell.py", line 4 in f']
+    assert where(read_stack(text)) == "busy in f (cell.py, line 4)"
+    assert read_stack("") == [] and where([]) == "no answer, and no stack could be had"
+
+
+@pytest.mark.slow
+def test_four_ranks_name_the_one_that_failed():
+    def one_raises():
+        if dist.get_rank() == 2:
+            raise ValueError("boom")
+        dist.barrier()
+
+    with ranks(4, timeout=30, echo="none", backend="gloo") as pool:
+        with pytest.raises(RankError) as caught:
+            pool.run(one_raises)
+        assert caught.value.headline == "rank 2 failed: ValueError: boom"
+        assert "  ranks 0, 1, 3: waiting in the collective barrier" in str(caught.value)
+        assert "ranks 0, 1, 3, stack, innermost call first:" in str(caught.value)
+        assert pool.run(total) == [4.0] * 4
+
+
+@pytest.mark.slow
+def test_a_rank_that_will_not_leave_is_killed(monkeypatch):
+    monkeypatch.setattr(channel, "STOP_SECONDS", 0.5)
+    pool = ranks(1, echo="none", backend="gloo")
+
+    def refuse():
+        import workbench.world.worker as worker
+
+        worker._leave = lambda: time.sleep(60)
+
+    pool.run(refuse)
+    pids, start = pool.pids, time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 3 and wait_until_gone(pids, 0) == []
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_nccl_faults_are_named_and_the_next_call_works():
+    def on_gpu(fault):
+        value = torch.ones(1, device="cuda")
+        if dist.get_rank() == 1 and fault == "raise":
+            raise ValueError("boom")
+        if dist.get_rank() == 1 and fault == "skip":
+            return None
+        dist.all_reduce(value)
+        return value.item()
+
+    with ranks(2, backend="nccl", timeout=5, echo="none") as pool:
+        assert pool.run(on_gpu, "") == [2.0, 2.0]
+        with pytest.raises(RankError, match="rank 1 failed: ValueError: boom"):
+            pool.run(on_gpu, "raise")
+        assert pool.run(on_gpu, "") == [2.0, 2.0]
+        with pytest.raises(RankError, match=r"rank 0 gave no answer within 5 s\. \(rank 1 had returned\.\)") as caught:
+            pool.run(on_gpu, "skip")
+        assert "return value.item()" in str(caught.value)
+        assert pool.run(on_gpu, "") == [2.0, 2.0]
+        pids, start = pool.pids, time.monotonic()
+    assert wait_until_gone(pids, 0) == [] and time.monotonic() - start < 4.5
