@@ -26,6 +26,7 @@ from workbench.pipeline import (
 )
 from workbench.prove import prove_numerics
 from workbench.recipe import Recipe
+from workbench.train import deterministic
 from workbench.verify.verdicts import Verdict
 from workbench.world.mesh import World
 
@@ -67,6 +68,13 @@ def build(recipe: Recipe, world: World, *, level: Level = "light", progress: Pro
     had no effect.
     """
     check_buildable(recipe)
+    with deterministic(recipe.training.deterministic):  # the backward refuses to run under another setting
+        built = _build(recipe, world, level, progress)
+    _refuse_no_effect(recipe, built.records)
+    return built
+
+
+def _build(recipe: Recipe, world: World, level: Level, progress: Progress) -> Built:
     seconds: dict[str, float] = {}
     started = time.perf_counter()
 
@@ -99,7 +107,6 @@ def build(recipe: Recipe, world: World, *, level: Level = "light", progress: Pro
         progress("numerics")
         built.pipeline = prove_numerics(records, step)
         lap("numerics")
-    _refuse_no_effect(recipe, records)
     return built
 
 

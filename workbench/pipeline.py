@@ -71,12 +71,17 @@ def _checked(name: str, result: Any, lowering: bool) -> Any:
     return result
 
 
+def _lint(record: PassRecord) -> Verdict:
+    found = [lint.lint(b, a) for b, a in zip(record.before, record.after, strict=True)]
+    return next((v for v in found if v.outcome is not Outcome.PASS), found[0])
+
+
 def _light(item: RegisteredPass, record: PassRecord) -> None:
     """Lint, effect, collectives and estimated memory."""
     started = time.perf_counter()
     found = item.effect(record.before, record.after, record.options)
     if all(isinstance(a, GraphModule) for a in record.after):
-        record.verdicts.append(lint.lint(record.before, record.after))
+        record.verdicts.append(_lint(record))
         record.verdicts.append(effect.verdict(found))
         record.verdicts.append(collectives.conserved(record.before, record.after))
         record.verdicts.append(memory.verdict(record.before, record.after))

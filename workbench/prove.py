@@ -10,11 +10,10 @@ from torch.utils import _pytree as pytree
 
 from workbench.compile import CompiledStep
 from workbench.contracts import CONTRACTS, Numerics, PassContract, Stage
-from workbench.data import Batches
 from workbench.partition import saved_nodes
 from workbench.pipeline import PassRecord
 from workbench.torch_api import aot
-from workbench.train import deterministic, gradients
+from workbench.train import Batches, deterministic, gradients
 from workbench.verify import numerics
 from workbench.verify.verdicts import Outcome, Verdict
 
@@ -93,10 +92,10 @@ def prove_numerics(records: Sequence[PassRecord], step: CompiledStep) -> list[Ve
         for record in records:
             record.verdicts.append(unknown)
         return [unknown]
-    batch = Batches(authored.recipe, authored.world).at(0)
+    batch = Batches(authored).at(0)
     groups = authored.recipe.mesh
     size = max([1, *groups.axes.values()])
-    with deterministic(True), torch.no_grad():
+    with deterministic(authored.recipe.training.deterministic), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(step, batch)
         for record in records:

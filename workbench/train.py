@@ -10,10 +10,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from workbench.data import Batches
+from workbench.data import load_text
 from workbench.parallel.author import Authored
-from workbench.torch_api.dtensor import local_tensor
+from workbench.world.mesh import coordinates
+
+class Batches:
+    """This rank's batches of the recipe's text: `at(step)` gives (tokens, targets), int64 (batch, seq_len)."""
+
+    def __init__(self, authored: Authored):
+        recipe = authored.recipe
+        place = coordinates(authored.mesh, authored.world.rank)
+        self.spec, self.device = recipe.data, authored.world.device
+        self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
+        self.text = load_text(
+            self.spec.path, seq_len=self.spec.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"])
+        )
+
+    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        spec = self.spec
+        batch = self.text.batch(
+            step, seq_len=spec.seq_len, batch_per_rank=spec.batch_per_rank, dp_rank=self.dp_rank, seed=spec.seed
+        )
+        return batch[0].to(self.device), batch[1].to(self.device)
+
 
 Step = Callable[..., torch.Tensor]
 
@@ -56,7 +77,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     norms = []
     for gradient in gradients:
         norm = torch.linalg.vector_norm(gradient)
-        norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
@@ -84,7 +105,7 @@ def train(authored: Authored, step: Step | None = None, *, progress: Callable[[i
     """
     recipe, world = authored.recipe, authored.world
     run: Step = authored.module if step is None else step
-    batches = Batches(recipe, world)
+    batches = Batches(authored)
     optimizer = _optimizer(authored)
     cuda = world.device.type == "cuda"
     if cuda:
@@ -110,4 +131,5 @@ def train(authored: Authored, step: Step | None = None, *, progress: Callable[[i
 
 def gradients(authored: Authored) -> dict[str, torch.Tensor]:
     """Each parameter's gradient, this rank's part of it, by qualified name."""
-    return {n: local_tensor(p.grad) for n, p in authored.module.named_parameters() if p.grad is not None}
+    found = {n: p.grad for n, p in authored.module.named_parameters() if p.grad is not None}
+    return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in found.items()}
