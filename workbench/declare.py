@@ -171,6 +171,8 @@ def _sentence(err: Mapping[str, Any], known: list[str]) -> str:
         return f"expected {_EXPECTED[kind]}, got {shown(got)}"
     if kind == "literal_error":
         return f"expected {ctx['expected']}, got {shown(got)}"
+    if kind in ("too_short", "string_too_short"):
+        return "must not be empty"
     bounds = {"greater_than": "more than", "greater_than_equal": "at least",
               "less_than": "less than", "less_than_equal": "at most"}
     if kind in bounds:

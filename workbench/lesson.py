@@ -5,6 +5,7 @@ Declared in TOML and read by the same strict loader as recipes. No torch here.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -40,6 +41,8 @@ class Parameter(Declared):
         right = isinstance(value, (int, float) if kind is float else kind)
         if not right or (isinstance(value, bool) and kind is not bool):
             return f"expected {words[self.type]}, got {shown(value)}"
+        if kind is float and not math.isfinite(value):
+            return f"expected a finite number, got {value}"
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(map(str, self.choices))}, got {value}"
         if (self.min is not None and value < self.min) or (self.max is not None and value > self.max):

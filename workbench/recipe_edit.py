@@ -44,7 +44,9 @@ def apply_overrides(
 def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any) -> str:
     annotation = annotation_at(model, key)
     if annotation is None:
-        return "unknown key" + suggestion(key, all_keys(model))
+        known = all_keys(model)
+        same = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
+        return "unknown key" + (f"; did you mean {same[0]!r}?" if same else suggestion(key, known))
     if isinstance(value, str):
         parsed = parse_value(value)
         takes_text = any(a is str or get_origin(a) is Literal for a in members(annotation))

@@ -1,0 +1,59 @@
+"""Fast tests first, GPU tests skipped without GPUs, and a table of results for `make test-fast`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_RESULTS: dict[str, str] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--results-json", default=None, help="write each test's outcome, and the versions, to this file")
+
+
+def _cost(item: pytest.Item) -> int:
+    """0 for what needs no ranks, 1 for real ranks, 2 for slow ones."""
+    if item.get_closest_marker("slow"):
+        return 2
+    ranked = {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ()))
+    return 1 if ranked or item.get_closest_marker("ranks") else 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=_cost)
+    needing = {item: 2 if item.get_closest_marker("multi_gpu") else 1
+               for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu")}
+    if needing:
+        import torch
+
+        have = torch.cuda.device_count()
+        for item, need in needing.items():
+            if have < need:
+                item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), and this machine has {have}"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        _RESULTS[report.nodeid] = report.outcome
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    target = session.config.getoption("--results-json")
+    if not target:
+        return
+    import torch
+
+    outcomes = list(_RESULTS.values())
+    table = {
+        "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
+        "system": platform.system(), "counts": {o: outcomes.count(o) for o in sorted(set(outcomes))},
+        "tests": dict(sorted(_RESULTS.items())),
+    }
+    Path(target).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,165 @@
+"""Lessons: strict, parameters checked, guesses and answers scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.grading import GRADERS, closeness, grade, predict, register_check
+from workbench.lesson import Lesson, LessonError, lesson_names, load_lesson, parameters
+
+ROOT = Path(__file__).parent.parent
+GOOD = """
+name = "l"
+title = "T"
+question = "Q?"
+about = "A"
+learn = ["x"]
+minutes = 5
+recipe = "tour"
+key_points = ["k"]
+[parameters.steps]
+type = "int"
+default = 20
+min = 2
+max = 100
+[parameters.lr]
+type = "float"
+default = 1e-3
+min = 0
+[parameters.kind]
+type = "str"
+default = "a"
+choices = ["a", "b"]
+[[questions]]
+name = "gathers"
+ask = "How many?"
+[[checkpoints]]
+name = "sum"
+task = "Add up."
+hints = ["one", "two"]
+"""
+
+
+@pytest.fixture
+def lesson(tmp_path: Path) -> Lesson:
+    path = tmp_path / "l.toml"
+    path.write_text(GOOD)
+    return load_lesson(path)
+
+
+def error_of(call, *args, **kwargs) -> str:
+    with pytest.raises(LessonError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", lesson_names())
+def test_the_lessons(name: str) -> None:
+    lesson = load_lesson(name)
+    assert lesson.name == name
+    assert set(lesson.prerequisites) <= set(lesson_names()) - {name}
+    assert lesson.question in lesson._repr_markdown_()
+    assert parameters(lesson).model_dump() == {k: p.default for k, p in lesson.parameters.items()}
+    for point in lesson.checkpoints:
+        if ":" not in point.check:
+            assert point.check in GRADERS
+
+
+def test_the_first_three_lessons_guess_and_grade() -> None:
+    assert {"00_tour", "01_author_with_dtensor", "02_capture_a_joint_graph"} <= set(lesson_names())
+    for name in lesson_names()[:3]:
+        assert load_lesson(name).questions and load_lesson(name).checkpoints
+
+
+def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(GOOD.replace('title = "T"', 'titel = "T"').replace("minutes = 5", 'minutes = "5"')
+                    .replace('hints = ["one", "two"]', "hints = []"))
+    assert error_of(load_lesson, path).splitlines() == [f"{path}: {line}" for line in (
+        "title: this key is required", "minutes: expected a whole number, got text '5'",
+        "checkpoints[0].hints: must not be empty",
+        "titel: unknown key; did you mean 'title'?",
+    )]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("default = 20", "default = 1", "parameters.steps.default: must be from 2 to 100, got 1"),
+    ('default = "a"', 'default = "c"', "parameters.kind.default: must be one of a, b, got c"),
+    ('recipe = "tour"', 'recipe = "tuor"', "recipe: no recipe 'tuor'; did you mean 'tour'?"),
+    ('type = "int"', 'type = "integer"', "parameters.steps.type: expected 'int', 'float', 'str' or 'bool', got text "
+                                         "'integer'"),
+    ("[[checkpoints]]", '[[questions]]\nname = "gathers"\nask = "Again?"\n[[checkpoints]]',
+     "questions: 'gathers' stands there twice: give each its own name"),
+])
+def test_bad_input_word_for_word(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(GOOD.replace(old, new))
+    assert error_of(load_lesson, path) == f"{path}: {message}"
+
+
+def test_names_that_are_not_there(lesson: Lesson) -> None:
+    assert error_of(load_lesson, "00_tuor") == "lesson '00_tuor': no lesson of this name; did you mean '00_tour'?"
+    assert error_of(lesson.predict, "gather") == "lesson 'l': questions: no question 'gather'; did you mean 'gathers'?"
+    assert error_of(lesson.check, "x", 1) == "lesson 'l': checkpoints: no checkpoint 'x'; known: sum"
+
+
+def test_parameters(lesson: Lesson) -> None:
+    p = parameters(lesson, steps=3, lr=1)
+    assert (p.steps, p.lr, p.kind) == (3, 1.0, "a")
+    with pytest.raises(ValueError, match="frozen"):
+        p.steps = 4
+
+
+def test_parameters_all_problems_word_for_word(lesson: Lesson) -> None:
+    found = error_of(parameters, lesson, steps="3", lr=True, kind="c", step=1)
+    assert found.splitlines() == [f"lesson 'l': parameters.{line}" for line in (
+        "steps: expected a whole number, got text '3'", "lr: expected a number, got true",
+        "kind: must be one of a, b, got c", "step: unknown parameter; did you mean 'steps'?")]
+    assert error_of(parameters, lesson, steps=101) == "lesson 'l': parameters.steps: must be from 2 to 100, got 101"
+    assert error_of(parameters, lesson, lr=-1) == "lesson 'l': parameters.lr: must be at least 0, got -1"
+    assert error_of(parameters, lesson, lr=float("nan")) == (
+        "lesson 'l': parameters.lr: expected a finite number, got nan")
+
+
+def test_predict_keeps_the_first_guess(lesson: Lesson) -> None:
+    assert str(lesson.predict("gathers")) == "How many? no guess"
+    guess = lesson.predict("gathers", 12)
+    assert (str(guess), guess.points) == ("How many? guessed 12", None)
+    assert lesson.predict("gathers", 10) is guess
+    assert str(guess.score(10)) == "How many? guessed 12, it is 10, score 83%"
+    assert str(predict("Which?").score("a")) == "Which? no guess, it is a"
+
+
+@pytest.mark.parametrize(("guess", "truth", "score"), [
+    (10, 10, 1), (5, 10, 0.5), (20, 10, 0.5), (-5, 10, 0), (0, 10, 0), (0, 0, 1), (float("inf"), 3, 0),
+    ("A  b", "a b", 1), ("a", "b", 0), ("10", 10, 0), (True, True, 1), (True, 1, 0),
+])
+def test_closeness(guess: object, truth: object, score: float) -> None:
+    assert closeness(guess, truth) == score
+
+
+def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
+    todo = lesson.check("sum", None, truth=100)
+    assert (todo.passed, todo.hints, todo.message) == (False, (), "to do: Add up.")
+    assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low\nhint 1: one"
+    assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
+    assert lesson.check("sum", 120, truth=100).message == "too high"
+    assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
+    right = lesson.check("sum", 98, truth=100)
+    assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
+
+
+def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.grading.GRADERS", dict(GRADERS))
+    register_check("even")(lambda answer: answer % 2 == 0)
+    assert grade("even", 3, {}) == (0.0, "not yet")
+    assert grade("equal", 99, {"truth": 100}) == (0.99, "too low")
+    assert grade("workbench.grading:equal", 100, {"truth": 100}) == (1.0, "right")
+    with pytest.raises(WorkbenchError) as caught:
+        grade("odd", 3, {})
+    assert str(caught.value) == "no check 'odd': one of close, equal, even, or workbench.module:function"
+    with pytest.raises(WorkbenchError, match="check 'workbench.grading:nothing'"):
+        grade("workbench.grading:nothing", 3, {})

@@ -1,0 +1,160 @@
+"""pyproject, constraints and environment.yml say the same, and dependencies are those that are imported."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEV = PROJECT["optional-dependencies"]["dev"]
+# Run as commands or plugins, not imported: the file that runs each.
+RUN = {
+    "ipykernel": "notebooks/00_tour.ipynb", "jupyterlab": "Makefile", "mypy": "Makefile", "nbval": "Makefile",
+    "pre-commit": ".pre-commit-config.yaml", "pytest-timeout": "pyproject.toml", "ruff": "Makefile",
+}
+MODULES = {"ipython": "IPython", "pyyaml": "yaml", "tomli-w": "tomli_w"}
+# Comes with torch where it can, used only if there.
+OPTIONAL = {"triton", "jsonschema"}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[<>=!~\[; ]", requirement)[0]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version))
+
+
+def fits(version: str, requirement: str) -> bool:
+    for op, bound in re.findall(r"(>=|<)([\d.]+)", requirement):
+        if (numbers(version) >= numbers(bound)) != (op == ">="):
+            return False
+    return True
+
+
+def constraints() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    return dict(line.split("==") for line in lines)
+
+
+def imported(*folders: str) -> set[str]:
+    found: set[str] = set()
+    for folder in folders:
+        sources = [p.read_text() for p in (ROOT / folder).rglob("*.py")]
+        for path in (ROOT / folder).glob("*.ipynb"):
+            cells = json.loads(path.read_text())["cells"]
+            code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+            sources += [re.sub(r"(?m)^\s*[%!].*$", "", text) for text in code]
+        for source in sources:
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Import):
+                    found |= {a.name.split(".")[0] for a in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    found.add((node.module or "").split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"workbench", "conftest", "tests"}
+
+
+def test_constraints_pin_what_is_declared_and_nothing_else() -> None:
+    declared = {name_of(r): r for r in PROJECT["dependencies"] + DEV}
+    assert set(constraints()) == set(declared)
+    for name, version in constraints().items():
+        assert fits(version, declared[name]), f"{name}=={version} does not fit {declared[name]}"
+    assert constraints()["torch"] == "2.13.0"
+    assert "torch>=2.11,<2.16" in PROJECT["dependencies"]
+
+
+def test_environment_yml_declares_only_what_pyproject_does_not() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    plain = [d for d in environment["dependencies"] if isinstance(d, str)]
+    (pip,) = [d["pip"] for d in environment["dependencies"] if isinstance(d, dict)]
+    assert pip == ["-c constraints.txt", "-e .[dev]"]
+    python = next(d for d in plain if d.startswith("python="))
+    assert fits(python.removeprefix("python="), PROJECT["requires-python"])
+    assert {name_of(d) for d in plain} == {"python", "pip", "cxx-compiler", "make"}
+
+
+def test_every_import_is_declared() -> None:
+    modules = {MODULES.get(name_of(r), name_of(r)) for r in PROJECT["dependencies"]}
+    assert imported("workbench", "notebooks") - modules - OPTIONAL == set()
+    everywhere = modules | {MODULES.get(name_of(r), name_of(r)) for r in DEV}
+    siblings = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {p.stem for p in (ROOT / "benchmarks").rglob("*.py")}
+    assert imported("tests", "benchmarks") - everywhere - siblings - OPTIONAL - {"torchtitan", "benchmarks"} == set()
+
+
+def test_every_dependency_is_used() -> None:
+    runtime, everywhere = imported("workbench", "notebooks"), imported("workbench", "notebooks", "tests", "benchmarks")
+    unused = []
+    for requirement in PROJECT["dependencies"] + DEV:
+        name = name_of(requirement)
+        used = runtime if requirement in PROJECT["dependencies"] else everywhere
+        there = (ROOT / RUN[name]).is_file() if name in RUN else MODULES.get(name, name.replace("-", "_")) in used
+        unused += [] if there else [name]
+    assert unused == []
+
+
+def test_project() -> None:
+    assert PROJECT["requires-python"] == ">=3.11,<3.13"
+    assert PROJECT["license"] == "BSD-3-Clause"
+    assert (ROOT / "LICENSE").read_text().startswith("BSD 3-Clause License")
+    assert PROJECT["scripts"] == {"workbench": "workbench.cli:main"}
+    assert (ROOT / PROJECT["readme"]).is_file()
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_ci_runs_exactly_make_test() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if line.startswith("make")] == ["make test"]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_make_test_checks_everything() -> None:
+    plan = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    order = [plan.index(step) for step in ("ruff check", "mypy", "pytest tests", "pytest --nbval ", "papermill")]
+    assert order == sorted(order)
+    assert "--nbval-lax" not in plan
+    assert "--nbval-cell-timeout" in plan
+
+
+def test_pre_commit_runs_the_same_and_strips_nothing() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]] == ["make lint"]
+
+
+@pytest.fixture(scope="module")
+def make_venv() -> dict:
+    return runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")
+
+
+@pytest.mark.parametrize(("version", "fit"), [
+    ("2.11.0", True), ("2.11.0+cu130", True), ("2.15.1", True), ("2.10.9", False), ("2.16.0", False), ("3.0.0", False),
+])
+def test_an_installed_torch_that_fits_is_kept(make_venv: dict, monkeypatch: pytest.MonkeyPatch, version: str,
+                                              fit: bool) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    assert make_venv["installed_torch"](">=2.11,<2.16") == (version if fit else None)
+
+
+def test_make_venv_refuses_a_torch_that_does_not_fit(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, ROOT / ".ci" / "make_venv", tmp_path / "v", "--torch", "2.9.0"],
+                         capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (1, "torch 2.9.0 does not fit >=2.11,<2.16 of pyproject.toml\n")
+    assert not (tmp_path / "v").exists()
+
+
+def test_the_environment_is_made_again_only_when_it_must(make_venv: dict) -> None:
+    stamp = make_venv["stamp_of"]
+    assert stamp(None, None) == stamp(None, None)
+    assert len({stamp(None, None), stamp("2.11.0", None), stamp(None, "2.13.0")}) == 3
