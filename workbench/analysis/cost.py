@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,8 +15,8 @@ from workbench.analysis.collectives import Collective, list_collectives
 from workbench.torch_api.device_specs import DEVICES, DeviceSpec, device_spec, device_specs
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
 
-__all__ = ["DEVICES", "DeviceSpec", "GraphCost", "collective_ms", "device_spec", "device_specs", "flops", "flops_per_token",
-           "graph_cost", "node_flops", "node_ms"]
+__all__ = ["DEVICES", "DeviceSpec", "GraphCost", "collective_ms", "device_spec", "device_specs", "flops",
+           "flops_per_token", "graph_cost", "node_flops", "node_ms"]
 
 _FREE = ("view", "bookkeeping", "wait", "collective")
 
@@ -43,8 +42,8 @@ def node_flops(node: torch.fx.Node) -> int:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0
-    shaped = pytree.tree_map(lambda v: v.meta.get("val") if isinstance(v, torch.fx.Node) else v, (node.args, node.kwargs))
-    return hint(formula(*shaped[0], **shaped[1], out_val=node.meta.get("val")))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
 def flops(gm: torch.fx.GraphModule) -> dict[str, int]:
@@ -101,15 +100,19 @@ class GraphCost:
     by_module: dict[str, float] = field(repr=False)
 
 
+def _largest(times: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
 def graph_cost(gm: torch.fx.GraphModule, device: str | DeviceSpec) -> GraphCost:
     """Add up the nodes and the collectives of a graph on a device."""
     spec = device_spec(device)
-    kinds: Counter[Any] = Counter()
-    modules: Counter[Any] = Counter()
+    kinds: dict[str, float] = {}
+    modules: dict[str, float] = {}
     for node in gm.graph.nodes:
         if ms := node_ms(node, spec):
-            kinds[kind_of(node)] += ms
-            modules[module_path(node)] += ms
+            kind, module = kind_of(node), module_path(node)
+            kinds[kind] = kinds.get(kind, 0.0) + ms
+            modules[module] = modules.get(module, 0.0) + ms
     talk = sum(collective_ms(c, spec) for c in list_collectives(gm))
-    return GraphCost(spec.name, sum(kinds.values()), talk, sum(flops(gm).values()), dict(kinds.most_common()),
-                     dict(modules.most_common()))
+    return GraphCost(spec.name, sum(kinds.values()), talk, sum(flops(gm).values()), _largest(kinds), _largest(modules))

@@ -11,18 +11,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch._inductor.codecache
-import torch._inductor.comm_analysis
-import torch._inductor.fx_passes.node_runtime_estimation
-import torch._inductor.fx_passes.overlap_scheduling
-import torch._inductor.scheduler
-import torch._inductor.utils
-import torch.utils._runtime_estimation
-import torch.utils.flop_counter
 
 from workbench.errors import WorkbenchError
 
@@ -75,9 +68,14 @@ def device_spec(device: str | DeviceSpec) -> DeviceSpec:
         ) from None
 
 
+# Imported when first needed: the scheduler's import takes a second.
+_ESTIMATION = "torch.utils._runtime_estimation"
+_OVERLAP = "torch._inductor.fx_passes.overlap_scheduling"
+
+
 def _scale() -> float:
     """What torch multiplies a TFLOP figure by, over 1e12: some releases read it as peta-FLOP. Found by a probe."""
-    estimation = torch.utils._runtime_estimation
+    estimation: Any = import_module(_ESTIMATION)
     a = torch.empty(1000, 1000, device="meta")
     with patch.object(estimation, "get_device_tflops", lambda *_, **__: 1.0):
         ns = estimation.get_compute_time(torch.ops.aten.mm, (a, a), {}, a, {torch.float32})
@@ -109,14 +107,9 @@ def _roofline_mm(spec: DeviceSpec) -> Callable[[torch.fx.Node], float]:
 
 def _clear_estimates() -> None:
     """Forget what Inductor keeps in this process: the cache's path, and the estimates of collectives."""
-    overlap = torch._inductor.fx_passes.overlap_scheduling
-    caches = (
-        torch._inductor.codecache.CacheBase.get_local_cache_path,
-        overlap.get_benchmark_cache,
-        torch._inductor.fx_passes.node_runtime_estimation._get_collective_cache,
-    )
-    for cache in caches:
-        cache.cache_clear()
+    import_module("torch._inductor.codecache").CacheBase.get_local_cache_path.cache_clear()
+    import_module(_OVERLAP).get_benchmark_cache.cache_clear()
+    import_module("torch._inductor.fx_passes.node_runtime_estimation")._get_collective_cache.cache_clear()
 
 
 @contextmanager
@@ -134,12 +127,13 @@ def device_specs(device: str | DeviceSpec) -> Iterator[DeviceSpec]:
     def dram(*_: Any, **__: Any) -> float:
         return spec.dram_gbps
 
-    estimation = torch.utils._runtime_estimation
-    comm = torch._inductor.comm_analysis
-    flop_counter = torch.utils.flop_counter
-    overlap = torch._inductor.fx_passes.overlap_scheduling
+    estimation: Any = import_module(_ESTIMATION)
+    overlap: Any = import_module(_OVERLAP)
+    comm: Any = import_module("torch._inductor.comm_analysis")
+    flop_counter: Any = import_module("torch.utils.flop_counter")
+    importers = (estimation, import_module("torch._inductor.utils"), import_module("torch._inductor.scheduler"))
     with ExitStack() as stack:
-        for module in (estimation, torch._inductor.utils, torch._inductor.scheduler):
+        for module in importers:
             factor = 1.0 / scale if module is estimation else 1.0
             figures = {"get_device_tflops": lambda *a, f=factor, **k: tflops(*a, **k) * f,
                        "get_gpu_dram_gbps": dram, "get_device_dram_gbps": dram}

@@ -69,7 +69,7 @@ def _effects(target: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     schema = target._schema
     shared: set[str] = set().union(*(r.alias_info.before_set for r in schema.returns if r.alias_info is not None))
     marked = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
-    aliased = tuple(name for name, info in marked if info.before_set & shared)
+    aliased = tuple(name for name, info in marked if info.before_set & shared or "*" in info.after_set)
     if op_name(target) == "aten._unsafe_view" or is_wait(target):
         aliased = (schema.arguments[0].name,)
     return aliased, tuple(name for name, info in marked if info.is_write)

@@ -1,0 +1,103 @@
+import torch
+from graphs_by_hand import DIM, gather, shards, trace, two_layer_graph
+
+from workbench.analysis.memory import (
+    alias_chain,
+    gathered_parameters_kept,
+    live_bytes,
+    parameter_gathers,
+    roots,
+    saved_tensors,
+    storage_roots,
+)
+
+WEIGHT = DIM * DIM * 4
+
+
+def forward_that_saves(how):
+    def forward(shard, x):
+        weight = gather(shard)
+        return [x @ weight, how(weight), x]
+
+    return trace(forward, shards(4)[0], shards(4)[2])
+
+
+def chain_of_views(weight):
+    return weight.view(-1).view(DIM, DIM).t().t()
+
+
+def test_a_weight_kept_through_four_views_is_found(fake4):
+    gm = forward_that_saves(chain_of_views)
+    (kept,) = gathered_parameters_kept(gm, 1)
+    assert len(kept.alias) == 6 and "wait" in kept.alias[4] and "all_gather" in kept.alias[5]
+    assert kept.held_bytes == WEIGHT and not kept.copied
+    waits = {n for n in gm.graph.nodes if "wait" in n.name}
+    assert not waits & set(gm.graph.output_node().args[0]), "the naive test, saved waits, must not see it"
+
+
+def test_items_of_split_views_alias_their_weight(fake4):
+    (kept,) = gathered_parameters_kept(forward_that_saves(lambda w: w.split(2)[1]), 1)
+    assert (kept.bytes, kept.held_bytes) == (WEIGHT // 4, WEIGHT)
+
+
+def test_copies_have_a_rule_of_their_own(fake4):
+    for copy in (torch.clone, lambda w: w.to(torch.float64), lambda w: torch.cat([w, w])):
+        gm = forward_that_saves(copy)
+        assert gathered_parameters_kept(gm, 1) == []
+        (kept,) = gathered_parameters_kept(gm, 1, copies=True)
+        assert kept.copied
+
+
+def test_activations_gathered_by_tensor_parallelism_are_not_parameters(fake4):
+    def forward(shard, x):
+        whole = gather(torch.relu(x @ gather(shard)))
+        return [whole.sum(), whole]
+
+    gm = trace(forward, shards(4)[0], shards(4)[2])
+    assert len(parameter_gathers(gm)) == 1
+    assert gathered_parameters_kept(gm, 1) == []
+    assert [row.name for row in saved_tensors(gm, 1)] == [gm.graph.output_node().args[0][1].name]
+
+
+def test_inputs_that_are_saved_hold_nothing_more(fake4):
+    rows = saved_tensors(forward_that_saves(chain_of_views), 1)
+    assert [row.held_bytes for row in rows] == [WEIGHT, 0]
+
+
+def test_schema_and_storage_agree(fake4):
+    gm = forward_that_saves(chain_of_views)
+    by_schema, by_storage = roots(gm), storage_roots(gm)
+    views = [n for n in gm.graph.nodes if n.op == "call_function" and len(alias_chain(n)) > 1 and "wait" not in n.name]
+    assert len(views) >= 4
+    assert {by_storage[v] for v in views} <= {n for n in gm.graph.nodes if by_schema[n] is by_schema[views[0]]}
+
+
+def test_peak_frees_what_is_no_longer_read(fake4):
+    def chain(x):
+        return ((x + 1) * 2) - 3
+
+    gm = trace(chain, torch.ones(1000))
+    found = live_bytes(gm)
+    assert found.input_bytes == 4000
+    assert found.peak_bytes == 4000 + 2 * 4000, "input, one operand and its result"
+    assert found.holders[0][1] == 4000
+
+
+def test_peak_counts_a_storage_once(fake4):
+    gm = trace(lambda x: (x * 2).view(10, 100).t().contiguous().sum(), torch.ones(1000))
+    assert live_bytes(gm).peak_bytes == 4000 + 4000 + 4000
+
+
+def test_a_backward_graph_frees_what_it_was_given(fake4):
+    def step(saved, tangent):
+        return (saved * tangent).exp().exp()
+
+    kept = live_bytes(trace(step, torch.ones(1000), torch.ones(1000)))
+    freed = live_bytes(trace(step, torch.ones(1000), torch.ones(1000), graph="backward"))
+    assert (kept.peak_bytes, freed.peak_bytes) == (16_000, 12_000)
+
+
+def test_holders_name_what_is_alive_at_the_peak(fake4):
+    gm = two_layer_graph()
+    found = live_bytes(gm)
+    assert sum(size for _, size, _ in live_bytes(gm, holders=1000).holders) == found.peak_bytes == max(found.curve)
