@@ -37,7 +37,7 @@ notebooks: venv
 
 small-tour: venv
 	@mkdir -p out
-	@$(BIN)/papermill --cwd notebooks --no-progress-bar notebooks/00_tour.ipynb out/tour_small.ipynb $(SMALL)
+	@$(BIN)/papermill -k python3 --cwd notebooks --no-progress-bar notebooks/00_tour.ipynb out/tour_small.ipynb $(SMALL)
 
 check: lint unit ## linter, types and tests: no notebooks
 

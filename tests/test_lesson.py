@@ -161,5 +161,5 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
     assert str(caught.value) == "no check 'odd': one of close, equal, even, or workbench.module:function"
-    with pytest.raises(WorkbenchError, match="check 'workbench.grading:nothing'"):
+    with pytest.raises(WorkbenchError, match=r"check 'workbench\.grading:nothing'"):
         grade("workbench.grading:nothing", 3, {})

@@ -140,6 +140,9 @@ class Lesson(Declared):
         tried = self._attempts[name] = self._attempts.get(name, 0) + 1
         return CheckResult(name, score, message, point.hints[: min(tried, len(point.hints))])
 
+    def __repr__(self) -> str:
+        return f"Lesson {self.name}: {self.title}"
+
     def _repr_markdown_(self) -> str:
         lines = [f"## {self.title}", f"**{self.question}**", self.about,
                  f"*{self.minutes} minutes, {_NEEDS[self.needs]}"
