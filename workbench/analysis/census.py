@@ -91,12 +91,16 @@ def module_path(node: torch.fx.Node) -> str:
     return clean_path(innermost[0] if isinstance(innermost, tuple | list) else str(innermost))
 
 
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1] / "parallel"))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a node came from; empty strings and None for what its metadata does not say."""
+    """Where a node came from; empty strings and None for what its metadata does not say.
+
+    The line is the innermost one outside torch and outside `workbench.parallel`.
+    """
 
     module: str = ""
     file: str = ""
@@ -116,19 +120,20 @@ def _source(trace: str) -> tuple[str, int, str]:
     frames = _FRAME.findall(trace)
     if not frames:
         return "", 0, ""
-    file, line, _, text = frames[-1]
+    # The model's own line, and not the line of the library that it calls.
+    file, line, _, text = next((f for f in reversed(frames) if not f[0].startswith(_LIBRARIES)), frames[-1])
     return file, int(line), text.strip()
 
 
 def provenance(node: torch.fx.Node) -> Provenance:
-    """Module path, innermost source line and parameter of a node; a backward node gives its forward node's."""
+    """Module path, source line and parameter of a node; a backward node gives its forward node's."""
     file, line, text = _source(node.meta.get("stack_trace") or "")
     backward = node.meta.get("partitioner_tag") == "is_backward" or "fwd_nn_module_stack" in node.meta
     return Provenance(module_path(node), file, line, text, parameter_of(node), backward)
 
 
 def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torch.fx.Node]:
-    """Nodes whose innermost source line is `line` of a file whose path ends in `file`."""
+    """Nodes whose source line is `line` of a file whose path ends in `file`."""
     return [n for n in gm.graph.nodes if (p := provenance(n)).line == line and p.file.endswith(file)]
 
 

@@ -1,0 +1,142 @@
+import pytest
+import torch
+from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
+
+from workbench.analysis.snapshot import snapshot
+from workbench.torch_api.aot import clone
+from workbench.verify.lint import lint
+from workbench.verify.verdicts import Outcome
+
+
+def after(fault):
+    """(snapshot before, the graph with the fault in it)."""
+    gm = two_layer_graph()
+    before = snapshot(gm)
+    fault(gm)
+    gm.recompile()
+    return before, gm
+
+
+def drop_wait(gm):
+    wait = named(gm, "wait_tensor")[0]
+    wait.replace_all_uses_with(wait.args[0])
+    gm.graph.erase_node(wait)
+
+
+def read_before_wait(gm):
+    mm, start = named(gm, "aten.mm")[0], named(gm, "all_gather")[0]
+    mm.replace_input_with(named(gm, "wait_tensor")[0], start)
+
+
+def lose_output(gm):
+    output = gm.graph.output_node()
+    output.args = (list(output.args[0])[:1],)
+
+
+def other_dtype(gm):
+    output = gm.graph.output_node()
+    value = output.args[0][1]
+    with gm.graph.inserting_before(output):
+        cast = gm.graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": torch.bfloat16})
+    cast.meta["val"] = value.meta["val"].to(torch.bfloat16)
+    output.args = ([output.args[0][0], cast],)
+
+
+def rename_placeholder(gm):
+    gm.graph.find_nodes(op="placeholder")[0]._rename("other")
+
+
+def reshape_placeholder(gm):
+    node = gm.graph.find_nodes(op="placeholder")[2]
+    node.meta["val"] = node.meta["val"].new_empty(5, 8)
+
+
+def add_placeholder(gm):
+    with gm.graph.inserting_before(gm.graph.find_nodes(op="placeholder")[0]):
+        gm.graph.placeholder("extra")
+
+
+def use_before_definition(gm):
+    mm = named(gm, "aten.mm")[0]
+    named(gm, "aten.relu")[0].append(mm)
+
+
+def call_module(gm):
+    gm.add_module("inner", torch.nn.Identity())
+    relu = named(gm, "aten.relu")[0]
+    with gm.graph.inserting_after(relu):
+        node = gm.graph.call_module("inner", (relu,))
+    relu.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+
+
+def unused_wait(gm):
+    wait, mm = named(gm, "wait_tensor")[0], named(gm, "aten.mm")[0]
+    mm.replace_input_with(wait, named(gm, "wait_tensor")[1])
+
+
+FAULTS = {
+    drop_wait: "without a wait", read_before_wait: "read by mm without a wait", lose_output: "2 outputs before, 1 after",
+    other_dtype: "output 1 was float32[3, 8] on cpu and is bfloat16", rename_placeholder: "placeholders changed",
+    reshape_placeholder: "was float32[3, 8] on cpu and is float32[5, 8]", add_placeholder: "added ['extra']",
+    use_before_definition: "malformed", call_module: "is a call_module", unused_wait: "1 more waits",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_each_fault_is_caught_and_named(fake4, fault):
+    found = lint(*after(fault))
+    assert found.outcome is Outcome.FAIL
+    assert FAULTS[fault] in found.message
+
+
+def test_a_sound_edit_passes(fake4):
+    def swap_starts(gm):
+        first, second = named(gm, "all_gather")
+        first.prepend(second)
+
+    assert lint(*after(swap_starts)).outcome is Outcome.PASS
+
+
+def test_what_a_pass_returns_must_be_a_graph(fake4):
+    assert "returned NoneType" in lint(two_layer_graph(), None).message  # type: ignore[arg-type]
+
+
+def test_two_graphs_are_checked_and_the_wrong_one_is_named(fake4):
+    good, bad = two_layer_graph(), two_layer_graph()
+    bad.meta["workbench"]["graph"] = "backward"
+    before = clone(good), clone(bad)
+    drop_wait(bad)
+    found = lint(before, (good, bad))
+    assert found.outcome is Outcome.FAIL and found.message.startswith("backward: ")
+
+
+def test_a_wait_behind_a_view_counts(fake4):
+    def viewed(shard):
+        return C10D.wait_tensor(C10D.all_gather_into_tensor(shard, 4, group_name()).view(-1))
+
+    gm = trace(viewed, shards(4)[0])
+    assert lint(gm, clone(gm)).outcome is Outcome.PASS
+
+
+def test_reading_an_out_buffer_before_its_wait_is_caught(fake4):
+    def bucket(shard):
+        whole = shard.new_empty(4 * shard.shape[0], shard.shape[1])
+        mine = whole.narrow(0, 0, shard.shape[0]).copy_(shard)
+        return C10D.wait_tensor(C10D.all_gather_into_tensor_out(mine, 4, group_name(), out=whole)).exp()
+
+    gm = trace(bucket, shards(4)[0])
+    before = snapshot(gm)
+    assert lint(before, gm).outcome is Outcome.PASS
+    exp, start = named(gm, "exp")[0], named(gm, "all_gather")[0]
+    exp.replace_input_with(exp.args[0], named(gm, "new_empty")[0])
+    start.append(exp)
+    assert lint(before, gm).outcome is Outcome.FAIL
+
+
+def test_a_dropped_write_to_an_input_is_caught(fake4):
+    gm = trace(lambda x: [x.add_(1), x * 2], torch.ones(4))
+    before = snapshot(gm)
+    write = named(gm, "add_")[0]
+    write.replace_all_uses_with(write.args[0])
+    gm.graph.erase_node(write)
+    assert "write to x_1" in lint(before, gm).message
