@@ -1,0 +1,64 @@
+"""A workbench for PyTorch's distributed compiler stack: author, capture, transform, partition, compile, train.
+
+Names load on first use, so that reading a recipe imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.build import Built, build
+    from workbench.capture import JointGraph, capture
+    from workbench.compile import CompiledStep, compile_step
+    from workbench.contracts import Numerics, Options, Stage
+    from workbench.errors import WorkbenchError
+    from workbench.lesson import Lesson, load_lesson, parameters
+    from workbench.parallel.author import Authored, author, author_module
+    from workbench.partition import ForwardBackward, partition
+    from workbench.passes.registry import register_pass
+    from workbench.pipeline import PassRecord, run_joint, run_partitioned
+    from workbench.recipe import Recipe, diff_recipes, load_recipe
+    from workbench.report import Report
+    from workbench.run import run
+    from workbench.train import train
+    from workbench.verify.verdicts import Outcome, Verdict
+    from workbench.world.fake import fake_world
+    from workbench.world.mesh import World, current_world
+    from workbench.world.ranks import RankError, ranks
+    from workbench.world.simulated import simulated_world
+
+_HOMES = {
+    "build": ("Built", "build"),
+    "capture": ("JointGraph", "capture"),
+    "compile": ("CompiledStep", "compile_step"),
+    "contracts": ("Numerics", "Options", "Stage"),
+    "errors": ("WorkbenchError",),
+    "lesson": ("Lesson", "load_lesson", "parameters"),
+    "parallel.author": ("Authored", "author", "author_module"),
+    "partition": ("ForwardBackward", "partition"),
+    "passes.registry": ("register_pass",),
+    "pipeline": ("PassRecord", "run_joint", "run_partitioned"),
+    "recipe": ("Recipe", "diff_recipes", "load_recipe"),
+    "report": ("Report",),
+    "run": ("run",),
+    "train": ("train",),
+    "verify.verdicts": ("Outcome", "Verdict"),
+    "world.fake": ("fake_world",),
+    "world.mesh": ("World", "current_world"),
+    "world.ranks": ("RankError", "ranks"),
+    "world.simulated": ("simulated_world",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'workbench' has no name {name!r}")
+    return getattr(import_module(f"workbench.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -76,6 +76,8 @@ def partition(joint: JointGraph) -> ForwardBackward:
     with joint:
         function, forward, backward = aot.compile_joint(joint.export)
     pair = ForwardBackward(joint.authored, joint.parameters, joint.buffers, function, (forward, backward))
+    outputs = pair.forward.graph.output_node().args[0]
+    shared = {"results": len(outputs) - len(saved_nodes(*pair.graphs))}
     for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
-        graph.meta["workbench"] = graph_facts(joint.authored, which)
+        graph.meta["workbench"] = graph_facts(joint.authored, which) | {"shared": shared}
     return pair

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,12 +74,24 @@ def _optimizer(authored: Authored) -> torch.optim.Optimizer:
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm over all gradients, DTensors on different meshes included; a plain scalar tensor."""
-    norms = []
+    """The 2-norm over the whole gradients of all ranks, a plain scalar tensor: one reduction over the world.
+
+    Each rank adds its shards' squares, divided by how many ranks hold the same shard.
+    """
+    copies: dict[int, list[torch.Tensor]] = {}
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
     for gradient in gradients:
-        norm = torch.linalg.vector_norm(gradient)
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    return torch.linalg.vector_norm(torch.stack(norms))
+        local, same = gradient, ranks
+        if isinstance(gradient, DTensor):
+            sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+            shards = math.prod(size for placement, size in sizes if not placement.is_replicate())
+            local, same = gradient.to_local(), ranks // shards
+        copies.setdefault(same, []).append(local)
+    total = sum(torch.nn.utils.get_total_norm(found).double() ** 2 / same for same, found in copies.items())
+    assert isinstance(total, torch.Tensor)
+    if ranks > 1:
+        dist.all_reduce(total)
+    return total.sqrt().to(gradients[0].dtype)
 
 
 def _clip(authored: Authored, limit: float | None) -> float:

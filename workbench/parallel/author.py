@@ -36,8 +36,7 @@ class Authored:
 
     module: forward(tokens, targets) on this data-parallel rank's own batch -> its own loss, a plain scalar tensor.
     buckets: module paths in forward order, as passes group gathers: one path, or a list of those that go together.
-    groups: mesh axis to the name of its process group. sizes: what the model was built with (vocab_size, ...).
-    recipe: None where the model came from `author_module`.
+    groups: mesh axis to the name of its process group. recipe: None where the model came from `author_module`.
     """
 
     module: nn.Module
@@ -47,6 +46,14 @@ class Authored:
     groups: dict[str, str]
     recipe: Recipe | None = None
     batch: Callable[[], tuple[Any, ...]] | None = None
+
+    @property
+    def data_parallel(self) -> str:
+        """What the mesh makes of the parameters: "none", "replicate", "fully_shard" or "hybrid_shard"."""
+        shard, replicate = "dp_shard" in self.groups, "dp_replicate" in self.groups
+        return {(False, False): "none", (False, True): "replicate", (True, False): "fully_shard"}.get(
+            (shard, replicate), "hybrid_shard"
+        )
 
     def example_batch(self) -> tuple[Any, ...]:
         """Inputs of the right shape on the world's device: fake, one value per rank, or this rank's own."""
@@ -84,10 +91,14 @@ def author_module(
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
         if not tensor.is_meta
     }
+    first: dict[int, str] = {}
+    owners = {  # a parameter used by several modules goes by its first name
+        name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)
+    }
     module.to("meta")
     if mesh is not None and "tp" in axes:
         apply_tensor_plan(module, plan, mesh["tp"])
-    _store_parameters(module, world, mesh, precision, seed, initialise, values)
+    _store_parameters(module, world, mesh, precision, seed, initialise, values, owners)
     fill_buffers(module, world, values)
     groups = {axis: str(mesh.get_group(axis).group_name) for axis in axes} if mesh is not None else {}
     return Authored(module, world, mesh, buckets, groups, batch=batch)
@@ -101,26 +112,41 @@ def _store_parameters(
     seed: int,
     initialise: Initialise,
     values: Mapping[str, torch.Tensor],
+    owners: Mapping[str, str],
 ) -> None:
     axes = tuple(mesh.mesh_dim_names or ()) if mesh is not None else ()
     submesh = {axis: mesh[axis] for axis in axes} if mesh is not None else {}
-    stored: dict[int, nn.Parameter] = {}  # a parameter used by several modules stays one
+    mesh_tp = submesh["tp"].size() if "tp" in submesh else 1
+    stored: dict[str, tuple[nn.Parameter, Layout]] = {}
     for path, part in module.named_modules():
         gathers: dict[str, Gather] = {}
         for name, param in part.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
-            layout = Layout.of(full, param, mesh)
+            layout = Layout.of(owners[full], param, mesh)
+            floating = param.dtype.is_floating_point
+            ways = precision if floating else Precision(param.dtype, param.dtype)
+            dtype = precision.stored if floating else param.dtype
+            if world.kind == "simulated" and layout.tp_dim is not None and layout.shape[layout.tp_dim] % mesh_tp:
+                raise AuthoringError(
+                    f"a simulated world cannot cut dim {layout.tp_dim} of {full}, size {layout.shape[layout.tp_dim]}, "
+                    f"into {mesh_tp} unequal parts: choose a tp that divides it, or run on gloo ranks"
+                )
             if layout.sharded and not layout.shape:
                 raise AuthoringError(f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)")
-            dtype = precision.stored if param.dtype.is_floating_point else param.dtype
 
             def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor:
                 return whole_parameter(layout, dtype, world.device, seed, initialise, values)
 
-            if id(param) not in stored:
-                stored[id(param)] = stored_parameter(layout, world, mesh, dtype, whole)
-                stored[id(param)].requires_grad_(param.requires_grad)
-            part._parameters[name] = stored[id(param)]
+            if layout.name not in stored:
+                made = stored_parameter(layout, world, mesh, dtype, whole).requires_grad_(param.requires_grad)
+                stored[layout.name] = (made, layout)
+            shared, theirs = stored[layout.name]
+            if theirs != layout:
+                raise AuthoringError(
+                    f"parameter {full} is {layout.name} under another name, and the plan cuts them differently "
+                    f"(dim {layout.tp_dim} here, dim {theirs.tp_dim} there): give both the same style"
+                )
+            part._parameters[name] = shared
             shape, _ = layout.tp_part(coordinates(mesh, world.rank))
             gathers[name] = Gather(
                 shape=shape,
@@ -131,7 +157,7 @@ def _store_parameters(
                 shard_mesh=submesh.get("dp_shard"),
                 tp_mesh=submesh.get("tp") if layout.tensor_parallel else None,
                 tp_placements=layout.placements()[-1:] if layout.tensor_parallel else (),
-                precision=precision,
+                precision=ways,
             )
         if gathers and (axes or precision.stored != precision.param):
             parametrise(part, gathers)
@@ -140,12 +166,12 @@ def _store_parameters(
 def author(recipe: Recipe, world: World) -> Authored:
     """Build the recipe's model on the recipe's mesh. World and mesh must have as many ranks.
 
-    AuthoringError where the mesh does not fit the model, with the numbers; WorldError where it does not fit the world.
+    AuthoringError where the mesh does not fit the model, with the numbers (the recipe itself refuses heads and
+    sequences that tp does not divide); WorldError where it does not fit the world.
     """
     if recipe.model.family != "llama3":
         raise AuthoringError(f"model.family {recipe.model.family!r} cannot be authored; families are llama3")
     config = llama3_config(recipe)
-    check_tensor_parallel(config, recipe.mesh.tp, recipe.data.seq_len)
     mesh = world.mesh(recipe.mesh)
     with torch.device("meta"):
         module = Llama3(config)
@@ -167,33 +193,7 @@ def author(recipe: Recipe, world: World) -> Authored:
 def llama3_config(recipe: Recipe) -> Llama3Config:
     """The recipe's model sizes; the rotary table is as long as the recipe's sequences if nothing else is said."""
     sizes: dict[str, Any] = {"max_seq_len": recipe.data.seq_len, **recipe.model.sizes()}
-    if sizes["max_seq_len"] < recipe.data.seq_len:
-        raise AuthoringError(
-            f"data.seq_len {recipe.data.seq_len} is longer than model.max_seq_len {sizes['max_seq_len']}"
-        )
     return Llama3Config(**sizes, attention=recipe.model.attention)
-
-
-def check_tensor_parallel(config: Llama3Config, tp: int, seq_len: int) -> None:
-    """AuthoringError where `tp` ranks cannot share the heads, the kv heads, the feed-forward or the sequence evenly.
-
-    The vocabulary may be uneven.
-    """
-    if config.n_heads % config.n_kv_heads:
-        raise AuthoringError(
-            f"model.n_heads {config.n_heads} is not a multiple of model.n_kv_heads {config.n_kv_heads}"
-        )
-    counted = {
-        "model.n_heads": config.n_heads,
-        "model.n_kv_heads": config.n_kv_heads,
-        "model.ffn_dim": config.ffn_dim,
-        "data.seq_len": seq_len,
-    }
-    for key, size in counted.items():
-        if size % tp:
-            raise AuthoringError(
-                f"mesh.tp {tp} does not divide {key} {size} ({size} / {tp} leaves {size % tp}): choose a tp that does"
-            )
 
 
 def random_tokens(

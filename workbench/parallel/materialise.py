@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.parallel.layout import Layout
 from workbench.parallel.plans import AuthoringError
-from workbench.torch_api.simulated import make_per_rank
+from workbench.torch_api.simulated import is_per_rank, make_per_rank, per_rank_values
 from workbench.world.mesh import World, coordinates
 
 Initialise = Callable[[str, torch.Tensor, torch.Generator], None]
@@ -41,7 +42,9 @@ def whole_parameter(
 ) -> torch.Tensor:
     """The unsharded parameter: from `values` by name, or initialised from its own seed."""
     if layout.name in values:
-        return values[layout.name].to(device=device, dtype=dtype)
+        value = values[layout.name]
+        value = per_rank_values(value)[0] if is_per_rank(value) else value
+        return value.to(device=device, dtype=dtype)
     # drawn at one dtype, so that float64 and float32 models start from the same numbers
     whole = torch.empty(layout.shape, dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(seed_of(seed, layout.name))
@@ -58,8 +61,8 @@ def stored_parameter(
         with world.fake_mode:
             local = torch.empty(layout.local_shape(coordinates(mesh, world.rank)), dtype=dtype, device=world.device)
     elif world.kind == "simulated":
-        full = whole()
-        local = make_per_rank(lambda rank: layout.local_part(full, coordinates(mesh, rank)), range(world.size))
+        made = cache(whole)
+        local = make_per_rank(lambda rank: layout.local_part(made(), coordinates(mesh, rank)), range(world.size))
     else:
         local = layout.local_part(whole(), coordinates(mesh, world.rank))
     if mesh is None:

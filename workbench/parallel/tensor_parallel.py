@@ -100,5 +100,20 @@ def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -
         if not found:
             raise AuthoringError(f"{where} matches no module; modules are {_some(paths)}")
         for path in found:
-            parallelize_module(module.get_submodule(path), mesh, read_style(spec, where))
+            part = module.get_submodule(path)
+            _check_even(path, part, spec, mesh.size())
+            parallelize_module(part, mesh, read_style(spec, where))
     return module
+
+
+def _check_even(path: str, part: nn.Module, spec: str | Mapping[str, Any], tp: int) -> None:
+    """AuthoringError where a linear layer's local input or output would be uneven: its ranks could not agree."""
+    table = {"style": spec} if isinstance(spec, str) else spec
+    if not isinstance(part, nn.Linear):
+        return
+    cut = {"colwise": "out_features", "rowwise": "in_features"}.get(table["style"])
+    if cut is None or (cut == "out_features" and table.get("output") == "replicate"):
+        return  # gathered at once, which DTensor does for uneven parts too
+    size = getattr(part, cut)
+    if size % tp:
+        raise AuthoringError(f"mesh.tp {tp} does not divide {path}.{cut} {size}: {size} / {tp} leaves {size % tp}")

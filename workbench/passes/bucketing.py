@@ -60,7 +60,7 @@ def _why_nothing(graphs: Graphs, options: Any) -> str:
 
 def _separate_gathers(gm: GraphModule) -> None:
     facts = gm.meta["workbench"]
-    twins: dict[str, str] = facts.setdefault("gather_groups", {})
+    twins: dict[str, str] = facts["shared"].setdefault("gather_groups", {})  # one for forward and backward
     axes = {group: axis for axis, group in facts["groups"].items()}
     for _, chain in gather_chains(gm):
         for node in chain:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from workbench.analysis.effect import Effect
@@ -39,6 +40,30 @@ def full_inductor_compilation(
     gm: GraphModule, example_inputs: list[Any], *, options: Any
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph with `compile_fx_inner`; the result is boxed (one list argument)."""
-    backward = gm.meta["workbench"]["graph"] == "backward"
-    static = [i for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if aot.is_parameter(n)]
-    return inductor.compile_inner(gm, example_inputs, is_backward=backward, static=static, config=options.config)
+    facts = gm.meta["workbench"]
+    shared, backward = facts["shared"], facts["graph"] == "backward"
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    outputs = len(gm.graph.output_node().args[0])
+    if backward:
+        example_inputs = _as_saved(example_inputs, shared["forward_strides"][shared["results"] :])
+    compiled, strides = inductor.compile_inner(
+        gm,
+        example_inputs,
+        is_backward=backward,
+        static=[i for i, n in enumerate(placeholders) if aot.is_parameter(n)],
+        visible=outputs if backward else shared["results"],
+        config=options.config,
+    )
+    if not backward:
+        shared["forward_strides"] = strides
+    return compiled
+
+
+def _as_saved(example_inputs: list[Any], strides: list[tuple[int, ...] | None]) -> list[Any]:
+    """The backward's example inputs with the layout in which the compiled forward saves them."""
+    fixed = list(example_inputs)
+    for i, stride in enumerate(strides):
+        value = fixed[i]
+        if stride is not None and isinstance(value, torch.Tensor) and value.stride() != tuple(stride):
+            fixed[i] = value.as_strided(value.size(), stride)
+    return fixed

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor import debug as dtensor_debug
 from torch.distributed.tensor.placement_types import _StridedShard
 
-__all__ = ["clear_dtensor_caches", "strided_shard"]
+__all__ = ["clear_dtensor_caches", "open_meshes", "strided_shard"]
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
@@ -26,3 +26,8 @@ def clear_dtensor_caches() -> None:
         if clear is not None:
             clear()
     device_mesh._mesh_resources.mesh_stack.clear()
+
+
+def open_meshes() -> int:
+    """How many meshes are open as context managers: none once a world is left."""
+    return len(device_mesh._mesh_resources.mesh_stack)

@@ -31,21 +31,27 @@ def detect_fake_mode(values: Any) -> Any:
 
 
 def compile_inner(
-    graph: GraphModule, example_inputs: list[Any], *, is_backward: bool, static: list[int], config: dict[str, Any]
-) -> Any:
-    """Lower one graph with `compile_fx_inner`; the result is boxed.
+    graph: GraphModule,
+    example_inputs: list[Any],
+    *,
+    is_backward: bool,
+    static: list[int],
+    visible: int,
+    config: dict[str, Any],
+) -> tuple[Any, list[tuple[int, ...] | None]]:
+    """Lower one graph with `compile_fx_inner`: the boxed callable, and the strides it chose for each output.
 
-    The forward's layout of outputs that the user sees is pinned before, as `compile_fx` does.
+    The first `visible` outputs keep the layout that the graph gives them; the others (saved tensors) are free.
     """
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.utils import record_original_output_strides
+    from torch._guards import TracingContext
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
-    output = graph.graph.output_node()
-    output.meta.setdefault("user_visible_output_idxs", [] if is_backward else list(range(len(output.args[0]))))
+    graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(visible))
     record_original_output_strides(graph)
     keywords = {"is_backward": is_backward, "static_input_idxs": static}
-    with torch._inductor.config.patch(config):
-        return compile_fx_inner(graph, example_inputs, **accepted(compile_fx_inner, keywords))
+    with torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides:
+        compiled = compile_fx_inner(graph, example_inputs, **accepted(compile_fx_inner, keywords))
+    return compiled, list(strides or [])
 
 
 def is_random(target: Any) -> bool:

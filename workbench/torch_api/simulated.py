@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.distributed._local_tensor import LocalTensor, LocalTensorMode, local_tensor_mode
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode, maybe_disable_local_tensor_mode
 
 __all__ = ["is_per_rank", "make_per_rank", "per_rank_values", "simulate_ranks"]
 
@@ -19,10 +19,7 @@ def simulate_ranks(size: int) -> AbstractContextManager[Any]:
 
 def make_per_rank(make: Callable[[int], torch.Tensor], ranks: range) -> torch.Tensor:
     """One tensor that holds `make(rank)` for each rank."""
-    mode = local_tensor_mode()
-    if mode is None:
-        raise RuntimeError("make_per_rank outside of simulate_ranks")
-    with mode.disable():
+    with maybe_disable_local_tensor_mode():  # else each tensor made inside would itself get a value per rank
         values = {rank: make(rank) for rank in ranks}
     return LocalTensor(values)
 
