@@ -138,7 +138,8 @@ def _store_parameters(
                 return whole_parameter(layout, dtype, world.device, seed, initialise, values)
 
             if layout.name not in stored:
-                made = stored_parameter(layout, world, mesh, dtype, whole).requires_grad_(param.requires_grad)
+                made = stored_parameter(layout, world, mesh, dtype, whole)
+                made.requires_grad_(param.requires_grad)
                 stored[layout.name] = (made, layout)
             shared, theirs = stored[layout.name]
             if theirs != layout:
