@@ -9,20 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.build import Built, build
-    from workbench.capture import JointGraph, capture
-    from workbench.compile import CompiledStep, compile_step
+    from workbench.built import Built, build
+    from workbench.joint_graph import JointGraph, capture
+    from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
     from workbench.errors import WorkbenchError
     from workbench.lesson import Lesson, load_lesson, parameters
     from workbench.parallel.author import Authored, author, author_module
-    from workbench.partition import ForwardBackward, partition
+    from workbench.forward_backward import ForwardBackward, partition
     from workbench.passes.registry import register_pass
     from workbench.pipeline import PassRecord, run_joint, run_partitioned
     from workbench.recipe import Recipe, diff_recipes, load_recipe
-    from workbench.report import Report
-    from workbench.run import run
-    from workbench.train import train
+    from workbench.report import Report, run
+    from workbench.training import train
     from workbench.verify.verdicts import Outcome, Verdict
     from workbench.world.fake import fake_world
     from workbench.world.mesh import World, current_world
@@ -30,20 +29,19 @@ if TYPE_CHECKING:
     from workbench.world.simulated import simulated_world
 
 _HOMES = {
-    "build": ("Built", "build"),
-    "capture": ("JointGraph", "capture"),
-    "compile": ("CompiledStep", "compile_step"),
+    "built": ("Built", "build"),
+    "joint_graph": ("JointGraph", "capture"),
+    "compiled_step": ("CompiledStep", "compile_step"),
     "contracts": ("Numerics", "Options", "Stage"),
     "errors": ("WorkbenchError",),
     "lesson": ("Lesson", "load_lesson", "parameters"),
     "parallel.author": ("Authored", "author", "author_module"),
-    "partition": ("ForwardBackward", "partition"),
+    "forward_backward": ("ForwardBackward", "partition"),
     "passes.registry": ("register_pass",),
     "pipeline": ("PassRecord", "run_joint", "run_partitioned"),
     "recipe": ("Recipe", "diff_recipes", "load_recipe"),
-    "report": ("Report",),
-    "run": ("run",),
-    "train": ("train",),
+    "report": ("Report", "run"),
+    "training": ("train",),
     "verify.verdicts": ("Outcome", "Verdict"),
     "world.fake": ("fake_world",),
     "world.mesh": ("World", "current_world"),

@@ -90,7 +90,15 @@ def check(model: type[M], data: Any, prefix: str = "") -> tuple[M | None, list[P
             message = _sentence(err, fields)
             if message not in messages:
                 messages.append(message)
-        return None, [Problem(key, " or ".join(messages)) for key, messages in found.items()]
+        return None, [Problem(key, _either(messages)) for key, messages in found.items()]
+
+
+def _either(messages: list[str]) -> str:
+    """One sentence for the members of a union: "expected text or a list, got 1"."""
+    parts = [m.removeprefix("expected ").rpartition(", got ") for m in messages]
+    if len({got for *_, got in parts}) == 1 and all(m.startswith("expected ") for m in messages):
+        return f"expected {' or '.join(what for what, *_ in parts)}, got {parts[0][2]}"
+    return " or ".join(messages)
 
 
 def fields_of(model: type[BaseModel]) -> list[str]:

@@ -12,10 +12,10 @@ from torch.fx import GraphModule
 
 from workbench import passes as _package_passes  # noqa: F401  registers the package's own
 from workbench.analysis.diff import GraphDiff, diff
-from workbench.capture import JointGraph
+from workbench.joint_graph import JointGraph
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
-from workbench.partition import ForwardBackward
+from workbench.forward_backward import ForwardBackward
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe import PassSpec
 from workbench.torch_api import aot
@@ -194,7 +194,7 @@ def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:
 
 def saved_bytes(pair: ForwardBackward) -> int:
     """Bytes that the forward hands to the backward, parameters that live anyway left out."""
-    from workbench.partition import saved_nodes
+    from workbench.forward_backward import saved_nodes
 
     values = [n.meta.get("val") for n in saved_nodes(*pair.graphs) if n.op != "placeholder"]
     return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))

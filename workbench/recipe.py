@@ -17,25 +17,13 @@ from .contracts import CONTRACTS
 from .declare import DeclarationError, Declared, Problem, check, freeze, read_toml, suggestion
 from .recipe_edit import apply_overrides, flatten
 from .recipe_rules import rule_problems
+from .sizes import SIZES as SIZES
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 
 
 class RecipeError(DeclarationError):
     """A recipe that cannot be read: all its problems, each with file and key."""
-
-
-SIZES: dict[str, dict[str, dict[str, float]]] = {
-    "llama3": {
-        "debug": {"dim": 128, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 256, "ffn_dim": 384,
-                  "rope_theta": 500_000.0, "norm_eps": 1e-5, "max_seq_len": 2048},
-        "1b": {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 32_000, "ffn_dim": 8192,
-               "rope_theta": 500_000.0, "norm_eps": 1e-5, "max_seq_len": 2048},
-        "8b": {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128_256, "ffn_dim": 14_336,
-               "rope_theta": 500_000.0, "norm_eps": 1e-5, "max_seq_len": 8192},
-    }
-}
-"""Sizes of each family's flavors, as workbench.models has them (tested equal); `ModelSpec` may give others."""
 
 
 class ModelSpec(Declared):
@@ -179,6 +167,11 @@ class Recipe(Declared):
         if problems:
             raise RecipeError(f"recipe {self.name!r}", problems)
         return self
+
+    def __repr__(self) -> str:
+        axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.axes.items()) or "one rank"
+        passes = ", ".join(self.pass_names) or "none"
+        return f"Recipe {self.name}: {self.model.family} {self.model.flavor} on {axes}; passes: {passes}"
 
     @property
     def pass_names(self) -> tuple[str, ...]:

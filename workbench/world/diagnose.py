@@ -64,6 +64,13 @@ class RankError(WorkbenchError):
         return f"{type(self).__name__}: {self}".splitlines()
 
 
+def note_interrupt(error: BaseException, waits: Sequence[Failure]) -> None:
+    """Say on an interrupt where the ranks were. IPython shows that instead of the pool's own frames."""
+    lines = ["the ranks were ended.", *(f"rank {failure.rank}: {failure.summary}" for failure in waits)]
+    error.add_note("\n".join(lines))
+    error._render_traceback_ = lambda *_: [f"KeyboardInterrupt: {lines[0]}", *lines[1:]]  # type: ignore[attr-defined]
+
+
 def cause(failures: Sequence[Failure]) -> Failure:
     """The failure that the others follow from, as far as kind and time tell."""
     return min(failures, key=lambda failure: failure.order)

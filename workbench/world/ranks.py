@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from workbench.errors import WorkbenchError
 from workbench.world.channel import ECHOES, Echo, Gang
-from workbench.world.diagnose import Failure, RankError, cause, exit_text, ranks_text, waiting, with_source
+from workbench.world.diagnose import Failure, RankError, cause, exit_text, note_interrupt, ranks_text, waiting, with_source
 from workbench.world.worker import dumps
 
 __all__ = ["RankError", "RankPool", "ranks"]
@@ -149,7 +149,8 @@ class RankPool:
                 self._gang.clear()
                 try:
                     if isinstance(error, KeyboardInterrupt):
-                        _note_stacks(error, gang, [rank for rank in range(self._size) if rank not in answers])
+                        late = [rank for rank in range(self._size) if rank not in answers]
+                        note_interrupt(error, _waits(gang, late))
                 finally:
                     gang.kill()
             raise
@@ -160,9 +161,7 @@ class RankPool:
     ) -> NoReturn:
         late = [rank for rank in range(self._size) if rank not in answers and rank not in failures]
         timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
-        stacks = gang.stacks(late)
-        now = time.monotonic()
-        everyone = [*failures.values(), *(waiting(rank, stacks.get(rank, []), now) for rank in late)]
+        everyone = [*failures.values(), *_waits(gang, late)]
         first = cause(everyone)
         notes = ""
         if timed_out:
@@ -222,6 +221,11 @@ def _resolve(backend: str, n: int) -> str:
     return backend
 
 
+def _waits(gang: Gang, late: Sequence[int]) -> list[Failure]:
+    stacks, now = gang.stacks(late), time.monotonic()
+    return [waiting(rank, stacks.get(rank, []), now) for rank in late]
+
+
 def _failure(gang: Gang, rank: int, kind: str, body: Any) -> Failure:
     now = time.monotonic()
     if kind == "died":
@@ -241,12 +245,6 @@ def _verb(kind: str, starting: bool) -> str:
         "load": "could not load the function or an argument",
         "unsent": "could not send its result",
     }.get(kind, "failed")
-
-
-def _note_stacks(error: BaseException, gang: Gang, late: list[int]) -> None:
-    stacks = gang.stacks(late)
-    for rank in late:
-        error.add_note(f"rank {rank}: {waiting(rank, stacks.get(rank, []), 0.0).summary}")
 
 
 def _unpickle(rank: int, answer: bytes) -> Any:

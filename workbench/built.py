@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workbench.capture import capture
-from workbench.compile import CompiledStep, compile_step
+from workbench.joint_graph import capture
+from workbench.compiled_step import CompiledStep, compile_step
 from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored, author
-from workbench.partition import partition
+from workbench.forward_backward import partition
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import require_compiler
 from workbench.passes.registry import find_pass
@@ -24,9 +24,9 @@ from workbench.pipeline import (
     run_partitioned,
     saved_bytes,
 )
-from workbench.prove import prove_numerics
+from workbench.numerics_proof import prove_numerics
 from workbench.recipe import Recipe
-from workbench.train import deterministic
+from workbench.training import deterministic
 from workbench.verify.verdicts import Verdict
 from workbench.world.mesh import World
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from workbench.compile import CompiledStep
+from workbench.compiled_step import CompiledStep
 from workbench.contracts import CONTRACTS, Numerics, PassContract, Stage
-from workbench.partition import saved_nodes
+from workbench.forward_backward import saved_nodes
 from workbench.pipeline import PassRecord
 from workbench.torch_api import aot
-from workbench.train import Batches, deterministic, gradients
+from workbench.training import Batches, deterministic, gradients
 from workbench.verify import numerics
 from workbench.verify.verdicts import Outcome, Verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.capture import JointGraph, graph_facts, title
+from workbench.joint_graph import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
 
