@@ -50,17 +50,17 @@ class GraphDiff:
         for i, (mark, _) in enumerate(self.lines):
             if mark != " ":
                 keep.update(range(i - context, i + context + 1))
+        places = sorted(k for k in keep if 0 <= k < len(self.lines))
         shown: list[str] = []
         last = -1
-        for i in sorted(k for k in keep if 0 <= k < len(self.lines)):
-            if len(shown) >= limit:
-                shown.append(f"... {self.summary}")
-                break
+        for i in places[:limit]:
             if i != last + 1:
                 shown.append("...")
             mark, line = self.lines[i]
             shown.append(f"{mark} {line}")
             last = i
+        if len(places) > limit:
+            shown.append(f"... and {len(places) - limit} more lines")
         return "\n".join([self.summary, *shown])
 
     def __str__(self) -> str:
