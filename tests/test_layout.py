@@ -17,16 +17,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each layer may import its own and those above it in this list.
 LAYERS = [
-    {"errors", "declare", "grading", "contracts", "recipe_rules", "recipe_edit", "recipe", "lesson", "schemas"},
+    {"errors", "declare", "grading", "contracts", "recipe_rules", "recipe_edit", "sizes", "recipe", "lesson",
+     "schemas"},
     {"torch_api"},
     {"world", "models"},
     {"parallel"},
-    {"capture", "partition"},
+    {"joint_graph", "forward_backward"},
     {"analysis"},
     {"passes"},
     {"verify"},
     {"pipeline"},
-    {"compile", "train", "data", "build", "prove", "report"},
+    {"compiled_step", "training", "data", "built", "numerics_proof", "report"},
     {"draw", "widgets"},
     {"headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]
@@ -127,14 +128,14 @@ def test_modules_are_small(path: Path) -> None:
 
 
 def test_the_gates_can_fail() -> None:
-    assert upward("from workbench.cli import main", "capture") == [
-        "capture:1: imports workbench.cli.main, which lies above it"]
-    assert upward("from ..train import fit", "passes.reshard") == [
-        "passes.reshard:1: imports workbench.train.fit, which lies above it"]
-    assert upward("from . import train", "capture") == ["capture:1: imports workbench.train, which lies above it"]
-    assert upward("def f():\n    import lessons.x", "capture") == ["capture:2: imports lessons.x"]
+    assert upward("from workbench.cli import main", "joint_graph") == [
+        "joint_graph:1: imports workbench.cli.main, which lies above it"]
+    assert upward("from ..training import fit", "passes.reshard") == [
+        "passes.reshard:1: imports workbench.training.fit, which lies above it"]
+    assert upward("from . import training", "joint_graph") == ["joint_graph:1: imports workbench.training, which lies above it"]
+    assert upward("def f():\n    import lessons.x", "joint_graph") == ["joint_graph:2: imports lessons.x"]
     assert upward("", "helpers") == ["helpers: in no layer of tests/test_layout.py: add it where it belongs"]
-    assert upward("from .recipe import Recipe\nfrom workbench.verify.verdicts import Verdict", "capture") == []
+    assert upward("from .recipe import Recipe\nfrom workbench.verify.verdicts import Verdict", "joint_graph") == []
     for bad in ("import torch._dynamo", "from torch._inductor import config", "import torch\ntorch._C.x()",
                 "from torch.distributed.tensor import _api", "import torch.distributed as d\nd._symm(1)",
                 "from torch.testing._internal.distributed import fake_pg", "from torch import fx\nfx._x"):

@@ -148,6 +148,8 @@ deterministic = 1
     ({"passes": "transformer_block_bucketing"}, ["passes: expected a list, got text 'transformer_block_bucketing'"]),
     ({"passes": [{"name": "transformer_block_bucketing", "buckets": [["a", 2]]}]},
      ["passes[0].buckets[0]: expected text, got ['a', 2]", "passes[0].buckets[0][1]: expected text, got 2"]),
+    ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
+     ["passes[0].buckets[0]: expected text or a list, got 1"]),
     ({"passes": ["full_inductor_compilation"]}, [
         "joint_passes, passes: pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to the "
         "list, before it"]),
@@ -260,6 +262,12 @@ def test_mesh() -> None:
     mesh = MeshSpec(dp_replicate=2, dp_shard=3, tp=4)
     assert (mesh.world_size, mesh.dp, list(mesh.axes)) == (24, 6, ["dp_replicate", "dp_shard", "tp"])
     assert not MeshSpec(tp=4).fsdp
+
+
+def test_a_recipe_shows_itself_in_one_line() -> None:
+    assert repr(load_recipe("llama3_block_bucketing")) == (
+        "Recipe llama3_block_bucketing: llama3 debug on dp_shard 2 x tp 4; passes: transformer_block_bucketing")
+    assert repr(Recipe(name="x")) == "Recipe x: llama3 debug on one rank; passes: none"
 
 
 def test_sizes_are_the_models_own() -> None:
