@@ -5,9 +5,9 @@ import pytest
 from workbench.analysis.census import nodes_from_line, nodes_in_module, provenance
 from workbench.analysis.collectives import exposed_in_node_order, launches, list_collectives
 from workbench.analysis.memory import gathered_parameters_kept, parameter_gathers, saved_tensors, storage_roots
+from workbench.forward_backward import partition
 from workbench.joint_graph import capture
 from workbench.parallel.author import author
-from workbench.forward_backward import partition
 from workbench.recipe import load_recipe
 from workbench.torch_api.aot import clone
 from workbench.world.fake import fake_world
