@@ -131,8 +131,8 @@ def test_the_gates_can_fail() -> None:
     assert upward("from workbench.cli import main", "joint_graph") == [
         "joint_graph:1: imports workbench.cli.main, which lies above it"]
     assert upward("from ..training import fit", "passes.reshard") == [
-        "passes.reshard:1: imports workbench.training.fit, which lies above it"]
-    assert upward("from . import training", "joint_graph") == ["joint_graph:1: imports workbench.training, which lies above it"]
+        "passes.reshard:1: imports workbench.train.fit, which lies above it"]
+    assert upward("from . import training", "joint_graph") == ["joint_graph:1: imports workbench.train, which lies above it"]
     assert upward("def f():\n    import lessons.x", "joint_graph") == ["joint_graph:2: imports lessons.x"]
     assert upward("", "helpers") == ["helpers: in no layer of tests/test_layout.py: add it where it belongs"]
     assert upward("from .recipe import Recipe\nfrom workbench.verify.verdicts import Verdict", "joint_graph") == []

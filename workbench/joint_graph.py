@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
@@ -97,7 +96,7 @@ def capture(
         stack.enter_context(aot.capture_settings())
         graph = aot.dynamo_capture(authored.module, args)
         export = aot.export_joint(stack, graph, args, decompositions)
-    except torch._dynamo.exc.TorchDynamoException as error:  # type: ignore[attr-defined]
+    except aot.CaptureError as error:
         stack.close()
         raise WorkbenchError(f"{title(authored)} cannot be captured: {error}") from error
     except BaseException:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from workbench.compiled_step import CompiledStep
 from workbench.contracts import CONTRACTS, Numerics, PassContract, Stage
 from workbench.forward_backward import saved_nodes
 from workbench.pipeline import PassRecord
 from workbench.torch_api import aot
+from workbench.torch_api import tree as pytree
 from workbench.training import Batches, deterministic, gradients
 from workbench.verify import numerics
 from workbench.verify.verdicts import Outcome, Verdict

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -15,6 +14,7 @@ from workbench.analysis.effect import Effect
 from workbench.errors import WorkbenchError
 from workbench.passes.chains import is_backward
 from workbench.passes.registry import Graphs, register_pass
+from workbench.torch_api.ops import short_name
 
 _MATMULS = frozenset({"mm", "bmm", "addmm", "_grouped_mm"})
 _COSTLY = frozenset({
@@ -23,12 +23,6 @@ _COSTLY = frozenset({
     "flex_attention", "reduce_scatter_tensor", "all_to_all_single",
 })
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
-
-
-def operator_name(node: Node) -> str:
-    """`mm` for `aten.mm.default`."""
-    target = node.target
-    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
 def _layer(node: Node) -> int | None:
@@ -58,7 +52,7 @@ def recomputed_in_backward(graphs: Graphs, options: Any) -> Effect:
     forward, backward = graphs
     names = {n.name for n in forward.graph.nodes if n.op == "call_function"}
     repeated = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in names]
-    matmuls = sum(operator_name(n) in _MATMULS for n in repeated)
+    matmuls = sum(short_name(n) in _MATMULS for n in repeated)
     reason = "" if repeated else "the partitioner recomputes nothing: all tagged values are free or already inputs"
     return Effect(bool(repeated), reason, {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls})
 
@@ -82,11 +76,11 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
         layer = _layer(node)
         if node.op != "call_function" or is_backward(node) or layer is None:
             continue
-        name = operator_name(node)
+        name = short_name(node)
         seen.add(name)
         save = name in keep
         if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
-            save = operator_name(node.args[0]) in keep  # type: ignore[arg-type]
+            save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
         if selective and name in _MATMULS:
             matmuls[layer] += 1
             save = save or matmuls[layer] % options.every_nth_matmul == 0

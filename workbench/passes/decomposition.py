@@ -7,18 +7,19 @@ signature, and its body takes the place of the node; the other nodes stay as the
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from workbench.analysis.effect import Effect
 from workbench.errors import WorkbenchError
 from workbench.passes.registry import Graphs, register_pass
-from workbench.torch_api import inductor
+from workbench.torch_api import aot, inductor
+from workbench.torch_api import tree as pytree
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
@@ -97,8 +98,6 @@ class _Decomposer:
         return copied
 
     def run(self) -> GraphModule:
-        import operator
-
         for node in self.old.graph.nodes:
             if node.op == "output":
                 break
@@ -119,11 +118,8 @@ class _Decomposer:
             pytree.tree_map(lambda a: self.map[a] if isinstance(a, Node) else a, old_output.args[0], is_leaf=_is_node)
         )
         output.meta = dict(old_output.meta)
-        self.new.set_codegen(self.old.graph._codegen)
         self.new.eliminate_dead_code()
-        done = GraphModule(self.old, self.new)
-        done.meta = dict(self.old.meta)
-        return done
+        return aot.like(self.old, self.new)
 
 
 def fewer_composite_operators(before: Graphs, after: Graphs, options: Any) -> Effect:

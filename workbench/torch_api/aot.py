@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.config
+import torch._dynamo.exc
 import torch._dynamo.functional_export
 import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
@@ -38,6 +39,9 @@ def dynamo_capture(module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
     return capture(module)(*args)
+
+
+CaptureError = torch._dynamo.exc.TorchDynamoException
 
 
 def export_joint(
@@ -135,7 +139,12 @@ def clone(graph: Graph) -> Graph:
     old_output = next(iter(reversed(graph.graph.nodes)))
     node = new.output(output)
     node.meta = dict(old_output.meta)
+    return like(graph, new)
+
+
+def like(graph: Graph, new: torch.fx.Graph) -> Graph:
+    """A module around `new` with the calling convention, attributes and metadata of `graph`."""
     new.set_codegen(graph.graph._codegen)
-    copied = Graph(graph, new)
-    copied.meta = dict(graph.meta)
-    return copied
+    module = Graph(graph, new)
+    module.meta = dict(graph.meta)
+    return module

@@ -154,3 +154,11 @@ def is_fake(value: Any) -> bool:
         return False
     inner = getattr(value, "_local_tensor", value)
     return isinstance(inner, FakeTensor) or inner.device.type == "meta"
+
+
+def short_name(node: torch.fx.Node) -> str:
+    """`mm` for a node that calls `aten.mm.default`; a plain function's own name."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    return getattr(target, "__name__", str(target))
