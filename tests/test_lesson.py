@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,15 @@ def test_the_lessons(name: str) -> None:
     for point in lesson.checkpoints:
         if ":" not in point.check:
             assert point.check in GRADERS
+
+
+@pytest.mark.parametrize("name", lesson_names())
+def test_every_checkpoint_has_a_solution_and_no_other_lies_beside(name: str) -> None:
+    """That each solution passes, and that the task fails as shipped, is tested by the notebook."""
+    path = ROOT / "lessons" / "solutions" / f"{name}.py"
+    functions = {n.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)}
+    assert functions == {c.name for c in load_lesson(name).checkpoints}
+    assert {p.stem for p in path.parent.glob("*.py")} == set(lesson_names())
 
 
 def test_the_first_three_lessons_guess_and_grade() -> None:
@@ -150,6 +161,13 @@ def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
     right = lesson.check("sum", 98, truth=100)
     assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
+
+
+def test_errors_travel_between_processes() -> None:
+    with pytest.raises(LessonError) as caught:
+        load_lesson("nothing")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems) == (str(caught.value), caught.value.problems)
 
 
 def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
