@@ -128,14 +128,14 @@ def test_modules_are_small(path: Path) -> None:
 
 
 def test_the_gates_can_fail() -> None:
-    assert upward("from workbench.cli import main", "joint_graph") == [
-        "joint_graph:1: imports workbench.cli.main, which lies above it"]
-    assert upward("from ..training import fit", "passes.reshard") == [
-        "passes.reshard:1: imports workbench.train.fit, which lies above it"]
-    assert upward("from . import training", "joint_graph") == ["joint_graph:1: imports workbench.train, which lies above it"]
-    assert upward("def f():\n    import lessons.x", "joint_graph") == ["joint_graph:2: imports lessons.x"]
+    assert upward("from workbench.cli import main", "models.llama3") == [
+        "models.llama3:1: imports workbench.cli.main, which lies above it"]
+    assert upward("from ..headless import x", "passes.reshard") == [
+        "passes.reshard:1: imports workbench.headless.x, which lies above it"]
+    assert upward("from . import draw", "pipeline") == ["pipeline:1: imports workbench.draw, which lies above it"]
+    assert upward("def f():\n    import lessons.x", "pipeline") == ["pipeline:2: imports lessons.x"]
     assert upward("", "helpers") == ["helpers: in no layer of tests/test_layout.py: add it where it belongs"]
-    assert upward("from .recipe import Recipe\nfrom workbench.verify.verdicts import Verdict", "joint_graph") == []
+    assert upward("from .recipe import Recipe\nfrom workbench.verify.verdicts import Verdict", "pipeline") == []
     for bad in ("import torch._dynamo", "from torch._inductor import config", "import torch\ntorch._C.x()",
                 "from torch.distributed.tensor import _api", "import torch.distributed as d\nd._symm(1)",
                 "from torch.testing._internal.distributed import fake_pg", "from torch import fx\nfx._x"):
