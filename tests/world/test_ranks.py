@@ -18,6 +18,7 @@ from processes import wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import worker
+from workbench.world.channel import Echo, rank_env
 from workbench.world.ranks import RankError, RankPool, ranks
 
 pytestmark = pytest.mark.ranks
@@ -144,18 +145,33 @@ def chatter():
     os.write(2, b"10%\r100%\r\nno newline")
 
 
+LINES = ("line 0", "line 1", "100%", "no newline")
+
+
+def test_grouped_output_is_deterministic(capsys):
+    with ranks(2, timeout=30, echo="grouped") as pool:
+        pool.run(chatter)
+    assert capsys.readouterr().out.splitlines() == [f"[rank {rank}] {text}" for rank in (0, 1) for text in LINES]
+
+
 @pytest.mark.parametrize(
-    ("echo", "shown"),
+    ("mode", "shown"),
     [
-        ("grouped", [f"[rank {r}] {text}" for r in (0, 1) for text in ("line 0", "line 1", "100%", "no newline")]),
-        ("rank0", [f"[rank 0] {text}" for text in ("line 0", "line 1", "100%", "no newline")]),
-        ("none", []),
+        ("live", "[rank 1] a\n[rank 0] b\n[rank 1] cd\n[rank 0] e\n"),
+        ("grouped", "[rank 0] b\n[rank 0] e\n[rank 1] a\n[rank 1] cd\n"),
+        ("rank0", "[rank 0] b\n[rank 0] e\n"),
+        ("none", ""),
     ],
 )
-def test_echo_is_deterministic(echo, shown, capsys):
-    with ranks(2, timeout=30, echo=echo) as pool:
-        pool.run(chatter)
-        assert capsys.readouterr().out.splitlines() == shown
+def test_every_echo_shows_its_lines_and_keeps_the_last_ones(mode, shown, capsys):
+    echo = Echo(mode, 2)
+    echo.feed(0, b"of the start\n")
+    echo.quiet = False
+    for rank, data in ((1, b"a\nc"), (0, b"10%\rb\ne"), (1, b"d\n")):
+        echo.feed(rank, data)
+    echo.finish()
+    assert capsys.readouterr().out == shown
+    assert [list(tail) for tail in echo.tail] == [["of the start", "b", "e"], ["a", "cd"]]
 
 
 def test_live_output_comes_during_the_call_with_its_rank(tmp_path, monkeypatch):
@@ -183,6 +199,23 @@ def test_live_output_comes_during_the_call_with_its_rank(tmp_path, monkeypatch):
         monkeypatch.undo()
     lines = sorted(line for text, _ in log.seen for line in text.splitlines())
     assert lines == ["[rank 0] first", "[rank 0] second", "[rank 1] first", "[rank 1] second"]
+
+
+def test_a_rank_that_never_stops_writing_does_not_hold_the_call():
+    def babble():
+        import threading
+
+        def forever():
+            while True:
+                os.write(1, b"x" * 60 + b"\n")
+
+        threading.Thread(target=forever, daemon=True).start()
+
+    with ranks(1, timeout=30, echo="none") as pool:
+        start = time.monotonic()
+        assert pool.run(babble) == [None]
+        assert pool.run(os.getpid) == pool.pids
+        assert time.monotonic() - start < 5
 
 
 def listeners(pids):
@@ -283,12 +316,12 @@ def test_restart_makes_new_ranks(pool):
 
 def test_threads_are_shared_out_among_the_ranks(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    each = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    with ranks(2, timeout=30) as pool:
-        assert pool.run(os.getenv, "OMP_NUM_THREADS") == [each, each]
+    cores = len(os.sched_getaffinity(0))
+    for size in (1, 2, 2 * cores):
+        assert rank_env(0, size, {})["OMP_NUM_THREADS"] == str(max(1, cores // size))
+    assert rank_env(0, 2, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with ranks(1, timeout=30) as pool:
-        assert pool.run(os.getenv, "OMP_NUM_THREADS") == ["3"]
+    assert rank_env(0, 2, {})["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,7 @@ from workbench.world.ranks import ranks
 pool = ranks(2, backend="gloo", timeout=60)
 def endless(helper):
     import subprocess, torch.distributed as dist
+    dist.barrier()
     if dist.get_rank() == 0:
         print("child", subprocess.Popen(["sleep", "300"]).pid, flush=True)
         dist.barrier()
@@ -312,6 +313,7 @@ def start_parent(folder):
         start_new_session=True,
         env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()[1:]]
     pids.append(int(parent.stdout.readline().split()[-1]))
     assert len(pids) == 3 and all(map(alive, pids))
@@ -328,6 +330,7 @@ def test_kill_9_of_the_parent_leaves_no_orphan_and_no_folder(private_folder):
 
 def test_an_interrupt_ends_the_ranks_and_says_where_they_were(private_folder):
     parent, pids = start_parent(private_folder)
+    time.sleep(0.5)  # rank 0 is about to enter its collective
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal or Jupyter does: to the whole group of the parent
     _, errors = parent.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors

@@ -26,6 +26,7 @@ ECHOES = ("live", "grouped", "rank0", "none")
 STOP_SECONDS = 5.0
 STACK_SECONDS = 1.0
 DEAD_CHECK_SECONDS = 0.25
+DRAIN_SECONDS = 1.0
 TAIL_LINES = 10
 
 
@@ -94,7 +95,7 @@ class Gang:
                     "stacks": str(self._stack_file(rank)),
                     "group_timeout": group_timeout,
                 }
-                self._spawn(job, _rank_env(rank, size, env), io_timeout)
+                self._spawn(job, rank_env(rank, size, env), io_timeout)
         except BaseException:
             self.kill()
             raise
@@ -192,7 +193,8 @@ class Gang:
 
     def drain(self) -> None:
         """Echo all that the ranks have written so far. They flush before they answer."""
-        while ready := wait(list(self._pipes), 0):
+        limit = time.monotonic() + DRAIN_SECONDS  # a thread of a rank may never stop writing
+        while time.monotonic() < limit and (ready := wait(list(self._pipes), 0)):
             for fd in ready:
                 self._read(fd)  # type: ignore[arg-type]
 
@@ -254,7 +256,8 @@ class Gang:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
+def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment: this process's, its place, sockets on loopback, its share of threads, then `extra`."""
     env = dict(os.environ)
     env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
     env |= {

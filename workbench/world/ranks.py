@@ -19,7 +19,16 @@ from typing import Any, NoReturn
 
 from workbench.errors import WorkbenchError
 from workbench.world.channel import ECHOES, Echo, Gang
-from workbench.world.diagnose import Failure, RankError, cause, exit_text, note_interrupt, ranks_text, waiting, with_source
+from workbench.world.diagnose import (
+    Failure,
+    RankError,
+    cause,
+    exit_text,
+    note_interrupt,
+    ranks_text,
+    waiting,
+    with_source,
+)
 from workbench.world.worker import dumps
 
 __all__ = ["RankError", "RankPool", "ranks"]
