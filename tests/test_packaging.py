@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from workbench.lesson import load_lesson, parameters
+from workbench.recipe import load_recipe
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEV = PROJECT["optional-dependencies"]["dev"]
@@ -128,6 +131,27 @@ def test_make_test_checks_everything() -> None:
     assert order == sorted(order)
     assert "--nbval-lax" not in plan
     assert "--nbval-cell-timeout" in plan
+
+
+def test_the_small_tour_is_one_that_the_lesson_takes_and_not_its_default() -> None:
+    line = re.search(r"(?m)^SMALL := (.*)$", (ROOT / "Makefile").read_text()).group(1)
+    given = {name: int(value) for name, value in re.findall(r"-p (\w+) (\d+)", line)}
+    lesson = load_lesson("00_tour")
+    assert set(given) == {"dp_shard", "tp", "steps"}
+    assert given != {name: lesson.parameters[name].default for name in given}
+    assert parameters(lesson, **given).tp == given["tp"]
+    load_recipe(lesson.recipe).override({"mesh.dp_shard": given["dp_shard"], "mesh.tp": given["tp"]})
+
+
+def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
+    target = tmp_path / "r.json"
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_contracts.py",
+                          "-k", "good_lists", "--results-json", target], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    table = json.loads(target.read_text())
+    assert table["counts"] == {"passed": 5}
+    assert set(table["tests"].values()) == {"passed"}
+    assert table["torch"].startswith("2.")
 
 
 def test_pre_commit_runs_the_same_and_strips_nothing() -> None:

@@ -158,6 +158,7 @@ deterministic = 1
         "of them"]),
     ({"format_version": 2}, ["format_version: this workbench reads version 1, and the file is version 2: update the "
                              "workbench"]),
+    ({"data": {"path": ""}}, ["data.path: must not be empty"]),
     ({"name": ""}, ["name: must not be empty"]),
 ])
 def test_bad_input_word_for_word(change: dict, lines: list[str]) -> None:

@@ -88,7 +88,7 @@ class MeshSpec(Declared):
 class DataSpec(Declared):
     """Byte-level text: a folder, or by default the sources of Python's standard library."""
 
-    path: str | None = Field(None, description="a folder of text; relative to where the command runs")
+    path: str | None = Field(None, min_length=1, description="a folder of text; relative to where the command runs")
     seq_len: PositiveInt = 64
     batch_per_rank: PositiveInt = Field(2, description="sequences for each data-parallel rank and step")
     seed: NonNegativeInt = 0
