@@ -1,8 +1,12 @@
 import torch
 import torch.distributed as dist
-from graphs_by_hand import C10D, group_name, shards, trace, two_layer_graph
+from graphs_by_hand import C10D, gather, group_name, shards, trace, two_layer_graph
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.analysis.collectives import exposed_in_node_order, launches, list_collectives, payload_bytes
+from workbench.analysis.memory import live_bytes
+from workbench.verify.lint import lint
+from workbench.verify.verdicts import Outcome
 
 
 def test_listing_says_what_moves_where(fake4):
@@ -61,3 +65,17 @@ def test_groups_unknown_to_the_context_have_no_axis(fake4):
     gm.meta.pop("workbench")
     assert {c.axis for c in list_collectives(gm)} == {None}
     assert isinstance(list_collectives(gm)[0].group, str) and torch.distributed.is_initialized()
+
+
+def test_symbolic_sizes_are_read_as_hints_and_add_no_guards(fake4):
+    def gathered(shard):
+        return gather(shard) * 2
+
+    gm = make_fx(gathered, tracing_mode="symbolic")(torch.ones(2, 8))
+    size = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0]
+    guards = len(size.node.shape_env.guards)
+    (found,) = list_collectives(gm)
+    assert (found.shape, found.bytes_in, found.bytes_out) == ((2, 8), 64, 256)
+    assert live_bytes(gm).peak_bytes == 64 + 256 + 256
+    assert lint(gm, gm).outcome is Outcome.PASS
+    assert len(size.node.shape_env.guards) == guards

@@ -75,7 +75,8 @@ def unused_wait(gm):
 
 
 FAULTS = {
-    drop_wait: "without a wait", read_before_wait: "read by mm without a wait", lose_output: "2 outputs before, 1 after",
+    drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
+    lose_output: "2 outputs before, 1 after",
     other_dtype: "output 1 was float32[3, 8] on cpu and is bfloat16", rename_placeholder: "placeholders changed",
     reshape_placeholder: "was float32[3, 8] on cpu and is float32[5, 8]", add_placeholder: "added ['extra']",
     use_before_definition: "malformed", call_module: "is a call_module", unused_wait: "1 more waits",

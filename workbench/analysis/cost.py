@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from workbench.analysis.census import kind_of, module_path
@@ -81,7 +80,7 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0
         return 0.0
     spec = device_spec(device)
     value = node.meta.get("val")
-    tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
     moved = tensor_bytes(tensors) + sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
     dtype = tensors[0].dtype if tensors else torch.float32
     compute = node_flops(node) / (efficiency * spec.peak(dtype))

@@ -96,19 +96,25 @@ def each(graphs: Graphs) -> list[torch.fx.GraphModule | Snapshot]:
     return list(graphs) if isinstance(graphs, Sequence) else [graphs]
 
 
-def snapshot(gm: torch.fx.GraphModule | Snapshot) -> Snapshot:
-    """Record a graph before a pass edits it. A snapshot is returned as it is."""
+def _record(node: torch.fx.Node) -> NodeRecord:
+    target = op_name(node.target) if node.op == "call_function" else str(node.target)
+    overload = getattr(node.target, "_overloadname", "default")
+    args = repr(node.args) + (repr(node.kwargs) if node.kwargs else "")
+    return NodeRecord(node.name, node.op, target if overload == "default" else f"{target}.{overload}", args,
+                      tuple(n.name for n in node.all_input_nodes))
+
+
+def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snapshot:
+    """Record a graph before a pass edits it. A snapshot is returned as it is.
+
+    Without `text` there are no node records: enough for lint and the collectives, not for a diff.
+    """
     if isinstance(gm, Snapshot):
         return gm
     records, placeholders, unused = [], [], 0
     for node in gm.graph.nodes:
-        target = op_name(node.target) if node.op == "call_function" else str(node.target)
-        overload = getattr(node.target, "_overloadname", "default")
-        args = repr(node.args) + (repr(node.kwargs) if node.kwargs else "")
-        records.append(NodeRecord(
-            node.name, node.op, target if overload == "default" else f"{target}.{overload}", args,
-            tuple(n.name for n in node.all_input_nodes),
-        ))
+        if text:
+            records.append(_record(node))
         if node.op == "placeholder":
             placeholders.append((node.name, spec_of(node.meta.get("val"))))
         elif node.op == "call_function" and not node.users and is_wait(node.target):

@@ -94,7 +94,7 @@ def problems_of(
     problems = _form(after, kinds)
     if problems:
         return problems
-    old, new = snapshot(before), snapshot(after)
+    old, new = snapshot(before, text=False), snapshot(after, text=False)
     problems += _boundary(old, new) + unwaited(after)
     if new.unused_waits > old.unused_waits:
         problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
