@@ -30,7 +30,8 @@ Graphs = tuple[GraphModule, ...]
 class PassRecord:
     """One pass of one run: what went in, what came out, how long it took and what was proved.
 
-    `before` and `after` are copies: one joint graph, or the forward and the backward. Seconds are wall time.
+    `before` and `after` are one joint graph, or the forward and the backward; a pass works on a copy, so that both
+    stay as they are. Seconds are wall time; copying counts as proving.
     """
 
     name: str
@@ -90,49 +91,37 @@ def _light(item: RegisteredPass, record: PassRecord) -> None:
     record.verify_seconds += time.perf_counter() - started
 
 
-def _restored(before: Graphs, put: Callable[[int, GraphModule], None]) -> None:
-    for i, graph in enumerate(before):
-        put(i, aot.clone(graph))
-
-
 def run_joint(joint: JointGraph, specs: Sequence[PassSpec], *, progress: Callable[[str], None] = lambda _: None) -> list[PassRecord]:
     """Run the joint passes in order, in place; `progress` hears each pass's name before it runs.
 
-    A pass that raises, or whose graph fails lint, leaves `joint.graph` as that pass received it.
+    Each pass works on a copy: one that raises leaves `joint.graph` as that pass received it.
     """
     records: list[PassRecord] = []
-    before = aot.clone(joint.graph)
     for spec in specs:
         progress(spec.name)
-        item = find_pass(spec.name)
+        item, before = find_pass(spec.name), joint.graph
         options = _options(item, spec)
-        facts = joint.graph.meta["workbench"]
         started = time.perf_counter()
-        try:
-            result = _checked(spec.name, item.function(joint.graph, [], options=options), lowering=False)
-        except BaseException:
-            joint.graph = before
-            raise
-        seconds = time.perf_counter() - started
-        result.recompile()
-        result.meta["workbench"] = facts
-        joint.graph = result
-        after = aot.clone(result)
-        record = PassRecord(spec.name, Stage.JOINT, options, (before,), (after,), seconds, 0.0)
+        given = aot.clone(before)
+        cloned = time.perf_counter()
+        after = _checked(spec.name, item.function(given, [], options=options), lowering=False)
+        seconds = time.perf_counter() - cloned
+        after.recompile()
+        after.meta["workbench"] = before.meta["workbench"]
+        joint.graph = after
+        record = PassRecord(spec.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
         _light(item, record)
         records.append(record)
-        before = after
     return records
 
 
 def prove_partition(records: Sequence[PassRecord], pair: ForwardBackward) -> None:
     """Add what the partitioner made of the tags to the records of the passes that set them."""
-    graphs = (aot.clone(pair.forward), aot.clone(pair.backward))
     for record in records:
         item = find_pass(record.name)
         if item.partition_effect is not None:
             started = time.perf_counter()
-            record.verdicts.append(effect.verdict(item.partition_effect(graphs, record.options)))
+            record.verdicts.append(effect.verdict(item.partition_effect(pair.graphs, record.options)))
             record.verify_seconds += time.perf_counter() - started
 
 
@@ -141,35 +130,31 @@ def run_partitioned(
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
     """Run the passes on forward and backward; the second result holds the bodies of a lowering pass, or None."""
     records: list[PassRecord] = []
-    before: Graphs = tuple(aot.clone(g) for g in pair.graphs)
     bodies: tuple[Any, ...] | None = None
     for spec in specs:
         progress(spec.name)
-        item = find_pass(spec.name)
-        options = _options(item, spec)
-        lowering = item.contract.stage is Stage.LOWERING
-        results = []
-        started = time.perf_counter()
-        for which in ("forward", "backward"):
+        item, before = find_pass(spec.name), pair.graphs
+        options, stage = _options(item, spec), item.contract.stage
+        results, seconds, copying = [], 0.0, 0.0
+        for which, graph in zip(("forward", "backward"), before, strict=True):
+            started = time.perf_counter()
+            given = aot.clone(graph)
+            cloned = time.perf_counter()
             with pair.context(which) as example_inputs:
-                graph = getattr(pair, which)
-                facts = graph.meta["workbench"]
-                given = aot.clone(graph) if lowering else graph  # compilers edit the graph they are given
-                result = _checked(spec.name, item.function(given, example_inputs, options=options), lowering)
-            if not lowering:
-                result.meta["workbench"] = facts
-                result.recompile()
-                pair.replace(which, result)
-            results.append(result)
-        seconds = time.perf_counter() - started
-        after = tuple(results) if lowering else tuple(aot.clone(g) for g in results)
-        record = PassRecord(spec.name, item.contract.stage, options, before, after, seconds, 0.0)
-        _light(item, record)
-        records.append(record)
-        if lowering:
+                result = item.function(given, example_inputs, options=options)
+            results.append(_checked(spec.name, result, stage is Stage.LOWERING))
+            copying, seconds = copying + cloned - started, seconds + time.perf_counter() - cloned
+        after = tuple(results)
+        if stage is Stage.LOWERING:
             bodies = after
         else:
-            before = after
+            for which, graph, result in zip(("forward", "backward"), before, after, strict=True):
+                result.meta["workbench"] = graph.meta["workbench"]
+                result.recompile()
+                pair.replace(which, result)
+        record = PassRecord(spec.name, stage, options, before, after, seconds, copying)
+        _light(item, record)
+        records.append(record)
     return records, bodies
 
 

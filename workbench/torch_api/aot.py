@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 Graph = torch.fx.GraphModule
@@ -145,6 +146,6 @@ def clone(graph: Graph) -> Graph:
 def like(graph: Graph, new: torch.fx.Graph) -> Graph:
     """A module around `new` with the calling convention, attributes and metadata of `graph`."""
     new.set_codegen(graph.graph._codegen)
-    module = Graph(graph, new)
+    module = _LazyGraphModule(graph, new)  # its code is written when it is first run or read
     module.meta = dict(graph.meta)
     return module
