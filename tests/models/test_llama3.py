@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from workbench.models.attention import sdpa
 from workbench.models.llama3 import FLAVORS, Llama3, Llama3Config, RMSNorm, apply_rope, rope_table
-from workbench.recipe import SIZES
+from workbench.sizes import SIZES
 
 SMALL = Llama3Config(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=17, ffn_dim=48, max_seq_len=16)
 
@@ -19,6 +19,7 @@ def tokens(seed: int = 0, seq: int = 8) -> torch.Tensor:
 
 def test_flavors_are_those_a_recipe_can_name():
     assert set(FLAVORS) == set(SIZES["llama3"])
+    assert Llama3Config() == FLAVORS["debug"]
 
 
 @pytest.mark.parametrize(("flavor", "parameters"), [("8b", 8_030_261_248), ("1b", 1_104_218_112)])

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from workbench.models.attention import ATTENTION
-from workbench.recipe import SIZES
+from workbench.sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Llama3Config:
     n_heads: int = 8
     n_kv_heads: int = 4
     vocab_size: int = 256
-    ffn_dim: int = 256
-    rope_theta: float = 10_000.0
+    ffn_dim: int = 384
+    rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
     max_seq_len: int = 2048
     attention: str = "sdpa"

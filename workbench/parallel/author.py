@@ -192,8 +192,8 @@ def author(recipe: Recipe, world: World) -> Authored:
 
 
 def llama3_config(recipe: Recipe) -> Llama3Config:
-    """The recipe's model sizes; the rotary table is as long as the recipe's sequences if nothing else is said."""
-    sizes: dict[str, Any] = {"max_seq_len": recipe.data.seq_len, **recipe.model.sizes()}
+    """The sizes of the recipe's model: the flavor's, with those that the recipe gives in their place."""
+    sizes: dict[str, Any] = dict(recipe.model.sizes())
     return Llama3Config(**sizes, attention=recipe.model.attention)
 
 
