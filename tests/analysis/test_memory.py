@@ -1,5 +1,5 @@
 import torch
-from graphs_by_hand import DIM, gather, shards, trace, two_layer_graph
+from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace, two_layer_graph
 
 from workbench.analysis.memory import (
     alias_chain,
@@ -101,3 +101,34 @@ def test_holders_name_what_is_alive_at_the_peak(fake4):
     gm = two_layer_graph()
     found = live_bytes(gm)
     assert sum(size for _, size, _ in live_bytes(gm, holders=1000).holders) == found.peak_bytes == max(found.curve)
+
+
+def bucket(values):
+    """Gather several values through one buffer that is filled in place, as bucketing does, and copy them out."""
+    whole = values[0].new_empty(4 * sum(v.numel() for v in values))
+    mine = whole.narrow(0, 0, whole.numel() // 4)
+    mine.copy_(torch.cat([v.reshape(-1) for v in values]))
+    done = C10D.wait_tensor(C10D.all_gather_into_tensor_out(mine, 4, group_name(), out=whole)).view(4, -1)
+    outs = [done.new_empty(4, v.numel()) for v in values]
+    torch.ops.aten.split_with_sizes_copy.out(done, [v.numel() for v in values], 1, out=outs)
+    return [out.view(-1, DIM) for out in outs]
+
+
+def test_a_weight_copied_out_of_a_bucket_is_a_copy_and_still_found(fake4):
+    def forward(shard_a, shard_b, x):
+        a, b = bucket([shard_a, shard_b])
+        return [x @ a @ b, a.t(), b]
+
+    gm = trace(forward, *shards(4))
+    assert len(parameter_gathers(gm)) == 1
+    assert gathered_parameters_kept(gm, 1) == []
+    assert len(gathered_parameters_kept(gm, 1, copies=True)) == 2
+
+
+def test_activations_written_into_a_bucket_are_not_parameters(fake4):
+    def forward(shard_a, shard_b, x):
+        a, _ = bucket([shard_a + 1.5, shard_b])
+        return [x @ a, a]
+
+    gm = trace(forward, *shards(4))
+    assert parameter_gathers(gm) == [] == gathered_parameters_kept(gm, 1, copies=True)

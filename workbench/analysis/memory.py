@@ -9,7 +9,7 @@ import torch
 
 from workbench.analysis.census import kind_of, module_path, provenance
 from workbench.torch_api.aot import is_parameter, parameter_of
-from workbench.torch_api.ops import aliased_inputs, collective_kind, storage_key, tensor_bytes
+from workbench.torch_api.ops import aliased_inputs, collective_kind, storage_key, tensor_bytes, written_inputs
 
 Graph = torch.fx.GraphModule
 
@@ -50,7 +50,27 @@ def storage_roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
 _CARRIES = ("view", "copy", "create", "wait", "collective")
 
 
-def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool]) -> bool:
+class Flow:
+    """Where values come from, also through buffers that are filled after they are made, as buckets are."""
+
+    def __init__(self, gm: Graph):
+        self.owner = roots(gm)
+        self.writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        for node in gm.graph.nodes:
+            for buffer in written_inputs(node):
+                if collective_kind(node.target) is None:
+                    self.writers.setdefault(self.owner[buffer], []).append(node)
+
+    def sources(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The nodes whose values `node` holds: its inputs, and for a buffer what is written into it."""
+        found = list(node.all_input_nodes)
+        for writer in self.writers.get(node, ()):
+            filled = {self.owner[n] for n in written_inputs(writer)}
+            found += [n for n in writer.all_input_nodes if self.owner[n] not in filled]
+        return [n for n in found if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
+
+
+def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool], flow: Flow) -> bool:
     """True if everything that the collective moves is a parameter: through views, casts, pads and bucketing only."""
 
     def carried(node: torch.fx.Node) -> bool:
@@ -61,19 +81,19 @@ def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool]) -
                 memo[node] = is_parameter(node) if known else not node.name.startswith("tangents")
             elif node.op == "call_function":
                 kind = kind_of(node)
-                inputs = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
-                memo[node] = (kind in _CARRIES or bool(aliased_inputs(node))) and all(map(carried, inputs))
+                memo[node] = (kind in _CARRIES or bool(aliased_inputs(node))) and all(map(carried, flow.sources(node)))
         return memo[node]
 
     if collective_kind(start.target) != "all_gather":
         return False
-    return all(carried(n) for n in start.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor | list | tuple))
+    return all(map(carried, flow.sources(start)))
 
 
-def parameter_gathers(gm: Graph) -> list[torch.fx.Node]:
+def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node]:
     """The all-gathers that move parameters only (FSDP's), bucketed ones included, and not activations (TP's)."""
     memo: dict[torch.fx.Node, bool] = {}
-    return [n for n in gm.graph.nodes if n.op == "call_function" and _gathers_parameters(n, memo)]
+    flow = flow or Flow(gm)
+    return [n for n in gm.graph.nodes if n.op == "call_function" and _gathers_parameters(n, memo, flow)]
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,9 @@ class SavedTensor:
     copied: bool = False
 
 
-def _gather_behind(node: torch.fx.Node, gathers: Collection[torch.fx.Node]) -> tuple[torch.fx.Node | None, bool]:
+def _gather_behind(
+    node: torch.fx.Node, gathers: Collection[torch.fx.Node], flow: Flow
+) -> tuple[torch.fx.Node | None, bool]:
     """(the parameter gather whose value `node` is, whether copies stand between)."""
     copied, todo, seen = False, [node], set()
     while todo:
@@ -111,9 +133,9 @@ def _gather_behind(node: torch.fx.Node, gathers: Collection[torch.fx.Node]) -> t
         aliased = aliased_inputs(current)
         if aliased:
             todo += aliased
-        elif current.op == "call_function" and kind_of(current) in ("copy", "view"):
+        elif current.op == "call_function" and kind_of(current) in ("copy", "view", "create"):
             copied = True
-            todo += current.all_input_nodes
+            todo += flow.sources(current)
     return None, False
 
 
@@ -138,8 +160,9 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
     `saved`: the number of forward outputs that are results (what follows is saved), the saved nodes' names, or the
     backward graph, whose placeholders have their names.
     """
-    gathers = set(parameter_gathers(forward))
-    owner, counted, rows = roots(forward), set(), []
+    flow = Flow(forward)
+    gathers = set(parameter_gathers(forward, flow))
+    owner, counted, rows = flow.owner, set(), []
     for node in _saved_nodes(forward, saved):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -147,7 +170,7 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
         root = owner[node]
         held = 0 if root in counted or root.op == "placeholder" else tensor_bytes(root.meta.get("val"))
         counted.add(root)
-        gather, copied = _gather_behind(node, gathers)
+        gather, copied = _gather_behind(node, gathers, flow)
         rows.append(SavedTensor(
             node.name, tuple(int(s) if isinstance(s, int) else -1 for s in value.shape),
             str(value.dtype).removeprefix("torch."), tensor_bytes(value), held, module_path(node),

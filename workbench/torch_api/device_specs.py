@@ -93,16 +93,31 @@ def _repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
     return counted
 
 
-def _roofline_mm(spec: DeviceSpec) -> Callable[[torch.fx.Node], float]:
-    def estimate(node: torch.fx.Node) -> float:
-        if node.target != torch.ops.aten.mm.default:
-            return 0.0
-        a, b, out = (n.meta["val"] for n in (*node.all_input_nodes[:1], node.all_input_nodes[-1], node))
-        flops = 2 * out.numel() * a.shape[1]
-        moved = sum(t.numel() * t.element_size() for t in (a, b, out))
-        return 1e3 * max(flops / spec.peak(out.dtype), moved / (spec.dram_gbps * 1e9))
+def _roofline_ms(node: torch.fx.Node) -> float:
+    """The longer of compute and transfer, from torch's own formulas; the figures are whatever is in force."""
+    estimation: Any = import_module(_ESTIMATION)
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    value = node.meta["val"]
+    tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
+    inputs = [n.meta["val"] for n in node.all_input_nodes]
+    compute = estimation.get_compute_time(node.target.overloadpacket, args, kwargs, value, {tensors[0].dtype})  # type: ignore[union-attr]
+    return max(compute, estimation.get_transfer_time(inputs, tensors)) / 1e6
 
-    return estimate
+
+def _without_benchmarks(stack: ExitStack, overlap: Any) -> None:
+    """torch 2.11 measures each matmul on a GPU and exchanges the times between ranks: give it estimates.
+
+    They follow from shapes alone, so the ranks agree without an exchange; later releases skip it likewise.
+    """
+    if not hasattr(overlap, "estimate_runtime_analytical"):
+        return
+    scheduler = overlap.OverlapScheduler
+    align = "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks"
+    stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", _roofline_ms))
+    stack.enter_context(patch.object(overlap, "benchmark_node", lambda node, *_: _roofline_ms(node)))
+    stack.enter_context(patch.object(overlap, "benchmark_node_with_cache_key",
+                                     lambda node, *_: (_roofline_ms(node), None)))
+    stack.enter_context(patch.object(scheduler, align, lambda self: None))
 
 
 def _clear_estimates() -> None:
@@ -140,8 +155,7 @@ def device_specs(device: str | DeviceSpec) -> Iterator[DeviceSpec]:
             for name, figure in figures.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, figure))
-        if hasattr(overlap, "estimate_runtime_analytical"):
-            stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", _roofline_mm(spec)))
+        _without_benchmarks(stack, overlap)
         for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
             stack.enter_context(patch.object(flop_counter, name, _repeat_heads(getattr(flop_counter, name))))
         generation = comm.NVIDIA_GPU_TYPE[spec.generation]
