@@ -27,7 +27,8 @@ LAYERS = [
     {"passes"},
     {"verify"},
     {"pipeline"},
-    {"compiled_step", "training", "data", "built", "numerics_proof", "report"},
+    {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
+     "report_text", "progress", "run_recipe"},
     {"draw", "widgets"},
     {"headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]

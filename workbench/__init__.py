@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from workbench.passes.registry import register_pass
     from workbench.pipeline import PassRecord, run_joint, run_partitioned
     from workbench.recipe import Recipe, diff_recipes, load_recipe
-    from workbench.report import Report, run
+    from workbench.report import Report
+    from workbench.run_recipe import run
     from workbench.training import train
     from workbench.verify.verdicts import Outcome, Verdict
     from workbench.world.fake import fake_world
@@ -40,7 +41,8 @@ _HOMES = {
     "passes.registry": ("register_pass",),
     "pipeline": ("PassRecord", "run_joint", "run_partitioned"),
     "recipe": ("Recipe", "diff_recipes", "load_recipe"),
-    "report": ("Report", "run"),
+    "report": ("Report",),
+    "run_recipe": ("run",),
     "training": ("train",),
     "verify.verdicts": ("Outcome", "Verdict"),
     "world.fake": ("fake_world",),

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torch.fx import GraphModule
+
+from workbench.analysis.cost import flops
 from workbench.joint_graph import capture
 from workbench.compiled_step import CompiledStep, compile_step
 from workbench.contracts import CONTRACTS
@@ -35,7 +38,10 @@ Progress = Callable[[str], None]
 
 @dataclass
 class Built:
-    """A compiled step and what was proved on the way. `seconds` is wall time by stage."""
+    """A compiled step and what was proved on the way. `seconds` is wall time by stage.
+
+    captured: the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
+    """
 
     authored: Authored
     step: CompiledStep
@@ -44,6 +50,8 @@ class Built:
     pipeline: list[Verdict] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     saved_bytes: int = 0
+    captured: GraphModule | None = field(default=None, repr=False)
+    flop: int = 0
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{r.name} {r.outcome}" for r in self.records) or "no passes"
@@ -89,6 +97,7 @@ def _build(recipe: Recipe, world: World, level: Level, progress: Progress) -> Bu
     progress("capture")
     joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
     lap("capture")
+    captured, flop = joint.graph, sum(flops(joint.graph).values())
     with joint:
         records = run_joint(joint, recipe.joint_passes, progress=progress)
         lap("joint passes")
@@ -101,7 +110,8 @@ def _build(recipe: Recipe, world: World, level: Level, progress: Progress) -> Bu
     records += later
     schedule = refuse_divergence(pair)
     step = compile_step(pair, bodies)
-    built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair))
+    built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair),
+                  captured=captured, flop=flop)
     lap("compile")
     if level == "full":
         progress("numerics")

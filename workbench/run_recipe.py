@@ -1,0 +1,242 @@
+"""`run`: a recipe from its file to a report, on ranks that are started here, that torchrun started, or on none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from workbench.built import build, check_buildable
+from workbench.contracts import CONTRACTS
+from workbench.data import load_text
+from workbench.errors import WorkbenchError
+from workbench.passes.registry import RegisteredPass, install_passes, own_passes
+from workbench.pipeline import Level
+from workbench.progress import Post, bars_from_file, local_bars
+from workbench.recipe import Recipe, load_recipe
+from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
+from workbench.roofline import matmul_ceiling, roofline
+from workbench.training import Training, train
+from workbench.verify.verdicts import Outcome, Verdict
+from workbench.world.fake import fake_world
+from workbench.world.mesh import World, WorldError, current_world
+from workbench.world.ranks import ranks
+
+Kind = Literal["auto", "fake", "gloo", "nccl"]
+LIGHT = "level light runs no graph: ask for level full"
+
+
+@dataclass
+class RankResult:
+    """What one rank sends back: plain data, no graphs."""
+
+    rows: list[PassRow]
+    schedule: Verdict
+    pipeline: list[Verdict]
+    seconds: dict[str, float]
+    saved_bytes: int
+    flop: int
+    training: Training | None
+    ceiling: float | None
+
+
+def run(
+    recipe: Recipe | str | os.PathLike[str],
+    *,
+    world: Kind = "auto",
+    level: Level = "light",
+    timeout: float = 600.0,
+    dump: Path | str | None = None,
+    progress: bool = True,
+) -> Report:
+    """Build `recipe` on every rank, train it, and report what each pass did and proved.
+
+    world: "auto" takes NCCL where there are enough GPUs, else gloo; "fake" builds for one rank of a mesh of any size
+    in this process and trains nothing. In a process that torchrun started, or in a rank, its ranks are used.
+    level: "full" also runs each pass's graph against the one it received. timeout: seconds for all of it.
+    dump: a folder for each rank's graphs, as runnable files. progress: bars on stderr.
+
+    Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
+    makes the report not `ok`.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if world not in ("auto", "fake", "gloo", "nccl"):
+        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
+    check_buildable(recipe)
+    folder = Path(dump).absolute() if dump is not None else None
+    stages = 4 + len(recipe.pass_names) + (level == "full")
+    steps = recipe.training.steps
+    if world == "fake":
+        with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
+            results = [on_rank(recipe, level, [], folder, post)]
+            return _report(recipe, here, level, results)
+    load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
+    if dist.is_initialized() or launched():
+        with _joined(world, recipe, timeout) as here:
+            with local_bars(stages, steps, progress and here.rank == 0) as post:
+                mine = on_rank(recipe, level, [], folder, post)
+            results = [None] * here.size  # type: ignore[list-item]
+            dist.all_gather_object(results, mine)
+            return _report(recipe, here, level, results)
+    size = recipe.mesh.world_size
+    with bars_from_file(stages, steps, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
+        results = pool.run(on_rank, recipe, level, own_passes(), folder, Post(path=path))
+        device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
+        here = World(pool.backend, size, 0, device)  # type: ignore[arg-type]
+    return _report(recipe, here, level, results)
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that sets the same variables, started this process as a rank."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+@contextmanager
+def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
+    """The world that this process is a rank of already, or joins now and leaves at the end."""
+    if dist.is_initialized():
+        yield _fitting(current_world(), recipe)
+        return
+    size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if recipe.mesh.world_size != size:
+        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
+                         f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
+    if kind == "nccl" and gpus < here:
+        raise WorldError(f"{here} nccl ranks on this machine need {here} GPUs, and it has {gpus}: use --world gloo")
+    backend = "nccl" if kind == "nccl" or (kind == "auto" and gpus >= here and dist.is_nccl_available()) else "gloo"
+    device = None
+    if backend == "nccl":
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    from datetime import timedelta
+
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
+    try:
+        yield current_world()
+    finally:
+        dist.destroy_process_group()
+
+
+def _fitting(world: World, recipe: Recipe) -> World:
+    if recipe.mesh.world_size != world.size:
+        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and this {world.kind} world "
+                         f"has {world.size}: change the mesh, or run on {recipe.mesh.world_size} ranks")
+    return world
+
+
+def on_rank(
+    recipe: Recipe, level: Level, own: list[RegisteredPass], folder: Path | None, post: Post
+) -> RankResult:
+    """One rank's part of `run`: every rank of the world calls it."""
+    install_passes(own)
+    world = current_world()
+    if world.rank != 0:
+        post = Post()
+    # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
+    built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
+    if folder is not None:
+        from workbench.dump import dump_graphs
+
+        dump_graphs(built, folder)
+    training, ceiling = None, None
+    if world.kind in ("gloo", "nccl"):
+        training = train(built.authored, built.step, progress=post.step)
+        ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
+    why = _missing(world, level)
+    rows = [_row(record, recipe, why) for record in built.records]
+    pipeline = [*built.pipeline, *_measured(world, training)]
+    return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
+                      built.flop, training, ceiling)
+
+
+_NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
+
+
+def _missing(world: World, level: Level) -> dict[str, str]:
+    """Why a check of a pass may be absent."""
+    lowered = "compiled callables, and no graph to look at"
+    numerics = LIGHT if world.kind in ("gloo", "nccl") else f"a {world.kind} world has no values: run on real ranks"
+    timed = LIGHT if world.kind in ("gloo", "nccl") else f"a {world.kind} world has no speed: run on real ranks"
+    return {"lint": lowered, "collectives": lowered, "memory": lowered, "numerics": numerics, "time": timed}
+
+
+def _row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
+    contract = CONTRACTS[record.name]
+    return PassRow(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
+                   record.verify_seconds, complete(record.verdicts, why), record.name in recipe.expect.no_effect)
+
+
+def _measured(world: World, training: Training | None) -> list[Verdict]:
+    """Memory and time of the whole step, measured on this rank."""
+    if training is None:
+        why = f"a {world.kind} world runs nothing: run on real ranks"
+        return [Verdict(check, Outcome.UNKNOWN, why) for check in ("memory", "time")]
+    memory = Verdict("memory", Outcome.UNKNOWN, "the peak is measured on GPUs only, and these ranks are on CPUs")
+    if training.peak_bytes is not None:
+        text = f"peak {training.peak_bytes / 2**30:.2f} GiB measured"
+        memory = Verdict("memory", Outcome.PASS, text, {"peak_bytes": training.peak_bytes, "kind": "measured"})
+    step = median_step(training) or 0.0
+    text = f"median step {step * 1e3:,.1f} ms of {len(training.step_seconds)} steps"
+    return [memory, Verdict("time", Outcome.PASS, text, {"step_seconds": step})]
+
+
+def _report(recipe: Recipe, world: World, level: Level, results: list[RankResult]) -> Report:
+    first = results[0]
+    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+    # a fake world builds one rank: the others of its mesh hold as much
+    flop = sum(r.flop for r in results) if len(results) == world.size else first.flop * world.size
+    reason = "" if first.ceiling is not None else f"a {world.kind} world runs nothing: no ceiling to measure"
+    peaks = [r.training.peak_bytes for r in results if r.training and r.training.peak_bytes is not None]
+    pipeline = [gravest_rank(same) for same in zip(*(r.pipeline for r in results), strict=True)]
+    return Report(
+        recipe=recipe,
+        world={"kind": world.kind, "size": world.size, "axes": dict(recipe.mesh.axes)},
+        level=level,
+        machine=machine() | ({"peak_bytes_by_rank": peaks} if peaks else {}),
+        versions=versions(),
+        seconds=first.seconds,
+        passes=merge_rows([r.rows for r in results]),
+        schedule=gravest_rank([r.schedule for r in results]),
+        pipeline=pipeline,
+        roofline=roofline(flop / tokens, recipe.precision.param, tokens, first.ceiling, median_step(first.training),
+                          reason),
+        saved_bytes=first.saved_bytes,
+        training=first.training,
+        expectations=check_expectations(recipe, first.training, first.saved_bytes),
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores, "gpus": gpus}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def versions() -> dict[str, str]:
+    """Of torch, Python and this package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("torch-compiler-workbench")
+    except PackageNotFoundError:
+        own = "not installed"
+    return {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
