@@ -74,6 +74,7 @@ def partition(joint: JointGraph) -> ForwardBackward:
     Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition`. Closes `joint`.
     """
     with joint:
+        joint.graph = aot.clone(joint.graph)  # torch edits the graph, and the last pass's record keeps the one it made
         function, forward, backward = aot.compile_joint(joint.export)
     pair = ForwardBackward(joint.authored, joint.parameters, joint.buffers, function, (forward, backward))
     outputs = pair.forward.graph.output_node().args[0]
