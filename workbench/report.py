@@ -96,7 +96,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """Why the run is not ok, one sentence each: failed verdicts, missed expectations, and without effect if strict."""
+        """Why the run is not ok, a sentence each: verdicts that fail, expectations missed, no effect where strict."""
         found = [f"{r.name}: {v}" for r in self.passes for v in r.verdicts if v.outcome is Outcome.FAIL]
         found += [f"all passes: {v}" for v in [self.schedule, *self.pipeline] if v.outcome is Outcome.FAIL]
         found += [f"expected {e.name}: {e.message}" for e in self.expectations if e.outcome is Outcome.FAIL]
@@ -139,11 +139,11 @@ class Report:
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def table(self, *, color: bool = False, width: int = 100) -> str:
-        """The verdicts as text: a row a pass, a column a check, and the reasons underneath."""
+    def table(self, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
+        """The verdicts as text: a row a pass, a column a check, and, if `reasoned`, the reasons underneath."""
         from workbench.report_text import table
 
-        return table(self, color=color, width=width)
+        return table(self, reasoned=reasoned, color=color, width=width)
 
     def _repr_html_(self) -> str:
         from workbench.report_text import html

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html as markup
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.verify.verdicts import CHECKS, Outcome, Verdict
 
@@ -22,7 +22,8 @@ def _painted(text: str, outcome: Outcome, color: bool) -> str:
 def title(report: Report) -> str:
     axes = " x ".join(f"{axis} {size}" for axis, size in report.world["axes"].items()) or "one rank"
     size = report.world["size"]
-    return f"{report.recipe.name} on {size} {report.world['kind']} rank{'s' * (size != 1)} ({axes}), level {report.level}"
+    who = f"{size} {report.world['kind']} rank{'s' * (size != 1)}"
+    return f"{report.recipe.name} on {who} ({axes}), level {report.level}"
 
 
 def rows(report: Report) -> list[tuple[str, list[Outcome]]]:
@@ -43,8 +44,20 @@ def said(verdict: Verdict) -> str:
     """The message, or what figures the evidence holds."""
     if verdict.message:
         return verdict.message
-    plain = {k.replace("_", " "): v for k, v in verdict.evidence.items() if isinstance(v, int | float | str)}
-    return "; ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in plain.items())
+    return "; ".join(filter(None, (_figure(k.replace("_", " "), v) for k, v in verdict.evidence.items())))
+
+
+def _figure(name: str, value: Any) -> str:
+    """One entry of the evidence in a few words: long tables as their total, lists as their length."""
+    if isinstance(value, dict) and value and all(isinstance(v, int) for v in value.values()):
+        if len(value) > 3:
+            return f"{name} {sum(value.values()):,}"
+        return f"{name} " + ", ".join(f"{str(k).replace('_', ' ')} {v:,}" for k, v in value.items())
+    if isinstance(value, list):
+        return f"{name} {len(value)}"
+    if isinstance(value, int):
+        return f"{name} {value:,}"
+    return f"{name} {value}" if isinstance(value, float | str) else ""
 
 
 def unchecked(report: Report) -> dict[str, list[str]]:
@@ -59,11 +72,10 @@ def unchecked(report: Report) -> dict[str, list[str]]:
     return found
 
 
-def notes(report: Report) -> list[str]:
-    """LOSSY tolerances, warnings of passes without effect, and expectations, one line each."""
-    lines = [f"{r.name} is LOSSY: norm-relative tolerance {r.tolerance:g} on the loss and each gradient"
-             for r in report.passes if r.tolerance is not None]
-    return lines + [f"expected {e.name}: {e.outcome}, {e.message}" for e in report.expectations]
+def lossy(report: Report) -> list[str]:
+    """Each LOSSY pass with its tolerance: told once, where its verdicts are shown."""
+    return [f"{r.name} is LOSSY: norm-relative tolerance {r.tolerance:g} on the loss and each gradient"
+            for r in report.passes if r.tolerance is not None]
 
 
 def figures(report: Report) -> list[str]:
@@ -103,7 +115,7 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
 
 
-def table(report: Report, *, color: bool = False, width: int = 100) -> str:
+def table(report: Report, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
     """See `Report.table`."""
     lines = [title(report), ""]
     names = [name for name, _ in rows(report)]
@@ -115,19 +127,20 @@ def table(report: Report, *, color: bool = False, width: int = 100) -> str:
         padded = [_painted(text, o, color) + " " * (_CELL - len(text)) for text, o in zip(cells, outcomes, strict=True)]
         short = name if len(name) < left else name[: left - 2] + "…"
         lines.append(f"{short:<{left}}" + "".join(padded).rstrip())
-    for name, verdicts in reasons(report):
+    for name, verdicts in reasons(report) if reasoned else []:
         if verdicts:
             lines += ["", name]
         for v in verdicts:
             mark = "" if v.outcome is Outcome.PASS else f"{v.outcome}: "
             text = _wrapped(mark + said(v), width, f"  {v.check:<12}", " " * 14)
             lines += [_painted(t, v.outcome, color and v.outcome is not Outcome.PASS) for t in text]
-    if missing := unchecked(report):
+    if reasoned and (missing := unchecked(report)):
         lines += ["", "not checked (UNKNOWN)"]
         for why, checks in missing.items():
             lines += _wrapped(f"{', '.join(checks)}: {why}", width, "  ", "    ")
     lines.append("")
-    for line in [*notes(report), *figures(report)]:
+    expected = [f"expected {e.name}: {e.outcome}, {e.message}" for e in report.expectations]
+    for line in [*lossy(report), *expected, *figures(report)]:
         lines += _wrapped(line, width, "", "  ")
     lines += [_painted(line, Outcome.FAIL, color) for p in report.problems for line in _wrapped(p, width, "! ", "  ")]
     text, outcome = verdict_line(report)
@@ -149,20 +162,26 @@ def html(report: Report) -> str:
     whole = {v.check: v for v in report.pipeline} | {"collectives": report.schedule}
     cells = ["<td></td>" if c in ("lint", "effect") else _cell(whole[c]) for c in CHECKS]
     body.append("<tr><td style='text-align:left'>whole step</td>" + "".join(cells) + "</tr>")
-    listed = "".join(f"<li><code>{escape(name)}</code>: " + "; ".join(escape(f"{v.check}: {v.outcome}, {said(v)}") for v in verdicts) + "</li>"
-                     for name, verdicts in reasons(report) if verdicts)
+    listed = "".join(
+        f"<li><code>{escape(name)}</code>: {'; '.join(escape(f'{v.check}: {_fact(v)}') for v in told)}</li>"
+        for name, verdicts in reasons(report) if (told := [v for v in verdicts if _fact(v)])
+    )
     listed += "".join(f"<li>{escape(', '.join(checks))}: UNKNOWN, {escape(why)}</li>"
                       for why, checks in unchecked(report).items())
     text, outcome = verdict_line(report)
-    lines = [*notes(report), *report.problems]
+    lines = [*lossy(report), *(f"expected {e.name}: {e.outcome}" for e in report.expectations), *report.problems]
     return (f"<b>{escape(title(report))}</b>"
             f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
             + "".join(f"<div>{escape(line)}</div>" for line in lines)
             + f"<div><b style='background:{_FILLS[outcome]};padding:0 .4em'>{escape(text)}</b></div>"
-            f"<details><summary>what was found</summary><ul>{listed}</ul>"
-            + "".join(f"<div>{escape(line)}</div>" for line in figures(report)) + "</details>")
+            f"<details><summary>what was found</summary><ul>{listed}</ul></details>")
+
+
+def _fact(verdict: Verdict) -> str:
+    """What the verdict says, without figures that differ from run to run: a committed notebook is compared."""
+    return "" if verdict.outcome is Outcome.PASS and verdict.check in ("numerics", "time") else said(verdict)
 
 
 def _cell(verdict: Verdict) -> str:
     return (f"<td style='text-align:left;background:{_FILLS[verdict.outcome]};color:#222' "
-            f"title='{markup.escape(verdict.message, quote=True)}'>{verdict.outcome}</td>")
+            f"title='{markup.escape(_fact(verdict), quote=True)}'>{verdict.outcome}</td>")

@@ -24,6 +24,7 @@ from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe, load_recipe
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
+from workbench.supported import require_torch
 from workbench.training import Training, train
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
@@ -67,6 +68,7 @@ def run(
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
     """
+    require_torch()
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if world not in ("auto", "fake", "gloo", "nccl"):
         raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
@@ -77,7 +79,7 @@ def run(
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
             results = [on_rank(recipe, level, [], folder, post)]
-            return _report(recipe, here, level, results)
+            return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     if dist.is_initialized() or launched():
         with _joined(world, recipe, timeout) as here:
@@ -87,11 +89,38 @@ def run(
             dist.all_gather_object(results, mine)
             return _report(recipe, here, level, results)
     size = recipe.mesh.world_size
+    if world == "nccl":
+        _refuse_nccl(size)
     with bars_from_file(stages, steps, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
         results = pool.run(on_rank, recipe, level, own_passes(), folder, Post(path=path))
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         here = World(pool.backend, size, 0, device)  # type: ignore[arg-type]
-    return _report(recipe, here, level, results)
+    return _kept(_report(recipe, here, level, results))
+
+
+REPORTS = "WORKBENCH_REPORTS"
+"""Environment variable: a folder in which every report of this process is left, for who runs a notebook unseen."""
+
+
+def _kept(report: Report) -> Report:
+    folder = os.environ.get(REPORTS)
+    if folder:
+        number = len(list(Path(folder).glob("*.json"))) + 1
+        path = Path(folder) / f"report_{number}_{report.recipe.name}.json"
+        report.to_json(path)
+        path.with_suffix(".txt").write_text(report.table(reasoned=False) + "\n", encoding="utf-8")
+    return report
+
+
+def _refuse_nccl(ranks_here: int) -> None:
+    """Say it where NCCL would have too few GPUs."""
+    gpus = _gpus()
+    if not gpus:
+        raise WorldError("world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
+    if gpus < ranks_here:
+        have = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has {have}: "
+                         f"make the mesh smaller, or take world gloo")
 
 
 def launched() -> bool:
@@ -107,12 +136,12 @@ def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
         return
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = _gpus()
     if recipe.mesh.world_size != size:
         raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
                          f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
-    if kind == "nccl" and gpus < here:
-        raise WorldError(f"{here} nccl ranks on this machine need {here} GPUs, and it has {gpus}: use --world gloo")
+    if kind == "nccl":
+        _refuse_nccl(here)
     backend = "nccl" if kind == "nccl" or (kind == "auto" and gpus >= here and dist.is_nccl_available()) else "gloo"
     device = None
     if backend == "nccl":
@@ -216,9 +245,13 @@ def _report(recipe: Recipe, world: World, level: Level, results: list[RankResult
     )
 
 
+def _gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = [torch.cuda.get_device_name(i) for i in range(_gpus())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores, "gpus": gpus}
 

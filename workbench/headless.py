@@ -1,0 +1,118 @@
+"""A lesson's notebook from start to end without a browser: checked parameters, a kept notebook, a page."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.lesson import load_lesson, parameters
+from workbench.run_recipe import REPORTS
+
+
+class NotebookError(WorkbenchError):
+    """A cell of the notebook failed; the message names it and where the notebook was kept."""
+
+    failed_run = True
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Where a run left its notebook and its page; `tables` are the verdict tables of its `run` calls, in order."""
+
+    notebook: Path
+    page: Path
+    tables: list[str]
+
+
+def notebooks_dir() -> Path:
+    """Where notebooks are found: $WORKBENCH_NOTEBOOKS, or notebooks of the checkout."""
+    return Path(os.environ.get("WORKBENCH_NOTEBOOKS") or Path(__file__).resolve().parent.parent / "notebooks")
+
+
+def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Parameters from the command line: each value is read as TOML where the lesson's parameter is not text."""
+    kinds = {name: p.type for name, p in load_lesson(lesson).parameters.items()}
+    values: dict[str, Any] = {}
+    for name, text in changes.items():
+        values[name] = text
+        if kinds.get(name) != "str":
+            with contextlib.suppress(tomllib.TOMLDecodeError):
+                values[name] = tomllib.loads(f"value = {text}")["value"]
+    return values
+
+
+def run_lesson(name: str, values: Mapping[str, Any], out: Path, *, progress: bool = True) -> Executed:
+    """Execute notebooks/NAME.ipynb with `values` for its parameters cell, into the folder `out`.
+
+    Raises LessonError before the first cell where a parameter does not fit, NotebookError where a cell fails: the
+    notebook is kept, with the failing cell marked.
+    """
+    checked = parameters(load_lesson(name), **values).model_dump()
+    source = notebooks_dir() / f"{name}.ipynb"
+    if not source.is_file():
+        raise WorkbenchError(f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkbenchError(f"{out}: cannot be made: {error.strerror}") from None
+    target, page = out / source.name, out / f"{name}.html"
+    with _reports() as folder:
+        _execute(source, target, checked, progress)
+        tables = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
+    page.write_text(_html(target), encoding="utf-8")
+    return Executed(target, page, tables)
+
+
+@contextlib.contextmanager
+def _reports() -> Iterator[Path]:
+    """A folder in which `run` leaves the reports of the kernel that starts inside."""
+    before = os.environ.get(REPORTS)
+    with tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder:
+        os.environ[REPORTS] = folder
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop(REPORTS)
+            if before is not None:
+                os.environ[REPORTS] = before
+
+
+def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool) -> None:
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import papermill
+        from papermill.exceptions import PapermillExecutionError
+
+        bar: Any = {"desc": source.stem, "file": sys.stderr, "ncols": 80} if progress else False
+        try:
+            papermill.execute_notebook(str(source), str(target), values, kernel_name="python3",
+                                       cwd=str(source.parent), progress_bar=bar)
+        except PapermillExecutionError as error:
+            raise NotebookError(_failure(source, target, error)) from None
+
+
+def _failure(source: Path, target: Path, error: Any) -> str:
+    lines = [line for line in error.source.splitlines() if line.strip()]
+    cell = f"code cell {error.exec_count}" if error.exec_count else f"cell {error.cell_index}"
+    what = ": ".join(filter(None, (error.ename, str(error.evalue).strip())))
+    return (f"{source.name}: {cell} failed, which starts `{lines[0].strip() if lines else ''}`\n"
+            f"{what}\nthe notebook up to there is kept: {target}")
+
+
+def _html(notebook: Path) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from nbconvert import HTMLExporter
+
+        return HTMLExporter().from_filename(str(notebook))[0]
