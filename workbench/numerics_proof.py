@@ -80,6 +80,13 @@ def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangen
     return outputs[: len(outputs) - count] + _call(backward, kept + tangents)
 
 
+def run_graphs(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
+    """The outputs and gradients of a record's graphs, those it received or those it made, on one step's inputs."""
+    if record.stage is Stage.JOINT:
+        return _joint(graphs[0], primals, tangents)
+    return _pair(record, graphs, primals, tangents)
+
+
 def prove_numerics(records: Sequence[PassRecord], step: CompiledStep) -> list[Verdict]:
     """Add a numerics verdict to each record; returns the verdict of the whole list against eager.
 
@@ -99,10 +106,7 @@ def prove_numerics(records: Sequence[PassRecord], step: CompiledStep) -> list[Ve
         with torch.enable_grad():
             primals, tangents = real_inputs(step, batch)
         for record in records:
-            if record.stage is Stage.JOINT:
-                before, after = (_joint(g[0], primals, tangents) for g in (record.before, record.after))
-            else:
-                before, after = (_pair(record, g, primals, tangents) for g in (record.before, record.after))
+            before, after = (run_graphs(record, g, primals, tangents) for g in (record.before, record.after))
             record.verdicts.append(numerics.compare(before, after, CONTRACTS[record.name], group_size=size))
         with torch.enable_grad():
             eager, compiled = _run(step, step.module, batch), _run(step, step, batch)

@@ -54,7 +54,8 @@ def _figure(name: str, value: Any) -> str:
             return f"{name} {sum(value.values()):,}"
         return f"{name} " + ", ".join(f"{str(k).replace('_', ' ')} {v:,}" for k, v in value.items())
     if isinstance(value, list):
-        return f"{name} {len(value)}"
+        few = len(value) <= 3 and all(isinstance(v, int) for v in value)
+        return f"{name} " + (", ".join(f"{v:,}" for v in value) if few and value else str(len(value)))
     if isinstance(value, int):
         return f"{name} {value:,}"
     return f"{name} {value}" if isinstance(value, float | str) else ""

@@ -25,6 +25,7 @@ from workbench.recipe import Recipe, load_recipe
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
 from workbench.supported import require_torch
+from workbench.time_proof import prove_time
 from workbench.training import Training, train
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
@@ -74,7 +75,7 @@ def run(
         raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
     check_buildable(recipe)
     folder = Path(dump).absolute() if dump is not None else None
-    stages = 4 + len(recipe.pass_names) + (level == "full")
+    stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
     steps = recipe.training.steps
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
@@ -179,6 +180,9 @@ def on_rank(
         dump_graphs(built, folder)
     training, ceiling = None, None
     if world.kind in ("gloo", "nccl"):
+        if level == "full":
+            post.stage("time")
+            prove_time(built.records, built.step)
         training = train(built.authored, built.step, progress=post.step)
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
