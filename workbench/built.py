@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch.fx import GraphModule
 
 from workbench.analysis.cost import flops
-from workbench.joint_graph import capture
+from workbench.joint_graph import capture, title
 from workbench.compiled_step import CompiledStep, compile_step
 from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
@@ -55,7 +55,7 @@ class Built:
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{r.name} {r.outcome}" for r in self.records) or "no passes"
-        return f"Built({self.authored.recipe.name} on {self.authored.world.kind}: {rows})"
+        return f"Built({title(self.authored)} on {self.authored.world.kind}: {rows})"
 
 
 def check_buildable(recipe: Recipe) -> None:

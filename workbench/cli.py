@@ -10,17 +10,20 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.contracts import CONTRACTS, PassContract
+from workbench.declare import DeclarationError
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe, load_recipe, recipe_names
 from workbench.supported import require_torch
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 WIDTH = 100
+FIRST_RANK_SECONDS = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +51,12 @@ def _tell(error: WorkbenchError) -> int:
             message = f"rank {error.rank}: {error.summary[ours.end():]}"  # type: ignore[attr-defined]
     if getattr(error, "failed_run", False):
         status = FAILED
-    if _first_rank():
-        print(f"workbench: error: {message}", file=sys.stderr)
+    if not _first_rank():  # torchrun ends the others as soon as rank 0 has told it; if it has not, this rank does
+        time.sleep(FIRST_RANK_SECONDS)
+        message = f"rank {os.environ['RANK']}: {message}"
+    lines = message.splitlines() if isinstance(error, DeclarationError) else [message]
+    for line in lines:
+        print(f"workbench: error: {line}", file=sys.stderr)
     return status
 
 

@@ -136,7 +136,7 @@ def _nccl(facts: Facts) -> Finding:
     if facts.gpus:
         return Finding("note", "nccl ranks", "GPUs, and a torch without NCCL", "install a CUDA build of torch")
     if facts.cuda_build is None:
-        return Finding("note", "nccl ranks", "not here: torch is built for the CPU", "with a GPU: a CUDA build of torch")
+        return Finding("note", "nccl ranks", "not here: torch is built for the CPU", "with a GPU, install a CUDA build")
     return Finding("note", "nccl ranks", "not here: no CUDA GPU can be used", "without one: gloo, or a fake world")
 
 

@@ -101,8 +101,8 @@ def _input(node: torch.fx.Node) -> Input:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return (node.name, "", (), ())
-    dims = tuple(tuple(map(int, part)) for part in (value.shape, value.stride()))
-    return (node.name, str(value.dtype).removeprefix("torch."), *dims)
+    shape, stride = (tuple(map(int, part)) for part in (value.shape, value.stride()))
+    return (node.name, str(value.dtype).removeprefix("torch."), shape, stride)
 
 
 def _constants(graph: GraphModule) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ class Bars:
 
     def _open(self, name: str, total: int, form: str) -> None:
         self.close()
-        self.bar = tqdm(desc=name, total=total, bar_format=form, unit="step", file=sys.stderr, leave=False, ncols=100)
+        self.bar = tqdm(desc=name, total=total, bar_format=form, unit=" steps", file=sys.stderr, leave=False, ncols=100)
 
 
 class Post:

@@ -125,7 +125,8 @@ def table(report: Report, *, reasoned: bool = True, color: bool = False, width: 
     for name, outcomes in rows(report):
         whole = name == "whole step"
         cells = ["" if whole and c in ("lint", "effect") else str(o) for c, o in zip(CHECKS, outcomes, strict=True)]
-        padded = [_painted(text, o, color) + " " * (_CELL - len(text)) for text, o in zip(cells, outcomes, strict=True)]
+        padded = [_painted(text, o, color and bool(text)) + " " * (_CELL - len(text))
+                  for text, o in zip(cells, outcomes, strict=True)]
         short = name if len(name) < left else name[: left - 2] + "…"
         lines.append(f"{short:<{left}}" + "".join(padded).rstrip())
     for name, verdicts in reasons(report) if reasoned else []:
@@ -133,8 +134,8 @@ def table(report: Report, *, reasoned: bool = True, color: bool = False, width: 
             lines += ["", name]
         for v in verdicts:
             mark = "" if v.outcome is Outcome.PASS else f"{v.outcome}: "
-            text = _wrapped(mark + said(v), width, f"  {v.check:<12}", " " * 14)
-            lines += [_painted(t, v.outcome, color and v.outcome is not Outcome.PASS) for t in text]
+            reason = _wrapped(mark + said(v), width, f"  {v.check:<12}", " " * 14)
+            lines += [_painted(line, v.outcome, color and v.outcome is not Outcome.PASS) for line in reason]
     if reasoned and (missing := unchecked(report)):
         lines += ["", "not checked (UNKNOWN)"]
         for why, checks in missing.items():
@@ -161,8 +162,8 @@ def html(report: Report) -> str:
         body.append(f"<tr><td style='text-align:left'><code>{escape(row.name)}</code></td>"
                     + "".join(_cell(v) for v in cells) + "</tr>")
     whole = {v.check: v for v in report.pipeline} | {"collectives": report.schedule}
-    cells = ["<td></td>" if c in ("lint", "effect") else _cell(whole[c]) for c in CHECKS]
-    body.append("<tr><td style='text-align:left'>whole step</td>" + "".join(cells) + "</tr>")
+    last = ["<td></td>" if c in ("lint", "effect") else _cell(whole[c]) for c in CHECKS]
+    body.append("<tr><td style='text-align:left'>whole step</td>" + "".join(last) + "</tr>")
     listed = "".join(
         f"<li><code>{escape(name)}</code>: {'; '.join(escape(f'{v.check}: {_fact(v)}') for v in told)}</li>"
         for name, verdicts in reasons(report) if (told := [v for v in verdicts if _fact(v)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
             for graphs in (record.before, record.after):
                 key = tuple(map(id, graphs))
                 if key not in known:
-                    known[key] = _least(lambda r=record, g=graphs: run_graphs(r, g, primals, tangents), authored.world)
+                    known[key] = _least(partial(run_graphs, record, graphs, primals, tangents), authored.world)
                 took.append(known[key])
             text = f"forward and backward {took[0] * 1e3:,.1f} ms before, {took[1] * 1e3:,.1f} ms after"
             record.verdicts.append(Verdict("time", Outcome.PASS, text, {"before": took[0], "after": took[1]}))

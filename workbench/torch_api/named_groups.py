@@ -6,6 +6,7 @@ Source: torch/csrc/distributed/c10d/GroupRegistry.cpp, through its Python bindin
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch._inductor.fx_passes.bucketing  # noqa: F401  registers the operators of bucketed collectives
 import torch.distributed as dist
@@ -14,7 +15,8 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_proc
 
 def name_group(name: str, size: int) -> None:
     """Make ranks 0 to `size` - 1 the group `name`; a group that had the name before loses it."""
-    group = dist.new_group(list(range(size)))
+    group: Any = dist.new_group(list(range(size)))
+    key: Any = name
     with contextlib.suppress(RuntimeError):
-        _unregister_process_group(name)
-    _register_process_group(name, group)
+        _unregister_process_group(key)
+    _register_process_group(key, group)
