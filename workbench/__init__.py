@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.built import Built, build
-    from workbench.joint_graph import JointGraph, capture
     from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
     from workbench.errors import WorkbenchError
+    from workbench.forward_backward import ForwardBackward, partition
+    from workbench.joint_graph import JointGraph, capture
     from workbench.lesson import Lesson, load_lesson, parameters
     from workbench.parallel.author import Authored, author, author_module
-    from workbench.forward_backward import ForwardBackward, partition
     from workbench.passes.registry import register_pass
     from workbench.pipeline import PassRecord, run_joint, run_partitioned
     from workbench.recipe import Recipe, diff_recipes, load_recipe

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from torch.fx import GraphModule
 
 from workbench.analysis.cost import flops
-from workbench.joint_graph import capture, title
 from workbench.compiled_step import CompiledStep, compile_step
 from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
-from workbench.parallel.author import Authored, author
 from workbench.forward_backward import partition
+from workbench.joint_graph import capture, title
+from workbench.numerics_proof import prove_numerics
+from workbench.parallel.author import Authored, author
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import require_compiler
 from workbench.passes.registry import find_pass
@@ -27,7 +28,6 @@ from workbench.pipeline import (
     run_partitioned,
     saved_bytes,
 )
-from workbench.numerics_proof import prove_numerics
 from workbench.recipe import Recipe
 from workbench.training import deterministic
 from workbench.verify.verdicts import Verdict

@@ -140,7 +140,7 @@ def play(
     rank: int,
 ) -> None:
     """Call a dumped graph once as rank `rank` of `size` ranks that do not exist, and print its outputs' shapes."""
-    from workbench.torch_api.named_groups import name_group
+    from workbench.torch_api.named_groups import name_groups
     from workbench.world.fake import fake_world
 
     module = graph()
@@ -148,8 +148,7 @@ def play(
         setattr(module, name, value)
     torch.manual_seed(0)
     with fake_world(size, rank), torch.no_grad():
-        for name, count in groups.items():
-            name_group(name, count)
+        name_groups(groups)
         outputs = module(*map(random_input, inputs))
     shown = [f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for v in outputs if isinstance(v, torch.Tensor)]
     print(f"{len(inputs)} inputs, {len(outputs)} outputs: {', '.join(shown)}")

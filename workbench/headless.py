@@ -15,6 +15,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.lesson import load_lesson, parameters
+from workbench.progress import PROGRESS
 from workbench.run_recipe import REPORTS
 
 
@@ -74,16 +75,18 @@ def run_lesson(name: str, values: Mapping[str, Any], out: Path, *, progress: boo
 
 @contextlib.contextmanager
 def _reports() -> Iterator[Path]:
-    """A folder in which `run` leaves the reports of the kernel that starts inside."""
-    before = os.environ.get(REPORTS)
+    """A folder in which `run` leaves the reports of the kernel that starts inside, and draws no bars into the page."""
     with tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder:
-        os.environ[REPORTS] = folder
+        given = {REPORTS: folder, PROGRESS: "0"}
+        before = {name: os.environ.get(name) for name in given}
+        os.environ.update(given)
         try:
             yield Path(folder)
         finally:
-            os.environ.pop(REPORTS)
-            if before is not None:
-                os.environ[REPORTS] = before
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool) -> None:
@@ -96,8 +99,9 @@ def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool)
 
         bar: Any = {"desc": source.stem, "file": sys.stderr, "ncols": 80} if progress else False
         try:
-            papermill.execute_notebook(str(source), str(target), values, kernel_name="python3",
-                                       cwd=str(source.parent), progress_bar=bar)
+            papermill.execute_notebook(str(source), str(target), values, kernel_name="python3", language="python",
+                                       cwd=str(source.parent), progress_bar=bar,
+                                       extra_arguments=["--log-level=ERROR"])
         except PapermillExecutionError as error:
             raise NotebookError(_failure(source, target, error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 EVERY_SECONDS = 0.1
+PROGRESS = "WORKBENCH_PROGRESS"
+"""Environment variable: "0" draws no bars, for notebooks that are executed to be compared or kept."""
 
 
 class Bars:
@@ -71,10 +74,15 @@ class Post:
                 stream.write(json.dumps([kind, *values]) + "\n")
 
 
+def wanted(asked: bool) -> bool:
+    """Whether to draw: asked for, and not turned off by the environment."""
+    return asked and os.environ.get(PROGRESS) != "0"
+
+
 @contextmanager
 def local_bars(stages: int, steps: int, shown: bool) -> Iterator[Post]:
     """Bars for a run in this process."""
-    if not shown:
+    if not wanted(shown):
         yield Post()
         return
     bars = Bars(stages, steps)
@@ -87,7 +95,7 @@ def local_bars(stages: int, steps: int, shown: bool) -> Iterator[Post]:
 @contextmanager
 def bars_from_file(stages: int, steps: int, shown: bool) -> Iterator[Path | None]:
     """The path of a file to give to rank 0's `Post`; what arrives there is drawn. The file goes away at the end."""
-    if not shown:
+    if not wanted(shown):
         yield None
         return
     folder = Path(tempfile.mkdtemp(prefix="workbench-progress-"))

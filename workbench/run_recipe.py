@@ -64,7 +64,8 @@ def run(
     world: "auto" takes NCCL where there are enough GPUs, else gloo; "fake" builds for one rank of a mesh of any size
     in this process and trains nothing. In a process that torchrun started, or in a rank, its ranks are used.
     level: "full" also runs each pass's graph against the one it received. timeout: seconds for all of it.
-    dump: a folder for each rank's graphs, as runnable files. progress: bars on stderr.
+    dump: a folder for each rank's graphs, as runnable files. progress: bars on stderr, unless
+    WORKBENCH_PROGRESS is 0.
 
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.

@@ -17,6 +17,7 @@ from workbench.data import load_text
 from workbench.parallel.author import Authored
 from workbench.world.mesh import coordinates
 
+
 class Batches:
     """This rank's batches of the recipe's text: `at(step)` gives (tokens, targets), int64 (batch, seq_len)."""
 
@@ -70,7 +71,8 @@ def deterministic(wanted: bool) -> Iterator[None]:
 def _optimizer(authored: Authored) -> torch.optim.Optimizer:
     spec = authored.recipe.training
     fused = authored.world.device.type == "cuda"
-    return torch.optim.AdamW(authored.module.parameters(), lr=spec.lr, fused=fused, foreach=False if not fused else None)
+    foreach = None if fused else False
+    return torch.optim.AdamW(authored.module.parameters(), lr=spec.lr, fused=fused, foreach=foreach)
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -110,7 +112,9 @@ def _average(loss: torch.Tensor, size: int) -> float:
     return float(value)
 
 
-def train(authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None) -> Training:
+def train(
+    authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None
+) -> Training:
     """Train for `recipe.training.steps` steps; every rank calls it.
 
     `step(tokens, targets)` is a CompiledStep, or None for the module itself, eagerly. `progress(step, loss)` is called

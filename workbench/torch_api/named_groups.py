@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 
 
-def name_group(name: str, size: int) -> None:
-    """Make ranks 0 to `size` - 1 the group `name`; a group that had the name before loses it."""
-    group: Any = dist.new_group(list(range(size)))
-    key: Any = name
-    with contextlib.suppress(RuntimeError):
-        _unregister_process_group(key)
-    _register_process_group(key, group)
+def name_groups(sizes: dict[str, int]) -> None:
+    """For each name, make ranks 0 to size - 1 a group; a group that had the name before loses it."""
+    made: dict[Any, Any] = {name: dist.new_group(list(range(size))) for name, size in sizes.items()}
+    for name, group in made.items():  # after all are made: torch's own numbers for them may be among the names
+        with contextlib.suppress(RuntimeError):
+            _unregister_process_group(name)
+        _register_process_group(name, group)

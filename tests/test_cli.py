@@ -1,0 +1,220 @@
+"""The command line: listings without torch, one run on real ranks, and bad input told in one line each."""
+
+from __future__ import annotations
+
+import glob
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench import run_recipe
+from workbench.cli import main
+from workbench.world.diagnose import Failure, RankError
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--set", "mesh.dp_shard=2", "model.n_layers=1", "training.steps=2"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other runs on this machine leave and remove folders too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("tmp")))
+
+
+def left_behind() -> set[str]:
+    return set(glob.glob(f"{tempfile.gettempdir()}/*"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str, status: int = 2) -> str:
+    """The one message of a command that must not run."""
+    before = left_behind()
+    assert main(list(args)) == status
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    assert left_behind() == before
+    lines = err.splitlines()
+    assert all(line.startswith("workbench: error: ") for line in lines), err
+    return "\n".join(line.removeprefix("workbench: error: ") for line in lines)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["recipes"], ["passes"]])
+def test_listings_import_no_torch(command: list[str]) -> None:
+    code = ("import sys\nfrom workbench.cli import main\n"
+            f"try:\n    main({command!r})\nexcept SystemExit as e:\n    assert not e.code\n"
+            "assert 'torch' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_recipes_and_passes_are_told_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert "llama3_hsdp             llama3 debug on dp_replicate 2 x dp_shard 2 x tp 2" in capsys.readouterr().out
+    assert main(["passes"]) == 0
+    shown = capsys.readouterr().out
+    assert "full_inductor_compilation\n  stage      lowering\n  numerics   lossy, norm-relative tolerance 1e-05" in shown
+    assert "  requires   inductor_decomposition" in shown
+    assert "  options    buckets=[], separate_gather_group=true" in shown
+
+
+def test_no_command_is_bad_input() -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2
+
+
+def with_passes(*names: str, where: str = "passes") -> list[str]:
+    return [*SMALL, f"{where}={json.dumps(names)}"]
+
+
+BAD = {
+    "recipe": (["tuor"], "recipe 'tuor': no recipe of this name; did you mean 'tour'?"),
+    "key": (["tour", "--set", "mesh.tq=2"], "recipe 'tour' with mesh.tq=2: mesh.tq: unknown key; did you mean "
+            "'mesh.tp'?"),
+    "no value": (["tour", "--set", "mesh.tp"], "--set mesh.tp: write KEY=VALUE, such as mesh.tp=2"),
+    "type": (["tour", "--set", "training.steps=many"], "recipe 'tour' with training.steps=many: training.steps: "
+             "expected a whole number, got text 'many'"),
+    "misspelt pass": (["llama3", "--set", 'passes=["autobucketing_reordring"]'], "recipe 'llama3' with "
+                      "passes=[\"autobucketing_reordring\"]: passes[0]: unknown pass 'autobucketing_reordring'; did "
+                      "you mean 'autobucketing_reordering'?"),
+    "unknown pass": (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, "
+                     "or use one of activation_checkpointing, autobucketing_reordering, full_inductor_compilation, "
+                     "inductor_decomposition, reshard_after_forward, transformer_block_bucketing"),
+    "conflict": (["llama3", "--set", 'passes=["autobucketing_reordering","transformer_block_bucketing"]'],
+                 "recipe 'llama3' with passes=[\"autobucketing_reordering\",\"transformer_block_bucketing\"]: "
+                 "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: "
+                 "keep one of them"),
+    "order": (["llama3", "--set", 'joint_passes=["reshard_after_forward","activation_checkpointing"]'],
+              "recipe 'llama3' with joint_passes=[\"reshard_after_forward\",\"activation_checkpointing\"]: "
+              "joint_passes, passes: pass 'activation_checkpointing' must come before 'reshard_after_forward': "
+              "swap them"),
+    "model": (["llama3_tp", "--set", "mesh.tp=8"], "recipe 'llama3_tp' with mesh.tp=8: mesh.tp: model.n_kv_heads 4 "
+              "does not divide by mesh.tp 8: change one of them"),
+    "json": (["tour", "--json", "/nowhere/r.json"], "--json /nowhere/r.json: the folder /nowhere does not exist: "
+             "make it first"),
+    "dump": (["tour", "--dump", __file__], f"--dump {__file__}: is a file: give a folder"),
+    "data": (["llama3_fsdp", *SMALL, "data.path=/nowhere"], "data.path '/nowhere' does not exist: give a folder of "
+             "text files, or leave it out for the sources of Python's standard library"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args, message = BAD[name]
+    assert refused(capsys, "run", *args) == message
+
+
+def test_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, "run", "llama3_fsdp", "--set", "mesh.tp=3").splitlines()
+    assert [line.partition(": ")[2] for line in told] == [
+        "mesh.tp: model.n_heads 8 does not divide by mesh.tp 3: change one of them",
+        "mesh.tp: model.n_kv_heads 4 does not divide by mesh.tp 3: change one of them",
+        "data.seq_len: data.seq_len 64 does not divide by mesh.tp 3 (the sequence is split over the tp axis): change "
+        "one of them"]
+
+
+def test_a_recipe_file_names_itself_and_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n[mesh]\ndp_shrad = 2\n')
+    assert refused(capsys, "run", str(path)) == f"{path}: mesh.dp_shrad: unknown key; did you mean 'dp_shard'?"
+    assert refused(capsys, "run", str(tmp_path / "no.toml")) == f"{tmp_path / 'no.toml'}: no such file"
+
+
+def test_an_empty_folder_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "run", "llama3_fsdp", *SMALL, f"data.path={tmp_path}") == (
+        f"data.path '{tmp_path}' holds no text: put text files in it, or leave data.path out")
+
+
+def test_an_unsupported_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for found, text in (("2.10.1", "torch 2.10.1 is not supported, this package needs torch>=2.11,<2.16"),
+                        ("2.16.0+cu130", "torch 2.16.0+cu130 is not supported, this package needs torch>=2.11,<2.16"),
+                        (None, "torch is not installed, and this package needs torch>=2.11,<2.16")):
+        monkeypatch.setattr("workbench.supported.installed_torch", lambda found=found: found)
+        assert refused(capsys, "run", "tour") == f"{text}: pip install 'torch>=2.11,<2.16'"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
+def test_nccl_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "run", "llama3_fsdp", *SMALL, "--world", "nccl") == (
+        "world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(run_recipe, "_gpus", lambda: 1)
+    assert refused(capsys, "run", "llama3_fsdp", *SMALL, "--world", "nccl") == (
+        "world nccl needs a GPU for each of the 2 ranks, and this machine has 1 GPU: make the mesh smaller, or take "
+        "world gloo")
+
+
+def test_a_mesh_that_does_not_fit_the_world(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert refused(capsys, "run", "llama3_fsdp") == (
+        "recipe 'llama3_fsdp' needs 8 ranks, and torchrun started 2: change the mesh with --set, or start 8 ranks")
+
+
+IDLE = ["llama3", "--world", "fake", "--set", "mesh.dp_shard=1", "mesh.tp=2", "model.n_layers=1",
+        'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
+
+
+def test_no_effect_warns_and_fails_where_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *IDLE]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "PASS, with 1 NO_EFFECT"
+    assert err == "workbench: warning: pass 'activation_checkpointing' had no effect: the policy is none\n"
+    assert main(["run", *IDLE, "--strict"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "FAIL: 1 problem"
+    assert err == "workbench: error: pass 'activation_checkpointing' had no effect: the policy is none\n"
+
+
+@pytest.mark.ranks
+@pytest.mark.compat
+def test_a_run_under_torchrun_and_what_it_leaves(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               "workbench", "run", "llama3_block_bucketing", *SMALL, "mesh.tp=1", "--level", "full", "--json",
+               str(tmp_path / "r.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "PASS"
+    assert done.stdout.count("llama3_block_bucketing on 2 gloo ranks (dp_shard 2), level full") == 1
+    data = json.loads((tmp_path / "r.json").read_text())
+    checks = {v["check"]: v["outcome"] for v in data["passes"][0]["verdicts"]}
+    assert checks == dict.fromkeys(("lint", "effect", "collectives", "numerics", "memory", "time"), "PASS")
+    assert len(data["training"]["losses"]) == 2 and data["tokens_per_second"] > 0
+    assert data["roofline"]["ceiling"] > 0 and 0 < data["roofline"]["fraction"] < 1
+
+
+@pytest.mark.ranks
+def test_a_missed_expectation_fails_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    before = left_behind()
+    assert main(["run", "llama3_fsdp", *SMALL, "training.lr=10.0", "training.steps=3", "expect.loss_falls=true"]) == 1
+    out, err = capsys.readouterr()
+    assert "! expected loss_falls: from 5." in out and err == ""
+    assert left_behind() == before
+
+
+@pytest.mark.ranks
+def test_ranks_that_do_not_answer_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "llama3_fsdp", *SMALL, "--timeout", "0.2"]) == 1
+    assert capsys.readouterr().err.startswith("workbench: error: ranks 0, 1 gave no answer within 0.2 s.\n")
+
+
+def test_what_a_rank_refuses_is_told_as_it_said_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = "workbench.errors.WorkbenchError: rank 1 would run all_reduce, where rank 0 runs nothing more"
+    error = RankError(f"rank 1 failed: {summary}", [Failure(1, "error", summary, "Traceback (most recent call last):")])
+
+    def run(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_recipe, "run", run)
+    assert refused(capsys, "run", "llama3_fsdp", status=1) == (
+        "rank 1: rank 1 would run all_reduce, where rank 0 runs nothing more")

@@ -1,0 +1,94 @@
+"""Notebooks without a browser: parameters are checked before the first cell, a failing cell is named and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from workbench.cli import main
+from workbench.headless import NotebookError, from_text, run_lesson
+from workbench.lesson import LessonError
+from workbench.progress import PROGRESS
+from workbench.run_recipe import REPORTS
+
+RUN = """
+from workbench import load_recipe, run
+recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": dp_shard, "model.n_layers": 1})
+report = run(recipe, world="fake")
+report"""
+
+
+def notebook(folder: Path, *cells: str) -> None:
+    parameters = nbformat.v4.new_code_cell("dp_shard = 2\nsteps = 20\ntp = 2", metadata={"tags": ["parameters"]})
+    made = nbformat.v4.new_notebook(cells=[parameters, *(nbformat.v4.new_code_cell(c) for c in cells)])
+    nbformat.write(made, folder / "00_tour.ipynb")
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(folder))
+    return folder
+
+
+def test_a_tour_leaves_its_notebook_its_page_and_its_verdicts(
+    notebooks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, RUN)
+    out = tmp_path / "out"
+    assert main(["tour", "--set", "dp_shard=4", "--out", str(out)]) == 0
+    shown, progress = capfd.readouterr()
+    assert "llama3_fsdp on 4 fake ranks (dp_shard 4), level light" in shown
+    assert f"executed notebook: {out / '00_tour.ipynb'}\n" in shown
+    assert f"as a page:         {out / '00_tour.html'}\n" in shown
+    assert "00_tour: 100%" in progress and "3/3" in progress
+    cells = json.loads((out / "00_tour.ipynb").read_text())["cells"]
+    assert "dp_shard = 4" in "".join(cells[1]["source"])
+    assert [o["output_type"] for o in cells[2]["outputs"]] == ["execute_result"]  # no bars
+    assert "llama3_fsdp on 4 fake ranks" in (out / "00_tour.html").read_text()
+    assert "IPKernelApp" not in progress
+    assert not {REPORTS, PROGRESS} & set(os.environ)
+
+
+def test_wrong_parameters_are_refused_before_the_first_cell(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert main(["tour", "--set", "stepz=3", "dp_shard=3", "tp=two", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "workbench: error: lesson '00_tour': parameters.stepz: unknown parameter; did you mean 'steps'?",
+        "workbench: error: lesson '00_tour': parameters.dp_shard: must be one of 2, 4, got 3",
+        "workbench: error: lesson '00_tour': parameters.tp: expected a whole number, got text 'two'"]
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+    with pytest.raises(LessonError, match="must be from 2 to 1000, got 1"):
+        run_lesson("00_tour", {"steps": 1}, tmp_path / "out")
+
+
+def test_a_failing_cell_is_named_and_the_notebook_kept(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "done = 1", "# half way\nraise ValueError(f'no {steps}')", "never = 1")
+    out = tmp_path / "out"
+    assert main(["tour", "--out", str(out)]) == 1
+    told = capsys.readouterr().err
+    assert (f"workbench: error: 00_tour.ipynb: code cell 4 failed, which starts `# half way`\n"
+            f"ValueError: no 20\nthe notebook up to there is kept: {out / '00_tour.ipynb'}\n") in told
+    assert "Traceback" not in told
+    assert "ValueError" in (out / "00_tour.ipynb").read_text()
+    assert not (out / "00_tour.html").exists()
+    assert issubclass(NotebookError, Exception)
+
+
+def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tour", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (f"workbench: error: {notebooks / '00_tour.ipynb'}: no such notebook: run from "
+                                       f"a checkout, or set WORKBENCH_NOTEBOOKS\n")
+
+
+def test_text_becomes_the_parameters_type() -> None:
+    assert from_text("00_tour", {"steps": "5", "tp": "two"}) == {"steps": 5, "tp": "two"}
