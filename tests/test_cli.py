@@ -57,7 +57,8 @@ def test_recipes_and_passes_are_told_with_what_they_promise(capsys: pytest.Captu
     assert "llama3_hsdp             llama3 debug on dp_replicate 2 x dp_shard 2 x tp 2" in capsys.readouterr().out
     assert main(["passes"]) == 0
     shown = capsys.readouterr().out
-    assert "full_inductor_compilation\n  stage      lowering\n  numerics   lossy, norm-relative tolerance 1e-05" in shown
+    assert ("full_inductor_compilation\n  stage      lowering\n"
+            "  numerics   lossy, norm-relative tolerance 1e-05") in shown
     assert "  requires   inductor_decomposition" in shown
     assert "  options    buckets=[], separate_gather_group=true" in shown
 
@@ -151,7 +152,9 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         "world gloo")
 
 
-def test_a_mesh_that_does_not_fit_the_world(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mesh_that_does_not_fit_the_world(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

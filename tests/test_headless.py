@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from workbench.cli import main
@@ -23,9 +22,12 @@ report"""
 
 
 def notebook(folder: Path, *cells: str) -> None:
-    parameters = nbformat.v4.new_code_cell("dp_shard = 2\nsteps = 20\ntp = 2", metadata={"tags": ["parameters"]})
-    made = nbformat.v4.new_notebook(cells=[parameters, *(nbformat.v4.new_code_cell(c) for c in cells)])
-    nbformat.write(made, folder / "00_tour.ipynb")
+    tags = [["parameters"], *([] for _ in cells)]
+    made = [{"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tag}, "source": source, "outputs": [],
+             "execution_count": None}
+            for i, (tag, source) in enumerate(zip(tags, ["dp_shard = 2\nsteps = 20\ntp = 2", *cells], strict=True))]
+    whole = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "00_tour.ipynb").write_text(json.dumps(whole))
 
 
 @pytest.fixture
