@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch.fx import GraphModule
 
 from workbench.analysis.cost import flops
 from workbench.compiled_step import CompiledStep, compile_step
-from workbench.contracts import CONTRACTS
+from workbench.contracts import check_passes
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition
 from workbench.joint_graph import capture, title
@@ -22,6 +23,7 @@ from workbench.passes.registry import find_pass
 from workbench.pipeline import (
     Level,
     PassRecord,
+    each_no_effect,
     prove_partition,
     refuse_divergence,
     run_joint,
@@ -60,10 +62,18 @@ class Built:
 
 def check_buildable(recipe: Recipe) -> None:
     """Refuse, before anything is authored, what the machine or the list of passes cannot do."""
+    lists = [[spec.name for spec in specs] for specs in (recipe.joint_passes, recipe.passes)]
     for name in recipe.pass_names:
-        find_pass(name)
-        if "compiler" in CONTRACTS[name].needs:
+        needs = find_pass(name).contract.needs
+        if "compiler" in needs:
             require_compiler()
+        if "cuda" in needs and not torch.cuda.is_available():
+            raise WorkbenchError(f"pass {name!r} needs a CUDA GPU, and none can be used here: drop the pass")
+        if "fsdp" in needs and not recipe.mesh.fsdp:
+            raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
+    # again, since a user's own pass may have been registered after the recipe was read
+    if problems := check_passes(*lists):
+        raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
 
 
 def build(recipe: Recipe, world: World, *, level: Level = "light", progress: Progress = lambda _: None) -> Built:
@@ -121,8 +131,6 @@ def _build(recipe: Recipe, world: World, level: Level, progress: Progress) -> Bu
 
 
 def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
-    from workbench.pipeline import each_no_effect
-
     idle = [(name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
     if recipe.strict and idle:
         listing = "; ".join(f"{name}: {why}" for name, why in idle)

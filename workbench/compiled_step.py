@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from workbench.joint_graph import title
 from workbench.forward_backward import ForwardBackward
+from workbench.joint_graph import title
 from workbench.torch_api import aot
 
 Body = Callable[[list[Any]], Any]

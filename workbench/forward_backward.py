@@ -61,24 +61,36 @@ class ForwardBackward:
         )
 
 
+def output_nodes(graph: GraphModule) -> list[Any]:
+    """What the graph returns, flat: nodes, and constants such as None."""
+    outputs = graph.graph.output_node().args[0]
+    assert isinstance(outputs, list | tuple)
+    return list(outputs)
+
+
 def saved_nodes(forward: GraphModule, backward: GraphModule) -> list[Node]:
     """The forward's nodes that the backward receives, in the backward's order; tensors, sizes and meshes alike."""
     taken = sum(not aot.is_tangent(n) for n in backward.graph.find_nodes(op="placeholder"))
-    outputs = forward.graph.output_node().args[0]
-    return list(outputs[len(outputs) - taken :]) if taken else []
+    outputs = output_nodes(forward)
+    return outputs[len(outputs) - taken :] if taken else []
 
 
 def partition(joint: JointGraph) -> ForwardBackward:
     """Split by min-cut: what the backward recomputes and what it is given is decided by the tags on the nodes.
 
     Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition`. Closes `joint`.
+    Raises WorkbenchError where it is closed already.
     """
-    with joint:
-        joint.graph = aot.clone(joint.graph)  # torch edits the graph, and the last pass's record keeps the one it made
-        function, forward, backward = aot.compile_joint(joint.export)
+    joint.require_open()
+    with joint, joint.contexts.again():
+        made = joint.graph
+        joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
+        try:
+            function, forward, backward = aot.compile_joint(joint.export)
+        finally:
+            joint.graph = made
     pair = ForwardBackward(joint.authored, joint.parameters, joint.buffers, function, (forward, backward))
-    outputs = pair.forward.graph.output_node().args[0]
-    shared = {"results": len(outputs) - len(saved_nodes(*pair.graphs))}
+    shared = {"results": len(output_nodes(pair.forward)) - len(saved_nodes(*pair.graphs))}
     for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
         graph.meta["workbench"] = graph_facts(joint.authored, which) | {"shared": shared}
     return pair

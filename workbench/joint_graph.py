@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,15 @@ class JointGraph:
     """The captured forward and backward in one FX graph.
 
     `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
-    descriptor in `meta["desc"]`. The contexts that torch needs until the partition stay open: use it in a
-    `with` block, or call `close`.
+    descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
+    of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
     """
 
     authored: Authored
-    export: Any
-    stack: contextlib.ExitStack = field(repr=False)
+    export: Any = field(repr=False)
+    contexts: aot.Contexts = field(repr=False)
+    tracing_context: Any = field(repr=False)
+    closed: bool = False
 
     @property
     def graph(self) -> GraphModule:
@@ -36,6 +38,11 @@ class JointGraph:
         self.export.graph_module = value
 
     @property
+    def example_inputs(self) -> list[Any]:
+        """The flat primals and tangents, without values: fake tensors, sizes and meshes."""
+        return [n.meta.get("val") for n in self.graph.graph.find_nodes(op="placeholder")]
+
+    @property
     def parameters(self) -> list[str]:
         """Qualified names in calling order."""
         return list(self.export.params_spec)
@@ -44,8 +51,23 @@ class JointGraph:
     def buffers(self) -> list[str]:
         return list(self.export.buffers_spec)
 
+    def require_open(self) -> None:
+        """Raise WorkbenchError where the capture has been used up."""
+        if self.closed:
+            raise WorkbenchError(
+                f"the joint graph of {title(self.authored)} is closed, or partitioned already: capture again"
+            )
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """torch's tracing state around a pass on this graph."""
+        self.require_open()
+        with aot.pass_context(self.tracing_context):
+            yield
+
     def close(self) -> None:
-        self.stack.close()
+        self.closed = True
+        self.contexts = aot.Contexts()
 
     def __enter__(self) -> JointGraph:
         return self
@@ -81,7 +103,10 @@ def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
 
 
 def capture(
-    authored: Authored, *, decompositions: dict[Any, Callable[..., Any]] | None = None, batch: tuple[Any, ...] | None = None
+    authored: Authored,
+    *,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    batch: tuple[Any, ...] | None = None,
 ) -> JointGraph:
     """Trace one training step of `authored` on this rank, without running it.
 
@@ -91,17 +116,15 @@ def capture(
     Raises WorkbenchError where the module cannot be traced, with torch's reason.
     """
     args = tuple(batch) if batch is not None else authored.example_batch()
-    stack = contextlib.ExitStack()
     try:
-        stack.enter_context(aot.capture_settings())
-        graph = aot.dynamo_capture(authored.module, args)
-        export = aot.export_joint(stack, graph, args, decompositions)
-    except aot.CaptureError as error:
-        stack.close()
-        raise WorkbenchError(f"{title(authored)} cannot be captured: {error}") from error
-    except BaseException:
-        stack.close()
+        with aot.Contexts() as contexts:
+            contexts.enter_context(aot.capture_settings())
+            graph = aot.dynamo_capture(authored.module, args)
+            export = aot.export_joint(contexts, graph, args, decompositions)
+    except WorkbenchError:
         raise
-    joint = JointGraph(authored, export, stack)
+    except Exception as error:
+        raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
+    joint = JointGraph(authored, export, contexts, graph.meta["tracing_context"])
     joint.graph.meta["workbench"] = graph_facts(authored, "joint")
     return joint

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,19 +29,34 @@ def loosest(records: Sequence[PassRecord]) -> PassContract:
     return max([exact, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
 
 
-def _clear(step: CompiledStep) -> None:
-    for parameter in step.module.parameters():
-        parameter.grad = None
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Random numbers start alike in each run that is compared, and go on outside as if nothing had been drawn."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
 
 
 def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> list[torch.Tensor]:
-    _clear(step)
-    loss = function(*batch)
-    loss.backward()
-    found = gradients(step.pair.authored)
-    values = [loss.detach().clone(), *(found[name].detach().clone() for name in sorted(found))]
-    _clear(step)
-    return values
+    """The loss and every gradient, by sorted name, of one step on this rank; the module keeps its own gradients."""
+    parameters = list(step.module.parameters())
+    kept = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        with _same_draws():
+            loss = function(*batch)
+            loss.backward()
+        found = gradients(step.pair.authored)
+        return [loss.detach().clone(), *(found[name].detach().clone() for name in sorted(found))]
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+
+
+def _noted(seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+    seen[name] = list(args)
+    return runner(args)
 
 
 def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
@@ -50,11 +67,7 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
         for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
             runner = aot.boxed(graph)
 
-            def body(args: list[Any], name: str = name, runner: Any = runner) -> Any:
-                seen[name] = list(args)
-                return runner(args)
-
-            slot.body = body
+            slot.body = partial(_noted, seen, name, runner)
         _run(step, step, batch)
     finally:
         for slot, body in zip(step.pair.slots, bodies, strict=True):
@@ -82,14 +95,18 @@ def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangen
 
 def run_graphs(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
     """The outputs and gradients of a record's graphs, those it received or those it made, on one step's inputs."""
-    if record.stage is Stage.JOINT:
-        return _joint(graphs[0], primals, tangents)
-    return _pair(record, graphs, primals, tangents)
+    with _same_draws():
+        if record.stage is Stage.JOINT:
+            return _joint(graphs[0], primals, tangents)
+        return _pair(record, graphs, primals, tangents)
 
 
-def prove_numerics(records: Sequence[PassRecord], step: CompiledStep) -> list[Verdict]:
+def prove_numerics(
+    records: Sequence[PassRecord], step: CompiledStep, batch: tuple[Any, ...] | None = None
+) -> list[Verdict]:
     """Add a numerics verdict to each record; returns the verdict of the whole list against eager.
 
+    `batch`: one step's inputs; by default the recipe's first, or the example batch of a module without a recipe.
     Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
     """
     authored = step.pair.authored
@@ -99,13 +116,18 @@ def prove_numerics(records: Sequence[PassRecord], step: CompiledStep) -> list[Ve
         for record in records:
             record.verdicts.append(unknown)
         return [unknown]
-    batch = Batches(authored).at(0)
-    groups = authored.recipe.mesh
-    size = max([1, *groups.axes.values()])
-    with deterministic(authored.recipe.training.deterministic), torch.no_grad():
+    recipe = authored.recipe
+    if batch is None:
+        batch = Batches(authored).at(0) if recipe is not None else authored.example_batch()
+    size = max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
+    with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(step, batch)
         for record in records:
+            if getattr(record.options, "at", None) == "capture":
+                why = "done while tracing, so this pass received no other graph: see the whole list against eager"
+                record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
+                continue
             before, after = (run_graphs(record, g, primals, tangents) for g in (record.before, record.after))
             record.verdicts.append(numerics.compare(before, after, CONTRACTS[record.name], group_size=size))
         with torch.enable_grad():

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
+from pydantic import ValidationError
 from torch.fx import GraphModule
 
 from workbench import passes as _package_passes  # noqa: F401  registers the package's own
 from workbench.analysis.diff import GraphDiff, diff
-from workbench.joint_graph import JointGraph
+from workbench.analysis.memory import saved_tensors
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
+from workbench.joint_graph import JointGraph
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe import PassSpec
 from workbench.torch_api import aot
@@ -61,14 +62,46 @@ class PassRecord:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
 
 
-def _options(item: RegisteredPass, spec: PassSpec) -> Any:
-    return item.contract.options.model_validate(dict(spec.options))
+def _chosen(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple[RegisteredPass, Any]:
+    """The registered pass and its validated options."""
+    spec = PassSpec(name=spec) if isinstance(spec, str) else spec
+    item = find_pass(spec.name)
+    if item.contract.stage not in stages:
+        raise WorkbenchError(
+            f"pass {spec.name!r} runs on the {item.contract.stage} stage, and {where} runs "
+            f"{' and '.join(stages)} passes: give it to the other list"
+        )
+    try:
+        return item, item.contract.options.model_validate(dict(spec.options))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
+        raise WorkbenchError(f"pass {spec.name!r}: {problems}") from None
 
 
-def _checked(name: str, result: Any, lowering: bool) -> Any:
-    wanted = "a callable" if lowering else "a GraphModule"
+def _copy(graph: GraphModule) -> GraphModule:
+    """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share."""
+    copy = aot.clone(graph)
+    facts = graph.meta.get("workbench") or {}
+    copy.meta["workbench"] = {k: v.copy() if k in ("groups", "group_sizes") else v for k, v in facts.items()}
+    return copy
+
+
+def _apply(item: RegisteredPass, given: GraphModule, example_inputs: list[Any], options: Any) -> Any:
+    """What the pass returns, checked; its own errors come with its name."""
+    lowering, facts = item.contract.stage is Stage.LOWERING, given.meta["workbench"]
+    where = f"pass {item.name!r} on the {facts.get('graph', 'joint')} graph"
+    try:
+        result = item.function(given, example_inputs, options=options)
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkbenchError(f"{where} raised {type(error).__name__}: {error}") from error
     if not (callable(result) if lowering else isinstance(result, GraphModule)):
-        raise WorkbenchError(f"pass {name!r} returned {type(result).__name__}: return {wanted}")
+        wanted = "a callable" if lowering else "the GraphModule, also where it was changed in place"
+        raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
+    if not lowering:
+        result.meta["workbench"] = facts
+        result.recompile()
     return result
 
 
@@ -91,25 +124,28 @@ def _light(item: RegisteredPass, record: PassRecord) -> None:
     record.verify_seconds += time.perf_counter() - started
 
 
-def run_joint(joint: JointGraph, specs: Sequence[PassSpec], *, progress: Callable[[str], None] = lambda _: None) -> list[PassRecord]:
+def run_joint(
+    joint: JointGraph, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
+) -> list[PassRecord]:
     """Run the joint passes in order, in place; `progress` hears each pass's name before it runs.
 
-    Each pass works on a copy: one that raises leaves `joint.graph` as that pass received it.
+    `specs` are a recipe's, or names. Each pass works on a copy: one that raises leaves `joint.graph` as that pass
+    received it. Raises WorkbenchError where a pass is unknown, raises, or returns no graph.
     """
+    joint.require_open()
+    chosen = [_chosen(spec, (Stage.JOINT,), "run_joint") for spec in specs]
     records: list[PassRecord] = []
-    for spec in specs:
-        progress(spec.name)
-        item, before = find_pass(spec.name), joint.graph
-        options = _options(item, spec)
+    for item, options in chosen:
+        progress(item.name)
+        before = joint.graph
         started = time.perf_counter()
-        given = aot.clone(before)
+        given = _copy(before)
         cloned = time.perf_counter()
-        after = _checked(spec.name, item.function(given, [], options=options), lowering=False)
+        with joint.context():
+            after = _apply(item, given, joint.example_inputs, options)
         seconds = time.perf_counter() - cloned
-        after.recompile()
-        after.meta["workbench"] = before.meta["workbench"]
         joint.graph = after
-        record = PassRecord(spec.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
+        record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
         _light(item, record)
         records.append(record)
     return records
@@ -126,33 +162,33 @@ def prove_partition(records: Sequence[PassRecord], pair: ForwardBackward) -> Non
 
 
 def run_partitioned(
-    pair: ForwardBackward, specs: Sequence[PassSpec], *, progress: Callable[[str], None] = lambda _: None
+    pair: ForwardBackward, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
-    """Run the passes on forward and backward; the second result holds the bodies of a lowering pass, or None."""
+    """Run the passes on forward and backward; the second result holds the bodies of a lowering pass, or None.
+
+    A pass that raises, on either graph, leaves both as it received them.
+    """
+    chosen = [_chosen(spec, (Stage.PARTITIONED, Stage.LOWERING), "run_partitioned") for spec in specs]
     records: list[PassRecord] = []
     bodies: tuple[Any, ...] | None = None
-    for spec in specs:
-        progress(spec.name)
-        item, before = find_pass(spec.name), pair.graphs
-        options, stage = _options(item, spec), item.contract.stage
+    for item, options in chosen:
+        progress(item.name)
+        before, stage = pair.graphs, item.contract.stage
         results, seconds, copying = [], 0.0, 0.0
         for which, graph in zip(("forward", "backward"), before, strict=True):
             started = time.perf_counter()
-            given = aot.clone(graph)
+            given = _copy(graph)
             cloned = time.perf_counter()
             with pair.context(which) as example_inputs:
-                result = item.function(given, example_inputs, options=options)
-            results.append(_checked(spec.name, result, stage is Stage.LOWERING))
+                results.append(_apply(item, given, list(example_inputs), options))
             copying, seconds = copying + cloned - started, seconds + time.perf_counter() - cloned
         after = tuple(results)
         if stage is Stage.LOWERING:
             bodies = after
         else:
-            for which, graph, result in zip(("forward", "backward"), before, after, strict=True):
-                result.meta["workbench"] = graph.meta["workbench"]
-                result.recompile()
+            for which, result in zip(("forward", "backward"), after, strict=True):
                 pair.replace(which, result)
-        record = PassRecord(spec.name, stage, options, before, after, seconds, copying)
+        record = PassRecord(item.name, stage, options, before, after, seconds, copying)
         _light(item, record)
         records.append(record)
     return records, bodies
@@ -178,8 +214,5 @@ def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:
 
 
 def saved_bytes(pair: ForwardBackward) -> int:
-    """Bytes that the forward hands to the backward, parameters that live anyway left out."""
-    from workbench.forward_backward import saved_nodes
-
-    values = [n.meta.get("val") for n in saved_nodes(*pair.graphs) if n.op != "placeholder"]
-    return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
+    """Bytes that live between forward and backward because they are saved: each storage once, inputs left out."""
+    return sum(row.held_bytes for row in saved_tensors(*pair.graphs))

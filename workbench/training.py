@@ -14,15 +14,24 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from workbench.data import load_text
+from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored
+from workbench.recipe import Recipe
 from workbench.world.mesh import coordinates
+
+
+def _recipe_of(authored: Authored) -> Recipe:
+    if authored.recipe is None:
+        raise WorkbenchError("this module was authored without a recipe, which says the data and the training: "
+                             "call the step in a loop of your own")
+    return authored.recipe
 
 
 class Batches:
     """This rank's batches of the recipe's text: `at(step)` gives (tokens, targets), int64 (batch, seq_len)."""
 
     def __init__(self, authored: Authored):
-        recipe = authored.recipe
+        recipe = _recipe_of(authored)
         place = coordinates(authored.mesh, authored.world.rank)
         self.spec, self.device = recipe.data, authored.world.device
         self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
@@ -69,7 +78,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 def _optimizer(authored: Authored) -> torch.optim.Optimizer:
-    spec = authored.recipe.training
+    spec = _recipe_of(authored).training
     fused = authored.world.device.type == "cuda"
     foreach = None if fused else False
     return torch.optim.AdamW(authored.module.parameters(), lr=spec.lr, fused=fused, foreach=foreach)
@@ -120,7 +129,7 @@ def train(
     `step(tokens, targets)` is a CompiledStep, or None for the module itself, eagerly. `progress(step, loss)` is called
     after each step.
     """
-    recipe, world = authored.recipe, authored.world
+    recipe, world = _recipe_of(authored), authored.world
     run: Step = authored.module if step is None else step
     batches = Batches(authored)
     optimizer = _optimizer(authored)

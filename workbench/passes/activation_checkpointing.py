@@ -89,6 +89,7 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
     missing = set(options.save) - seen
     if missing and selective:
         raise WorkbenchError(
-            f"activation_checkpointing: save names {sorted(missing)}, which no layer holds; it has {', '.join(sorted(seen))}"
+            f"activation_checkpointing: save names {sorted(missing)}, which no layer holds; "
+            f"a layer has {', '.join(sorted(seen))}"
         )
     return gm

@@ -65,7 +65,7 @@ def _separate_gathers(gm: GraphModule) -> None:
     for _, chain in gather_chains(gm):
         for node in chain:
             if node.target is _GATHER:
-                name = node.args[2]
+                name = str(node.args[2])
                 if name not in twins:
                     twins[name] = bucketing.twin_group(name)
                 twin = twins[name]

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from workbench.analysis.effect import Effect
 from workbench.errors import WorkbenchError
+from workbench.forward_backward import output_nodes
 from workbench.passes.registry import register_pass
 from workbench.torch_api import aot, inductor
 
@@ -43,7 +44,7 @@ def full_inductor_compilation(
     facts = gm.meta["workbench"]
     shared, backward = facts["shared"], facts["graph"] == "backward"
     placeholders = gm.graph.find_nodes(op="placeholder")
-    outputs = len(gm.graph.output_node().args[0])
+    outputs = len(output_nodes(gm))
     if backward:
         example_inputs = _as_saved(example_inputs, shared["forward_strides"][shared["results"] :])
     compiled, strides = inductor.compile_inner(

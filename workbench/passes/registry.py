@@ -13,7 +13,7 @@ from workbench.contracts import CONTRACTS, Numerics, Options, PassContract, Stag
 from workbench.errors import WorkbenchError
 
 Graphs = tuple[GraphModule, ...]
-PassFunction = Callable[..., GraphModule]
+PassFunction = Callable[..., Any]
 EffectPredicate = Callable[[Graphs, Graphs, Any], Effect]
 
 

@@ -39,7 +39,8 @@ def gathered_weights_freed(graphs: Graphs, options: Any) -> Effect:
     evidence = {"saved_gathered_parameters": [row.name for row in kept], "gathers_in_backward": repeated}
     if options.policy == "always":
         return Effect(not kept, f"{len(kept)} saved tensors still alias gathered parameters" if kept else "", evidence)
-    return Effect(not repeated, f"{repeated} parameters are gathered again in the backward" if repeated else "", evidence)
+    reason = f"{repeated} parameters are gathered again in the backward" if repeated else ""
+    return Effect(not repeated, reason, evidence)
 
 
 @register_pass("reshard_after_forward", effect=tags_differ, partition_effect=gathered_weights_freed)

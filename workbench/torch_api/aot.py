@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch._dynamo.config
-import torch._dynamo.exc
 import torch._dynamo.functional_export
 import torch.fx.traceback
 from torch._functorch._aot_autograd import descriptors
@@ -42,15 +41,52 @@ def dynamo_capture(module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
     return capture(module)(*args)
 
 
-CaptureError = torch._dynamo.exc.TorchDynamoException
+class Contexts(contextlib.ExitStack):
+    """An exit stack that remembers what was entered, so that it can be closed and entered `again`.
+
+    torch wants the contexts of an export kept until the compile: its fake mode, no saved-tensor hooks, one autograd
+    thread. Left open they would turn every tensor that is made in between, in a notebook's next cell, into a fake one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._makers: list[Callable[[], Any]] = []
+
+    def enter_context(self, cm: Any) -> Any:
+        self._makers.append(_maker(cm))
+        return super().enter_context(cm)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for make in self._makers:
+                stack.enter_context(make())
+            yield
+
+
+def _maker(manager: Any) -> Callable[[], Any]:
+    """What gives the same context once more: one made by a generator, or that acts when made, is made anew."""
+    if isinstance(manager, contextlib._GeneratorContextManager):
+        kind, recipe = type(manager), (manager.func, manager.args, manager.kwds)  # gone once it is entered
+        return lambda: kind(*recipe)
+    if isinstance(manager, torch.autograd.set_multithreading_enabled):
+        return manager.clone
+    return lambda: manager
 
 
 def export_joint(
-    stack: contextlib.ExitStack, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
+    contexts: Contexts, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
 ) -> Any:
-    """torch's `JointWithDescriptors`. The contexts that compiling needs stay open on `stack`."""
-    stack.enter_context(tracing(graph.meta["tracing_context"]))
-    return aot_export_joint_with_descriptors(stack, graph, args, decompositions=decompositions)
+    """torch's `JointWithDescriptors`; `contexts` holds what compiling needs."""
+    contexts.enter_context(tracing(graph.meta["tracing_context"]))
+    return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
+
+
+@contextlib.contextmanager
+def pass_context(context: TracingContext) -> Iterator[None]:
+    """The state under which a pass or a compiler may work on a graph after its capture has ended."""
+    with tracing(context), torch.no_grad(), torch._C._DisableAutocast():
+        yield
 
 
 class LateBound:
@@ -70,14 +106,14 @@ class LateBound:
 
     def __call__(self, args: list[Any]) -> Any:
         if self.body is None:
-            raise RuntimeError("this graph has no body yet: call compile() first")
+            raise RuntimeError("this graph has no body yet: call compile_step() first")
         return self.body(args)
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """The state under which a pass or a compiler may work on the graph after the capture has ended."""
         self.tracing_context.fw_metadata = self.fw_metadata
-        with tracing(self.tracing_context), torch.no_grad(), torch._C._DisableAutocast():
+        with pass_context(self.tracing_context):
             yield
 
 
@@ -107,8 +143,8 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
 def parameter_of(node: torch.fx.Node) -> str | None:
     """The qualified name of the parameter or buffer that this placeholder is, or is a component of."""
     desc = node.meta.get("desc")
-    while isinstance(getattr(desc, "base", None), descriptors.AOTInput):
-        desc = desc.base
+    while isinstance(base := getattr(desc, "base", None), descriptors.AOTInput):
+        desc = base
     return desc.target if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
 
 
