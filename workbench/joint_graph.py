@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
@@ -62,7 +63,7 @@ class JointGraph:
     def context(self) -> Iterator[None]:
         """torch's tracing state around a pass on this graph."""
         self.require_open()
-        with aot.pass_context(self.tracing_context):
+        with aot.capture_settings(), aot.pass_context(self.tracing_context):
             yield
 
     def close(self) -> None:
@@ -127,4 +128,21 @@ def capture(
         raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
     joint = JointGraph(authored, export, contexts, graph.meta["tracing_context"])
     joint.graph.meta["workbench"] = graph_facts(authored, "joint")
+    _place_gradient_sums(joint.graph)
     return joint
+
+
+def _place_gradient_sums(graph: GraphModule) -> None:
+    """Autograd's own additions, where a value has several readers, get the module of the forward node behind them."""
+    stacks: dict[int, Any] = {}
+    for node in graph.graph.nodes:
+        if "seq_nr" in node.meta and node.meta.get("nn_module_stack"):
+            stacks[node.meta["seq_nr"]] = node.meta["nn_module_stack"]
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        meta = node.meta
+        if meta.get("partitioner_tag") != "is_backward" or "nn_module_stack" in meta or "fwd_nn_module_stack" in meta:
+            continue
+        inputs = [n.meta.get("fwd_nn_module_stack") for n in node.all_input_nodes]
+        stack = stacks.get(meta.get("seq_nr", -1)) or next((s for s in inputs if s), None)
+        if stack:
+            meta["fwd_nn_module_stack"] = stack

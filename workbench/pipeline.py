@@ -107,7 +107,28 @@ def _apply(item: RegisteredPass, given: GraphModule, example_inputs: list[Any], 
 
 def _lint(record: PassRecord) -> Verdict:
     found = [lint.lint(b, a) for b, a in zip(record.before, record.after, strict=True)]
+    if record.stage is Stage.JOINT:
+        found += [_metadata(b, a) for b, a in zip(record.before, record.after, strict=True)]
     return next((v for v in found if v.outcome is not Outcome.PASS), found[0])
+
+
+_MAY_LOSE = 0.1
+
+
+def _metadata(before: GraphModule, after: GraphModule) -> Verdict:
+    """FAIL where a joint pass lost what the partitioner and passes by module go by; a bare retrace loses nearly all."""
+
+    def placed(graph: GraphModule) -> tuple[int, int]:
+        calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+        return sum("partitioner_tag" in n.meta and bool(n.meta.get("stack_trace")) for n in calls), len(calls)
+
+    (had, count), (has, now) = placed(before), placed(after)
+    if not count or not now or has / now >= had / count - _MAY_LOSE:
+        return Verdict("lint", Outcome.PASS, "")
+    return Verdict("lint", Outcome.FAIL, (
+        f"{now - has} of {now} nodes lost their metadata (before: {count - had} of {count} had none): the partitioner "
+        "would recompute the whole forward, and passes that go by module would match nothing; copy node.meta"
+    ), {"without_metadata": now - has, "nodes": now})
 
 
 def _light(item: RegisteredPass, record: PassRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.analysis.census import module_path
 from workbench.analysis.effect import Effect
+from workbench.contracts import Numerics, Options, Stage
 from workbench.errors import WorkbenchError
 from workbench.passes.chains import is_backward
 from workbench.passes.registry import Graphs, register_pass
@@ -22,6 +24,7 @@ _COSTLY = frozenset({
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention",
     "flex_attention", "reduce_scatter_tensor", "all_to_all_single",
 })
+Rule = Callable[[Node], bool | None]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 
 
@@ -40,7 +43,7 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
     layers = {_layer(n) for n in after[0].graph.nodes} - {None}
     if changed:
         reason = ""
-    elif options.policy == "none":
+    elif getattr(options, "policy", "") == "none":
         reason = "the policy is none"
     else:
         reason = "no module path matches layers.<number>" if not layers else "every node was tagged before"
@@ -55,6 +58,47 @@ def recomputed_in_backward(graphs: Graphs, options: Any) -> Effect:
     matmuls = sum(short_name(n) in _MATMULS for n in repeated)
     reason = "" if repeated else "the partitioner recomputes nothing: all tagged values are free or already inputs"
     return Effect(bool(repeated), reason, {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls})
+
+
+def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
+    """Register a rule of your own as a joint pass: list `name` in `joint_passes` instead of activation_checkpointing.
+
+        @checkpoint_rule("keep_norms")
+        def keep_norms(node):       # a forward node of a layer
+            return True if "norm" in module_path(node) else None
+
+    The rule says True (save), False (recompute) or None (the partitioner decides).
+    """
+
+    def register(rule: Rule) -> Rule:
+        def tag(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+            for node, layer in _forward_nodes(gm):
+                answer = rule(node)
+                if answer is not None:
+                    _tag(node, layer, bool(answer))
+            return gm
+
+        changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip().splitlines()[0]
+        register_pass(
+            name, stage=Stage.JOINT, numerics=Numerics.EXACT, changes=changes, options=Options,
+            conflicts={"activation_checkpointing"}, after={"inductor_decomposition"},
+            effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
+        )(tag)
+        return rule
+
+    return register
+
+
+def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
+    for node in gm.graph.nodes:
+        layer = _layer(node)
+        if node.op == "call_function" and layer is not None and not is_backward(node):
+            yield node, layer
+
+
+def _tag(node: Node, layer: int, save: bool) -> None:
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+    node.meta["ac_graph_id"] = layer
 
 
 @register_pass("activation_checkpointing", effect=tagged_for_recompute, partition_effect=recomputed_in_backward)
@@ -72,10 +116,7 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
     keep = (_COSTLY | set(options.save)) if selective else frozenset()
     seen: set[str] = set()
     matmuls: Counter[int] = Counter()
-    for node in gm.graph.nodes:
-        layer = _layer(node)
-        if node.op != "call_function" or is_backward(node) or layer is None:
-            continue
+    for node, layer in _forward_nodes(gm):
         name = short_name(node)
         seen.add(name)
         save = name in keep
@@ -84,8 +125,7 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
         if selective and name in _MATMULS:
             matmuls[layer] += 1
             save = save or matmuls[layer] % options.every_nth_matmul == 0
-        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-        node.meta["ac_graph_id"] = layer
+        _tag(node, layer, save)
     missing = set(options.save) - seen
     if missing and selective:
         raise WorkbenchError(

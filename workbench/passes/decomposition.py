@@ -71,6 +71,7 @@ class _Decomposer:
 
     def evaluate(self, node: Node) -> None:
         """A fresh fake value, so that aliasing follows the new graph."""
+        node.meta.pop("tensor_meta", None)  # of the value that is replaced
         with self.mode:
             node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))  # type: ignore[operator]
 
@@ -123,31 +124,33 @@ class _Decomposer:
 
 
 def fewer_composite_operators(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """Operators of the table that were there are gone, and no node lost its module path."""
+    """Operators that the table replaces are gone; at the capture: it left none of them."""
     table = inductor.decomposition_table()
 
     def listed(graphs: Graphs) -> Counter[str]:
         return Counter(str(n.target) for g in graphs for n in g.graph.nodes if n.target in table)
 
     was, now = listed(before), listed(after)
-    if options.at == "capture":
-        reason = f"left after the capture: {dict(now)}" if now else ""
-        return Effect(not now, reason, {"at": "capture", "left": dict(now)})
     gone = was - now
+    if options.at == "capture":
+        left = dict(gone.most_common())
+        reason = f"the graph was captured without the table, and this pass replaced {left}" if left else ""
+        return Effect(not left, reason, {"at": "capture", "left": left})
     evidence = {"replaced": dict(gone.most_common()), "left": dict(now)}
     return Effect(bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence)
 
 
 @register_pass("inductor_decomposition", effect=fewer_composite_operators)
 def inductor_decomposition(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
-    """Replace every operator in Inductor's table by its body.
+    """Replace every operator in Inductor's table by its body; at="capture" that has been done, and is checked.
 
     Raises WorkbenchError where the table replaces an operator that draws random numbers, naming the node: its body
-    would draw others.
+    would draw others. After a capture with the table, that is any such operator.
     """
     table = inductor.decomposition_table()
     for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in table and inductor.is_random(node.target):
+        listed = node.target in table or options.at == "capture"
+        if node.op == "call_function" and listed and inductor.is_random(node.target):
             raise WorkbenchError(
                 f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
                 " would draw others: remove it from the model, or remove the pass"

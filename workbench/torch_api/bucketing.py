@@ -5,14 +5,20 @@ Source: torch/_inductor/fx_passes/overlap_manual_scheduling.py and overlap_sched
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
+from workbench.errors import WorkbenchError
 from workbench.torch_api.inductor import accepted
+
+# By the group itself, since a later world may use the same name for another one.
+_TWINS: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
 
 def bucket_by_module(
@@ -25,9 +31,18 @@ def bucket_by_module(
 
 
 def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
-    """Bucket and reorder collectives by estimated time; call it under `device_specs`."""
+    """Bucket and reorder collectives by estimated time; call it under `device_specs`.
+
+    Raises WorkbenchError where this torch's scheduler cannot do what a keyword asks for.
+    """
     from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
 
+    wanted = "pre_bucketing_fsdp_collectives"
+    if keywords.get(wanted) and not accepted(schedule_overlap_bucketing, {wanted: True}):
+        raise WorkbenchError(
+            f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
+            "leave out the option bucket_cap_mb"
+        )
     return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
 
 
@@ -39,9 +54,14 @@ def group_ranks(name: str) -> list[int]:
 def twin_group(name: str) -> str:
     """A second process group over the same ranks as group `name`; every rank of that group must call this.
 
-    Collectives of one group run one after another: with two, gathers and scatters can overlap.
+    Collectives of one group run one after another: with two, gathers and scatters can overlap. A group has one
+    twin, however often a step is built on it, and the twin goes with the world.
     """
     group = _resolve_process_group(name)  # type: ignore[arg-type]
+    known = _TWINS.get(group)
+    if known is not None:
+        return known
     backend = dist.get_backend(group)
     twin = dist.new_group(dist.get_process_group_ranks(group), backend=backend, use_local_synchronization=True)
+    _TWINS[group] = twin.group_name
     return twin.group_name
