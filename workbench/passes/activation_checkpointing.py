@@ -16,7 +16,7 @@ from workbench.contracts import Numerics, Options, Stage
 from workbench.errors import WorkbenchError
 from workbench.passes.chains import is_backward
 from workbench.passes.registry import Graphs, register_pass
-from workbench.torch_api.ops import short_name
+from workbench.torch_api.ops import draws, short_name
 
 _MATMULS = frozenset({"mm", "bmm", "addmm", "_grouped_mm"})
 _COSTLY = frozenset({
@@ -97,6 +97,8 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
 
 
 def _tag(node: Node, layer: int, save: bool) -> None:
+    # drawn again, random numbers would be others
+    save = save or draws(node)
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     node.meta["ac_graph_id"] = layer
 
@@ -107,6 +109,7 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
 
     policy none: no tags. full: everything in a layer is recomputed. selective: attention, reduce-scatters, the
     operators named in `save` and every `every_nth_matmul`-th matrix product are saved, the rest is recomputed.
+    Random numbers are always saved.
 
     Raises WorkbenchError where `save` names an operator that the layers do not hold.
     """

@@ -20,6 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import aot, inductor
 from workbench.torch_api import tree as pytree
+from workbench.torch_api.ops import draws
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
@@ -150,7 +151,7 @@ def inductor_decomposition(gm: GraphModule, example_inputs: list[Any], *, option
     table = inductor.decomposition_table()
     for node in gm.graph.nodes:
         listed = node.target in table or options.at == "capture"
-        if node.op == "call_function" and listed and inductor.is_random(node.target):
+        if node.op == "call_function" and listed and draws(node):
             raise WorkbenchError(
                 f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
                 " would draw others: remove it from the model, or remove the pass"

@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo.config
 import torch._dynamo.functional_export
 import torch.fx.traceback
+from torch._functorch import partitioners
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
+
+from workbench.torch_api.ops import draws
 
 Graph = torch.fx.GraphModule
 
@@ -131,13 +134,20 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
 
         return compiler
 
-    function = aot_compile_joint_with_descriptors(
-        joint,
-        partition_fn=min_cut_rematerialization_partition,
-        fw_compiler=callback("forward"),
-        bw_compiler=callback("backward"),
-    )
+    # torch goes by the operator's tag, and would thread the generator's state through attention without dropout;
+    # on 2.13 the state lands behind the saved meshes, where the runtime does not look for tensors
+    with mock.patch.object(partitioners, "has_recomputable_rng_ops", _recomputes_draws):
+        function = aot_compile_joint_with_descriptors(
+            joint,
+            partition_fn=partitioners.min_cut_rematerialization_partition,
+            fw_compiler=callback("forward"),
+            bw_compiler=callback("backward"),
+        )
     return function, found["forward"], found["backward"]
+
+
+def _recomputes_draws(graph: Graph) -> bool:
+    return any(partitioners.must_recompute(n) and draws(n) for n in graph.graph.nodes)
 
 
 def parameter_of(node: torch.fx.Node) -> str | None:

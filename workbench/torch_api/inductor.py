@@ -52,8 +52,3 @@ def compile_inner(
     with torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides:
         compiled = compile_fx_inner(graph, example_inputs, **accepted(compile_fx_inner, keywords))
     return compiled, list(strides or [])
-
-
-def is_random(target: Any) -> bool:
-    """True for operators whose result depends on the generator."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags

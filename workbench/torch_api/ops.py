@@ -104,6 +104,13 @@ def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
+def draws(node: torch.fx.Node) -> bool:
+    """True for an operator node whose result depends on the generator; attention without dropout does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    return "dropout_p" not in _arguments(node.target) or argument(node, "dropout_p") not in (None, 0, 0.0)
+
+
 def storage_key(value: Any) -> int | None:
     """A key that two tensors share exactly when they share storage, while both live; None for anything else."""
     return StorageWeakRef(value.untyped_storage()).cdata if isinstance(value, torch.Tensor) else None

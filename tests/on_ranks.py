@@ -1,0 +1,107 @@
+"""What the tests of passes run inside each rank, and the small recipes they run on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.built import Built, build
+from workbench.parallel.author import author
+from workbench.passes.registry import register_pass
+from workbench.recipe import Recipe
+from workbench.torch_api.ops import op_name
+from workbench.training import deterministic, gradients
+from workbench.world.mesh import current_world
+
+FSDP4, FSDP_TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}
+
+
+def small(mesh: dict[str, int], joint: Sequence[Any] = (), passes: Sequence[Any] = (), layers: int = 1) -> Recipe:
+    """llama3 with sixteen tokens a sequence; passes by name, or as tables."""
+    return Recipe(name="small", mesh=mesh, model={"n_layers": layers}, data={"seq_len": 16},
+                  joint_passes=joint, passes=passes, training={"steps": 5})
+
+
+def calls(gm: GraphModule, name: str) -> list[Node]:
+    """Operator nodes by name without overload, such as `aten.mm`."""
+    return [n for n in gm.graph.nodes if n.op == "call_function" and op_name(n.target) == name]
+
+
+def insert(gm: GraphModule, after: Node, target: Callable[..., Any], *args: Any) -> Node:
+    """A node with its fake value and its neighbour's metadata."""
+    with gm.graph.inserting_after(after):
+        node = gm.graph.call_function(target, args)
+    node.meta = {k: v for k, v in after.meta.items() if k not in ("val", "tensor_meta")}
+    values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+    node.meta["val"] = target(*values)
+    return node
+
+
+@contextlib.contextmanager
+def user_pass(name: str, function: Callable[[GraphModule], Any], **contract: Any):
+    """A pass registered as a notebook's cell would, and gone afterwards."""
+    from workbench.contracts import CONTRACTS
+    from workbench.passes import registry
+
+    @register_pass(name, **({"stage": "joint", "numerics": "exact"} | contract))
+    def own(gm, example_inputs, *, options):
+        return function(gm)
+
+    try:
+        yield name
+    finally:
+        CONTRACTS.pop(name), registry._PASSES.pop(name)
+
+
+def build_with(recipe: Recipe, name: str, function: Callable[[GraphModule], Any], **contract: Any) -> Built:
+    """`recipe` with one more pass, on this rank, every check done."""
+    with user_pass(name, function, **contract):
+        where = "joint_passes" if contract.get("stage", "joint") == "joint" else "passes"
+        listed = [spec.as_toml() for spec in getattr(recipe, where)]
+        return build(recipe.override({where: [*listed, name]}), current_world(), level="full")
+
+
+def outcomes(built: Built, name: str) -> dict[str, tuple[str, str]]:
+    """check -> (outcome, message) of one pass."""
+    record = next(r for r in built.records if r.name == name)
+    return {v.check: (str(v.outcome), v.message) for v in record.verdicts}
+
+
+def trajectory(recipe: Recipe) -> dict[str, Any]:
+    """Five AdamW steps, compiled and eager from the same start: what differs, of the losses and every gradient."""
+    world = current_world()
+    built = build(recipe, world)
+    eager = author(recipe, world)
+    from workbench.training import Batches
+
+    batches = Batches(eager)
+
+    def run(authored: Any, step: Any) -> list[dict[str, torch.Tensor]]:
+        optimizer = torch.optim.AdamW(authored.module.parameters(), lr=1e-3, foreach=False)
+        seen = []
+        for i in range(recipe.training.steps):
+            loss = step(*batches.at(i))
+            loss.backward()
+            seen.append({"loss": loss.detach().clone()} | {n: g.clone() for n, g in gradients(authored).items()})
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return seen
+
+    with deterministic(True):
+        ours, theirs = run(built.authored, built.step), run(eager, eager.module)
+    relative, differing = 0.0, set()
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            if not torch.equal(a[name], b[name]):
+                differing.add(name)
+                relative = max(relative, float((a[name] - b[name]).norm() / b[name].norm().clamp_min(1e-12)))
+    return {
+        "tensors": len(ours[0]), "differing": sorted(differing), "relative": relative,
+        "losses": [float(s["loss"]) for s in ours],
+        "outcomes": {r.name: str(r.outcome) for r in built.records}, "schedule": str(built.schedule.outcome),
+    }

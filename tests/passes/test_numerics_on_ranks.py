@@ -1,0 +1,46 @@
+"""Every pass trains as eager does, on four ranks: five steps, the loss and every gradient of each."""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import FSDP4, FSDP_TP, small, trajectory
+
+pytestmark = pytest.mark.ranks
+AC, RESHARD, BLOCKS = "activation_checkpointing", "reshard_after_forward", "transformer_block_bucketing"
+DECOMPOSE, AUTO = "inductor_decomposition", "autobucketing_reordering"
+
+# Measured bitwise on gloo and on both meshes; the bucketing contracts still say REDUCTION_ORDER, since another
+# backend may cut a longer message differently.
+BITWISE = {
+    "no pass": ((), ()),
+    "checkpointing selective": ((AC,), ()),
+    "checkpointing full": (({"name": AC, "policy": "full"},), ()),
+    "reshard always": ((RESHARD,), ()),
+    "reshard never": (({"name": RESHARD, "policy": "never"},), ()),
+    "block bucketing": ((), (BLOCKS,)),
+    "auto bucketing": ((), (AUTO,)),
+    "all but decomposition": ((AC, RESHARD), (BLOCKS,)),
+}
+BOUNDED = {
+    "decomposition": ((DECOMPOSE,), ()),
+    "decomposition at capture": (({"name": DECOMPOSE, "at": "capture"},), ()),
+    "the tour's": ((DECOMPOSE, AC, RESHARD), (BLOCKS,)),
+}
+BOUND = 5e-5  # five steps of AdamW on gradients that differ by 5e-6
+
+
+@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["dp_shard4", "2x2"])
+@pytest.mark.parametrize("variant", BITWISE)
+def test_bitwise(pool4, mesh, variant):
+    for found in pool4.run(trajectory, small(mesh, *BITWISE[variant])):
+        assert found["differing"] == []
+        assert found["tensors"] == 13 and len(set(found["losses"])) == 5
+        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
+
+
+@pytest.mark.parametrize(("mesh", "variant"), [(FSDP4, "decomposition"), (FSDP_TP, "decomposition at capture"),
+                                               (FSDP_TP, "the tour's")])
+def test_within_the_stated_bound(pool4, mesh, variant):
+    for found in pool4.run(trajectory, small(mesh, *BOUNDED[variant])):
+        assert 0 < found["relative"] < BOUND
+        assert set(found["outcomes"].values()) <= {"PASS"}
