@@ -106,7 +106,7 @@ def _apply(item: RegisteredPass, given: GraphModule, example_inputs: list[Any], 
 
 
 def _lint(record: PassRecord) -> Verdict:
-    found = [lint.lint(b, a) for b, a in zip(record.before, record.after, strict=True)]
+    found = [lint.lint(record.before, record.after)]
     if record.stage is Stage.JOINT:
         found += [_metadata(b, a) for b, a in zip(record.before, record.after, strict=True)]
     return next((v for v in found if v.outcome is not Outcome.PASS), found[0])

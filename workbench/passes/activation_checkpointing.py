@@ -24,6 +24,7 @@ _COSTLY = frozenset({
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention",
     "flex_attention", "reduce_scatter_tensor", "all_to_all_single",
 })
+_RECOMPUTE = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
 Rule = Callable[[Node], bool | None]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 
@@ -51,13 +52,15 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
 
 
 def recomputed_in_backward(graphs: Graphs, options: Any) -> Effect:
-    """The backward holds copies of forward operators."""
+    """The backward holds copies of tagged forward operators; the partitioner repeats cheap ones without a tag."""
     forward, backward = graphs
     names = {n.name for n in forward.graph.nodes if n.op == "call_function"}
-    repeated = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in names]
+    again = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in names]
+    repeated = [n for n in again if n.meta.get("recompute") in _RECOMPUTE]
     matmuls = sum(short_name(n) in _MATMULS for n in repeated)
-    reason = "" if repeated else "the partitioner recomputes nothing: all tagged values are free or already inputs"
-    return Effect(bool(repeated), reason, {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls})
+    reason = "the partitioner recomputes no tagged value: none is tagged, or all are free or inputs already"
+    evidence = {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls}
+    return Effect(bool(repeated), "" if repeated else reason, evidence)
 
 
 def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:

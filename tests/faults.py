@@ -1,0 +1,150 @@
+"""Seeded faults: passes that the pipeline must catch. In a module of their own, since ranks import them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from on_ranks import build_with, calls, insert
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.built import build
+from workbench.errors import WorkbenchError
+from workbench.torch_api.ops import collective_kind
+from workbench.world.mesh import current_world
+
+GATHER, SCATTER, WAIT = (f"_c10d_functional.{n}" for n in ("all_gather_into_tensor", "reduce_scatter_tensor",
+                                                            "wait_tensor"))
+
+
+def dropped_wait(gm):
+    wait = calls(gm, WAIT)[0]
+    wait.replace_all_uses_with(wait.args[0])
+    gm.graph.erase_node(wait)
+    return gm
+
+
+def lost_output(gm):
+    output = gm.graph.output_node()
+    output.args = (list(output.args[0])[:-1],)
+    return gm
+
+
+def changed_placeholder(gm):
+    first = gm.graph.find_nodes(op="placeholder")[0]
+    first.meta["val"] = first.meta["val"].new_empty((3, 5))
+    return gm
+
+
+def naive_retrace(gm):
+    """What the reference does before full Inductor: the graph is traced again, and its metadata is not copied."""
+    values = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
+    code = gm.graph.find_nodes(op="placeholder")
+    primals = sum(not n.name.startswith("tangents") for n in code)
+    traced = make_fx(lambda p, t: gm(p, t))(values[:primals], values[primals:])
+    for node, old in zip(traced.graph.find_nodes(op="placeholder"), code, strict=True):
+        node.name, node.target, node.meta = old.name, old.target, dict(old.meta)
+    traced.graph.output_node().meta = dict(gm.graph.output_node().meta)
+    traced.graph.set_codegen(gm.graph._codegen)
+    traced.recompile()
+    return traced
+
+
+def edited_then_raises(gm):
+    gm.graph.erase_node(gm.graph.output_node())
+    gm.meta["workbench"]["groups"]["stray"] = "9"
+    raise ValueError("no bucket fits")
+
+
+def only_the_wait_is_tagged(gm):
+    """The naive reshard: views of the gathered weight are saved in its stead."""
+    for wait in calls(gm, WAIT):
+        if wait.meta.get("partitioner_tag") != "is_backward" and wait.args[0].target == \
+                torch.ops._c10d_functional.all_gather_into_tensor.default:
+            wait.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            wait.meta["ac_graph_id"] = 0
+    return gm
+
+
+def swap_on_rank_1(gm):
+    """Two gathers of different sizes start in the other order: on rank 1 alone, in the forward."""
+    if dist.get_rank() == 1 and gm.meta["workbench"]["graph"] == "forward":
+        first, *others = calls(gm, GATHER)
+        second = next(g for g in others if g.meta["val"].shape != first.meta["val"].shape)
+        chain = [second]
+        while chain[0].args[0].op != "placeholder":
+            chain.insert(0, chain[0].args[0])
+        for node in chain:
+            first.prepend(node)
+    return gm
+
+
+def has_values(tensor):
+    return type(tensor) is torch.Tensor and tensor.device.type != "meta" and not torch._is_functional_tensor(tensor)
+
+
+def started_collectives(recipe):
+    """The error of the build, and how many collectives of the graph ran before it."""
+    ran = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            values = [a for a in args if isinstance(a, torch.Tensor)]
+            if collective_kind(func) and all(map(has_values, values)):
+                ran.append(str(func))
+            return out
+
+    said = ""
+    with Seen():
+        try:
+            build_with(recipe, "swap", swap_on_rank_1, stage="partitioned")
+        except WorkbenchError as error:
+            said = str(error)
+        before = list(ran)
+        build(recipe, current_world(), level="full")  # and one that is let through runs them, so they would be seen
+    return said, before, len(ran)
+
+
+def round_a_constant(gm):
+    """A product is scaled as if a factor of 0.1 in it had been rounded to bfloat16."""
+    node = next(n for n in calls(gm, "aten.mul") if n.meta["val"].is_floating_point() and n.meta["val"].dim() > 1)
+    more = insert(gm, node, torch.ops.aten.mul.Tensor, node, 10 * float(torch.tensor(0.1).bfloat16()))
+    node.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+    return gm
+
+
+def other_order(gm):
+    """The first reduce-scatter becomes a gather and a sum of the four parts, last to first."""
+    start = calls(gm, SCATTER)[0]
+    wait = next(u for u in start.users)
+    value, operator, size, group = start.args
+    assert size == 4
+    rank, rows = dist.get_rank(), wait.meta["val"].shape[0]
+    aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+    whole = insert(gm, wait, c10d.all_gather_into_tensor.default, value, size, group)
+    at = insert(gm, whole, c10d.wait_tensor.default, whole)
+    parts = []
+    for i in range(size):
+        first = (i * size + rank) * rows
+        parts.append(insert(gm, (parts or [at])[-1], aten.slice.Tensor, at, 0, first, first + rows))
+    a, b, c, d = parts
+    left = insert(gm, d, aten.add.Tensor, d, b)
+    right = insert(gm, left, aten.add.Tensor, c, a)
+    total = insert(gm, right, aten.add.Tensor, left, right)
+    scaled = insert(gm, total, aten.mul.Tensor, total, 0.25 if operator == "avg" else 1.0)
+    wait.replace_all_uses_with(scaled, delete_user_cb=lambda user: user not in (whole, at, *parts))
+    gm.graph.erase_node(wait)
+    gm.graph.erase_node(start)
+    return gm
+
+
+def strict_build(recipe):
+    try:
+        build(recipe.override({"strict": True}), current_world())
+    except WorkbenchError as error:
+        return str(error)
+    return ""
+
+
