@@ -1,0 +1,133 @@
+"""Write what the README shows of the code: the tables between its markers, and docs/pipeline.svg.
+
+    python docs/make_tables.py
+
+Tables come from lessons/recipes, the passes' contracts and the reports in benchmarks/results, which
+`workbench run RECIPE --json FILE` writes. No torch here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from workbench.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
+from workbench.recipe import Recipe, load_recipe  # noqa: E402
+
+BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+NOT_MEASURED = "not measured yet"
+STEPS = (  # what goes in, and the public function that takes it on
+    ("Recipe", "author"), ("model on a World", "capture"), ("JointGraph", "run_joint"), ("JointGraph", "partition"),
+    ("ForwardBackward", "run_partitioned"), ("ForwardBackward", "compile_step"), ("CompiledStep", "train"),
+    ("Report", ""),
+)
+PASSES = ("run_joint", "run_partitioned")
+
+
+def reports(folder: Path) -> list[dict[str, Any]]:
+    """The files of `folder` that are reports of a run; other results lie there too."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [data for data in found if isinstance(data, dict) and {"recipe", "world", "ok", "versions"} <= set(data)]
+
+
+def cell(runs: list[dict[str, Any]], kind: str) -> str:
+    """What the reports on a kind of world say, each outcome once."""
+    said = []
+    for run in runs:
+        if run["world"]["kind"] == kind:
+            outcome = "PASS" if run["ok"] else "FAIL"
+            said.append(f"{outcome}: {run['world']['size']} ranks, torch {run['versions']['torch'].split('+')[0]}")
+    return "; ".join(dict.fromkeys(said)) or NOT_MEASURED
+
+
+def listed(run: dict[str, Any]) -> set[str]:
+    """Names of the passes of the recipe that ran: a name alone, or a table with options."""
+    specs = [*run["recipe"].get("joint_passes", ()), *run["recipe"].get("passes", ())]
+    return {spec if isinstance(spec, str) else spec["name"] for spec in specs}
+
+
+def recipe_row(recipe: Recipe, runs: list[dict[str, Any]]) -> list[str]:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
+    passes = ", ".join(f"`{name}`" for name in recipe.pass_names) or "none"
+    own = [run for run in runs if run["recipe"]["name"] == recipe.name]
+    return [f"`{recipe.name}`", mesh, passes, cell(own, "gloo"), cell(own, "nccl")]
+
+
+def pass_row(contract: PassContract, runs: list[dict[str, Any]]) -> list[str]:
+    bound = f" {contract.tolerance:g}" if contract.numerics is Numerics.LOSSY else ""
+    own = [run for run in runs if contract.name in listed(run)]
+    return [f"`{contract.name}`", str(contract.stage), f"{contract.numerics}{bound}",
+            ", ".join(sorted(contract.needs)) or "nothing", cell(own, "gloo"), cell(own, "nccl")]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def tables(root: Path = ROOT) -> str:
+    """Both tables, as Markdown."""
+    runs = reports(root / "benchmarks" / "results")
+    names = sorted(path.stem for path in (root / "lessons" / "recipes").glob("*.toml"))
+    recipes = [load_recipe(root / "lessons" / "recipes" / f"{name}.toml") for name in names]
+    where = ["CPU, gloo", "GPU, nccl"]
+    return "\n\n".join((
+        table(["recipe", "mesh", "passes", *where], [recipe_row(recipe, runs) for recipe in recipes]),
+        table(["pass", "stage", "numerics", "needs", *where],
+              [pass_row(contract, runs) for contract in CONTRACTS.values() if contract.source != "user"]),
+    ))
+
+
+def with_tables(text: str, made: str) -> str:
+    """`text` with what stands between the markers replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, marker, after = rest.partition(END)
+    if not marker:
+        raise SystemExit(f"README.md: no {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+
+
+def picture() -> str:
+    """The pipeline as SVG: two rows of boxes; an arrow is a public function."""
+    wide, high, gap, per_row = 150, 44, 86, 4
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 250" font-family="sans-serif" font-size="13" '
+           'role="img" aria-label="The pipeline, from a recipe to a report">',
+           '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+           '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
+           '<rect width="960" height="250" fill="#fff"/>']
+    for i, (noun, verb) in enumerate(STEPS):
+        column, row = i % per_row, i // per_row
+        x, y = 20 + column * (wide + gap), 40 + row * 110
+        middle = y + high / 2
+        out.append(f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="6" fill="#f4f6f8" stroke="#555"/>')
+        out.append(f'<text x="{x + wide / 2:g}" y="{middle + 5:g}" text-anchor="middle">{noun}</text>')
+        if not verb:
+            continue
+        color = "#0b5fa5" if verb in PASSES else "#333"
+        label = f'font-size="11" fill="{color}" text-anchor="middle"'
+        if column < per_row - 1:
+            out.append(f'<path d="M{x + wide} {middle:g}h{gap - 2}" stroke="{color}" marker-end="url(#tip)"/>')
+            out.append(f'<text x="{x + wide + gap / 2:g}" y="{middle - 8:g}" {label}>{verb}</text>')
+        else:
+            turn = y + high + 33
+            out.append(f'<path d="M{x + wide / 2:g} {y + high}V{turn}H{20 + wide / 2:g}V{y + 108}" fill="none" '
+                       f'stroke="{color}" marker-end="url(#tip)"/>')
+            out.append(f'<text x="480" y="{turn - 8}" {label}>{verb}</text>')
+    out.append('<text x="20" y="228" fill="#0b5fa5">Blue: passes, one by one. After each: '
+               'lint, effect, collectives, memory; on real ranks also numerics and time.</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    readme = ROOT / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    (ROOT / "docs" / "pipeline.svg").write_text(picture(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

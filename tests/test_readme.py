@@ -1,0 +1,75 @@
+"""What the documents show is what the code says: tables, picture, and the worked diffs."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MADE = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+DIFFS = re.findall(r"^```diff\n(.*?)^```$", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+
+
+def report(name: str, kind: str, ok: bool = True, passes: tuple[str, ...] = ()) -> dict:
+    return {"recipe": {"name": name, "joint_passes": [], "passes": list(passes)}, "ok": ok,
+            "world": {"kind": kind, "size": 4}, "versions": {"torch": "2.13.0+cpu"}}
+
+
+def test_the_tables_are_current() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert MADE["with_tables"](text, MADE["tables"]()) == text, "stale: run `python docs/make_tables.py`"
+
+
+def test_the_picture_is_current() -> None:
+    assert (ROOT / "docs" / "pipeline.svg").read_text() == MADE["picture"](), "stale: run `python docs/make_tables.py`"
+
+
+def test_the_arrows_are_public_functions() -> None:
+    import workbench
+
+    assert {verb for _, verb in MADE["STEPS"] if verb} <= set(workbench.__all__)
+
+
+def test_a_cell_says_what_was_measured_and_nothing_else() -> None:
+    runs = [report("a", "gloo"), report("a", "gloo"), report("b", "gloo", ok=False)]
+    assert MADE["cell"](runs, "nccl") == "not measured yet"
+    assert MADE["cell"](runs, "gloo") == "PASS: 4 ranks, torch 2.13.0; FAIL: 4 ranks, torch 2.13.0"
+
+
+def test_other_results_are_no_reports(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(report("a", "gloo")))
+    (tmp_path / "compat.json").write_text(json.dumps({"torch": "2.11.0", "counts": {}}))
+    assert [r["recipe"]["name"] for r in MADE["reports"](tmp_path)] == ["a"]
+
+
+def test_a_readme_without_markers_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"README\.md: no <!-- table:begin -->"):
+        MADE["with_tables"]("# name\n", "")
+
+
+def test_links_lead_somewhere() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
+            assert target.startswith("http") or (ROOT / target).exists(), f"{name}: {target}"
+
+
+def fits(patch: str) -> str:
+    """What git says of a patch that does not fit the checkout; nothing is written."""
+    done = subprocess.run(["git", "apply", "--check", "-p0", "-"], cwd=ROOT, input=patch, text=True,
+                          capture_output=True, check=False)
+    return done.stderr
+
+
+def test_the_worked_diffs_fit_the_code() -> None:
+    assert len(DIFFS) == 8
+    assert fits("".join(DIFFS)) == ""
+
+
+def test_a_diff_of_other_code_is_told() -> None:
+    assert "patch does not apply" in fits("".join(DIFFS).replace(' ))\n', ' )))\n', 1))
