@@ -12,6 +12,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _RESULTS: dict[str, str] = {}
+_SECONDS: dict[str, float] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         _RESULTS[report.nodeid] = report.outcome
+        _SECONDS[report.nodeid] = round(report.duration, 1)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -54,6 +56,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     table = {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
         "system": platform.system(), "counts": {o: outcomes.count(o) for o in sorted(set(outcomes))},
-        "tests": dict(sorted(_RESULTS.items())),
+        "cores": os.cpu_count(),
+        "rows": [{"what": name, "outcome": outcome, "seconds": _SECONDS[name]}
+                 for name, outcome in sorted(_RESULTS.items())],
     }
     Path(target).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

@@ -105,3 +105,9 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
         "losses": [float(s["loss"]) for s in ours],
         "outcomes": {r.name: str(r.outcome) for r in built.records}, "schedule": str(built.schedule.outcome),
     }
+
+
+def full_level(recipe: Recipe) -> tuple[dict[str, dict[str, tuple[str, str]]], list[str]]:
+    """Every verdict of every pass, and the outcomes of the whole list."""
+    built = build(recipe, current_world(), level="full")
+    return {r.name: outcomes(built, r.name) for r in built.records}, [str(v.outcome) for v in built.pipeline]

@@ -1,22 +1,50 @@
-import pytest
+from __future__ import annotations
 
+import pytest
+from on_ranks import FSDP_TP, small
+
+from workbench.forward_backward import partition
+from workbench.joint_graph import capture
+from workbench.parallel.author import author
+from workbench.pipeline import prove_partition, run_joint, run_partitioned
 from workbench.world.fake import fake_world
 from workbench.world.ranks import ranks
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fake4():
     with fake_world(4) as world:
         yield world
 
 
-@pytest.fixture
-def fake8():
-    with fake_world(8) as world:
-        yield world
+@pytest.fixture(scope="module")
+def authored(fake4):
+    """llama3 of one layer on dp_shard 2 x tp 2, without values."""
+    return author(small(FSDP_TP), fake4)
+
+
+@pytest.fixture(scope="module")
+def two_layers(fake4):
+    return author(small(FSDP_TP, layers=2), fake4)
 
 
 @pytest.fixture(scope="module")
 def pool4():
     with ranks(4, backend="gloo", timeout=200, echo="none") as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def through():
+    """`through(authored, joint_passes, passes)`: (records by name, partitioned pair, joint graph before partition)."""
+
+    def go(authored, joint=(), passes=(), **keywords):
+        graph = capture(authored, **keywords)
+        records = run_joint(graph, joint)
+        last = graph.graph
+        pair = partition(graph)
+        prove_partition(records, pair)
+        records += run_partitioned(pair, passes)[0]
+        return {r.name: r for r in records}, pair, last
+
+    return go

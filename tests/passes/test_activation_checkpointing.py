@@ -1,0 +1,146 @@
+"""activation_checkpointing: what is saved and what is recomputed, by each policy and by a rule of one's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_ranks import calls
+
+from workbench.contracts import CONTRACTS
+from workbench.errors import WorkbenchError
+from workbench.joint_graph import capture
+from workbench.parallel.author import author_module
+from workbench.passes import registry
+from workbench.passes.activation_checkpointing import checkpoint_rule
+from workbench.pipeline import run_joint, saved_bytes
+from workbench.recipe import PassSpec
+from workbench.verify.verdicts import Outcome
+
+NAME = "activation_checkpointing"
+
+
+def spec(**options):
+    return PassSpec(name=NAME, options=options)
+
+
+@pytest.fixture(scope="module")
+def policies(two_layers, through):
+    return {
+        "none": through(two_layers, [spec(policy="none")]),
+        "selective": through(two_layers, [spec()]),
+        "full": through(two_layers, [spec(policy="full")]),
+        "all matmuls": through(two_layers, [spec(every_nth_matmul=1)]),
+        "by operator": through(two_layers, [spec(save=("silu",), every_nth_matmul=1000)]),
+        "few": through(two_layers, [spec(every_nth_matmul=1000)]),
+    }
+
+
+def matmuls_again(found):
+    records, _, _ = found
+    return records[NAME].verdict("effect").evidence["recomputed_matmuls"]
+
+
+def test_saved_bytes_fall_with_the_policy(policies):
+    none, selective, full = (saved_bytes(policies[p][1]) for p in ("none", "selective", "full"))
+    assert none > selective > full > 0
+
+
+def test_how_many_matmuls_the_backward_repeats(policies):
+    """Seven products a layer. The last of a layer is never needed again, nor is what follows the last saved one."""
+    assert policies["none"][0][NAME].outcome is Outcome.NO_EFFECT
+    assert matmuls_again(policies["all matmuls"]) == 0
+    assert 2 * 5 <= matmuls_again(policies["full"]) <= 2 * 7
+    assert 0 < matmuls_again(policies["selective"]) < matmuls_again(policies["full"])
+    in_forward = [len(calls(policies[p][1].forward, "aten.mm")) for p in policies]
+    assert set(in_forward) == {2 * 7 + 1}
+
+
+def test_attention_is_saved_but_by_full(policies):
+    def attention(found):
+        return sum("scaled_dot_product" in str(n.target) and "backward" not in str(n.target)
+                   for n in found[1].backward.graph.nodes)
+
+    assert [attention(policies[p]) for p in ("none", "selective", "full")] == [0, 0, 2]
+
+
+def test_a_list_of_operators(policies):
+    def silus(found):
+        return len(calls(found[1].backward, "aten.silu"))
+
+    assert silus(policies["few"]) == 2 and silus(policies["by operator"]) == 0
+
+
+def test_an_operator_that_no_layer_has_is_refused(two_layers):
+    with capture(two_layers) as joint, pytest.raises(WorkbenchError) as caught:
+        run_joint(joint, [spec(save=("silu", "conv2d"))])
+    assert str(caught.value).startswith(
+        "activation_checkpointing: save names ['conv2d'], which no layer holds; a layer has ")
+    assert "silu" in str(caught.value)
+
+
+def test_nothing_is_tagged_outside_the_layers(policies):
+    _, _, joint = policies["full"]
+    tagged = [n for n in joint.graph.nodes if "recompute" in n.meta]
+    assert tagged and {n.meta["ac_graph_id"] for n in tagged} == {0, 1}
+    assert not any(n.meta.get("partitioner_tag") == "is_backward" for n in tagged)
+    loss = [n for n in joint.graph.nodes if "log_softmax" in n.name]
+    assert loss and not any("recompute" in n.meta for n in loss)
+
+
+@pytest.fixture
+def rule():
+    names = []
+
+    def make(name, function):
+        names.append(name)
+        checkpoint_rule(name)(function)
+        return name
+
+    yield make
+    for name in names:
+        CONTRACTS.pop(name), registry._PASSES.pop(name)
+
+
+def test_a_rule_of_ones_own(rule, two_layers, through, policies):
+    def in_layer_0(node):
+        """layer 0 is recomputed, layer 1 saved"""
+        from workbench.analysis.census import module_path
+
+        return not module_path(node).startswith("layers.0")
+
+    name = rule("first_layer_only", in_layer_0)
+    records, pair, _ = through(two_layers, [name])
+    assert records[name].outcome is Outcome.PASS
+    assert CONTRACTS[name].changes == "layer 0 is recomputed, layer 1 saved"
+    assert 0 < records[name].verdict("effect").evidence["recomputed_matmuls"] < matmuls_again(policies["full"])
+    assert saved_bytes(policies["full"][1]) < saved_bytes(pair)
+
+
+def test_a_rule_that_says_nothing_has_no_effect(rule, two_layers, through):
+    name = rule("silent", lambda node: None)
+    records, _, _ = through(two_layers, [name])
+    assert records[name].outcome is Outcome.NO_EFFECT
+
+
+def test_a_rule_and_the_pass_conflict(rule):
+    from workbench.contracts import check_passes
+
+    rule("mine", lambda node: True)
+    assert check_passes([NAME, "mine"], []) == [f"passes {NAME!r} and 'mine' conflict: keep one of them"]
+
+
+class Flat(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.one(x)).sum()
+
+
+def test_a_model_without_layers_has_its_reason(fake4):
+    with fake4.fake_mode:
+        x = torch.empty(4, 8)
+    with capture(author_module(Flat(), fake4, None, batch=lambda: (x,))) as joint:
+        record = run_joint(joint, [NAME])[0]
+    assert record.verdict("effect").message == "no module path matches layers.<number>"

@@ -1,0 +1,161 @@
+"""inductor_decomposition: the same graph at the capture and as a pass, with every node's metadata."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from faults import naive_retrace
+from on_ranks import calls, user_pass
+from torch._functorch import partitioners
+
+from workbench.analysis.census import module_path, provenance
+from workbench.errors import WorkbenchError
+from workbench.joint_graph import capture
+from workbench.parallel.author import author_module
+from workbench.passes.decomposition import capture_decompositions
+from workbench.pipeline import run_joint
+from workbench.recipe import PassSpec
+from workbench.torch_api import inductor
+from workbench.verify.verdicts import Outcome
+
+NAME = "inductor_decomposition"
+AT_CAPTURE = PassSpec(name=NAME, options={"at": "capture"})
+
+
+def operators(gm):
+    return Counter(str(n.target) for n in gm.graph.nodes if n.op == "call_function")
+
+
+@pytest.fixture(scope="module")
+def both(authored, through):
+    table = capture_decompositions([AT_CAPTURE])
+    return through(authored, [NAME]), through(authored, [AT_CAPTURE], decompositions=table)
+
+
+def test_the_pass_gives_the_graph_of_the_capture(both):
+    (as_pass, pair, joint), (at_capture, other, traced) = both
+    assert operators(joint) == operators(traced)
+    for a, b in zip(pair.graphs, other.graphs, strict=True):
+        assert operators(a) == operators(b)
+    for records in (as_pass, at_capture):
+        assert records[NAME].outcome is Outcome.PASS
+    assert as_pass[NAME].verdict("effect").evidence["replaced"]["aten.t.default"] > 10
+    assert at_capture[NAME].verdict("effect").evidence == {"at": "capture", "left": {}}
+
+
+def test_every_node_keeps_its_metadata(both, authored):
+    (_, pair, joint), _ = both
+    plain = capture(authored).graph
+    for gm in (joint, *pair.graphs):
+        nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
+        assert [n.name for n in nodes if not n.meta.get("stack_trace")] == []
+        assert [n.name for n in nodes if not provenance(n).file.endswith(".py")] == []
+        if gm is joint:
+            assert [n.name for n in nodes if "partitioner_tag" not in n.meta] == []
+    modules, kept = ({module_path(n) for n in gm.graph.nodes} for gm in (plain, joint))
+    assert kept == modules and "layers.0.attention.wq" in kept
+    assert {n.name: n.meta["desc"] for n in joint.graph.find_nodes(op="placeholder")} == \
+        {n.name: n.meta["desc"] for n in plain.graph.find_nodes(op="placeholder")}
+    joint.graph.lint()
+
+
+def test_values_are_fresh(both):
+    """Shapes, dtypes and strides are those that the new operators give."""
+    (_, _, joint), _ = both
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.Tensor) and "tensor_meta" in node.meta:
+            assert node.meta["tensor_meta"].shape == value.shape and node.meta["tensor_meta"].stride == value.stride()
+
+
+def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch):
+    """The retrace drops metadata, and torch's default partitioner then repeats the forward in the backward."""
+
+    def repeated(pair):
+        names = {n.name for n in pair.forward.graph.nodes if n.op == "call_function"}
+        return sum(n.name in names for n in pair.backward.graph.nodes if n.op == "call_function") / len(names)
+
+    with user_pass("naive", naive_retrace) as name:
+        with monkeypatch.context() as patched:
+            patched.setattr(partitioners, "min_cut_rematerialization_partition", partitioners.default_partition)
+            records, naive, _ = through(authored, [name])
+            _, ours, _ = through(authored, [NAME])
+        assert records["naive"].verdict("lint").outcome is Outcome.FAIL
+        assert not any(module_path(n) for n in naive.backward.graph.nodes)
+        assert repeated(naive) > 0.9 and repeated(ours) < 0.1
+        _, with_min_cut, _ = through(authored, [name])
+    assert repeated(with_min_cut) < 0.2  # either repair is enough; we make both
+
+
+def test_bucketing_after_the_naive_retrace_says_why_it_matches_nothing(authored, through):
+    """Module paths are lost, and nothing may be silent about it."""
+    with user_pass("naive", naive_retrace) as name:
+        records, _, _ = through(authored, [name], ["transformer_block_bucketing"])
+    found = records["transformer_block_bucketing"].verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT
+    assert found.message.startswith("no module path matches the buckets ['tok_embeddings', 'layers.0', 'norm']")
+
+
+def test_a_capture_without_the_table_is_told(authored):
+    with capture(authored) as joint:
+        record = run_joint(joint, [AT_CAPTURE])[0]
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT
+    assert found.message.startswith("the graph was captured without the table, and this pass replaced {'aten.t")
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.linear(x), 0.5).square().mean()
+
+
+@pytest.mark.parametrize("at", ["pass", "capture"])
+def test_random_operators_are_refused_by_name(fake4, at):
+    mode = fake4.fake_mode
+    with mode:
+        x = torch.empty(4, 8)
+    authored = author_module(Dropping(), fake4, None, batch=lambda: (x,))
+    spec = PassSpec(name=NAME, options={"at": at})
+    with (capture(authored, decompositions=capture_decompositions([spec])) as joint,
+          pytest.raises(WorkbenchError) as caught):
+        run_joint(joint, [spec])
+    assert str(caught.value).startswith("inductor_decomposition: node '")
+    assert "draws random numbers, and its replacement would draw others" in str(caught.value)
+
+
+def test_attention_without_dropout_draws_nothing(authored):
+    from workbench.torch_api.ops import draws
+
+    gm = capture(authored).graph
+    attention = [n for n in gm.graph.nodes if "scaled_dot_product" in str(n.target)]
+    assert attention and not any(map(draws, attention))
+
+
+def test_the_table_is_a_copy():
+    inductor.decomposition_table().clear()
+    assert inductor.decomposition_table()
+
+
+def test_nothing_to_replace_has_its_reason(fake4):
+    with fake4.fake_mode:
+        x = torch.empty(4, 8)
+
+    class Mul(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(8))
+
+        def forward(self, x):
+            return (x * self.w).sum()
+
+    with capture(author_module(Mul(), fake4, None, batch=lambda: (x,))) as joint:
+        record = run_joint(joint, [NAME])[0]
+        assert calls(joint.graph, "aten.mul")
+    assert record.verdict("effect").outcome is Outcome.NO_EFFECT
+    assert record.verdict("effect").message == "no operator of the graph is in Inductor's table"

@@ -1,0 +1,88 @@
+"""What has to work on every supported torch: `make test-fast TORCH=...` runs these, and keeps the table of results."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from on_ranks import FSDP4, FSDP_TP, full_level, small, trajectory
+
+from workbench.built import build
+from workbench.verify.verdicts import Outcome
+from workbench.world.fake import fake_world
+from workbench.world.ranks import RankError, ranks
+
+pytestmark = pytest.mark.compat
+DECOMPOSE, AC, RESHARD = "inductor_decomposition", "activation_checkpointing", "reshard_after_forward"
+BLOCKS, AUTO, FULL = "transformer_block_bucketing", "autobucketing_reordering", "full_inductor_compilation"
+NEVER = {"name": RESHARD, "policy": "never"}
+AT_CAPTURE = {"name": DECOMPOSE, "at": "capture"}
+
+LISTS = {
+    "no pass": ((), ()),
+    DECOMPOSE: ((DECOMPOSE,), ()),
+    f"{DECOMPOSE} at capture": ((AT_CAPTURE,), ()),
+    AC: ((AC,), ()),
+    f"{AC} full": (({"name": AC, "policy": "full"},), ()),
+    RESHARD: ((RESHARD,), ()),
+    f"{RESHARD} never": ((NEVER,), ()),
+    BLOCKS: ((), (BLOCKS,)),
+    AUTO: ((), (AUTO,)),
+    "the tour's": ((DECOMPOSE, AC, RESHARD), (BLOCKS,)),
+}
+LOSSY = {DECOMPOSE, f"{DECOMPOSE} at capture", "the tour's"}
+
+
+def on_meshes(first, second):
+    """Every list on the first mesh, two of them on the second."""
+    pairs = [(first, name) for name in LISTS] + [(second, name) for name in ("no pass", "the tour's")]
+    return [pytest.param(mesh, name, id=f"{name}, {' x '.join(f'{a} {n}' for a, n in mesh.items())}")
+            for mesh, name in pairs]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ranks(4, backend="gloo", timeout=280, echo="none") as running:
+        yield running
+
+
+@pytest.mark.parametrize(("mesh", "listed"), on_meshes({"dp_shard": 4, "tp": 2}, {"dp_shard": 8}))
+def test_fake_mesh_of_8(mesh, listed):
+    with fake_world(8) as world:
+        built = build(small(mesh, *LISTS[listed]), world)
+    assert {r.outcome for r in built.records} <= {Outcome.PASS}
+    assert built.saved_bytes and built.flop
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("mesh", "listed"), on_meshes(FSDP4, FSDP_TP))
+def test_five_steps_on_4_ranks(pool, mesh, listed):
+    for found in pool.run(trajectory, small(mesh, *LISTS[listed])):
+        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
+        assert found["relative"] < 5e-5 if listed in LOSSY else found["differing"] == []
+
+
+@pytest.mark.ranks
+def test_every_verdict_at_level_full(pool):
+    for records, pipeline in pool.run(full_level, small(FSDP4, *LISTS["the tour's"])):
+        assert all(outcome == "PASS" for verdicts in records.values() for outcome, _ in verdicts.values()), records
+        assert pipeline == ["PASS"]
+
+
+@pytest.mark.ranks
+def test_full_inductor_on_4_ranks(pool):
+    listed = (DECOMPOSE, RESHARD), (BLOCKS, FULL)
+    for found in pool.run(trajectory, small(FSDP_TP, *listed)):
+        assert found["relative"] < 1e-4 and set(found["outcomes"].values()) == {"PASS"}
+
+
+def raises_on_two():
+    if dist.get_rank() == 2:
+        raise ValueError("here")
+    dist.barrier()
+
+
+@pytest.mark.ranks
+def test_the_pool_names_the_rank_that_fails_and_starts_again(pool):
+    with pytest.raises(RankError, match="rank 2 failed: ValueError: here"):
+        pool.run(raises_on_two)
+    assert pool.run(dist.get_rank) == [0, 1, 2, 3]
