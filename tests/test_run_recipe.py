@@ -63,5 +63,5 @@ def test_a_pass_that_raises_names_its_rank() -> None:
     def explode(gm):
         raise RuntimeError("half way")
 
-    with pytest.raises(RankError, match=r"rank [01] failed: .*pass 'explodes' on the joint graph raised RuntimeError: half way"):
+    with pytest.raises(RankError, match=r"rank [01] failed: .*pass 'explodes' .* raised RuntimeError: half way"):
         mine("explodes", explode)
