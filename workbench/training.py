@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +16,26 @@ from workbench.data import load_text
 from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored
 from workbench.recipe import Recipe
+from workbench.torch_api.determinism import deterministic
 from workbench.world.mesh import coordinates
 
 
-def _recipe_of(authored: Authored) -> Recipe:
+def recipe_of(authored: Authored) -> Recipe:
+    """The recipe `authored` was made from; WorkbenchError where there was none."""
     if authored.recipe is None:
         raise WorkbenchError("this module was authored without a recipe, which says the data and the training: "
                              "call the step in a loop of your own")
     return authored.recipe
 
 
+__all__ = ["Batches", "Training", "deterministic", "gradients", "total_norm", "train"]
+
+
 class Batches:
     """This rank's batches of the recipe's text: `at(step)` gives (tokens, targets), int64 (batch, seq_len)."""
 
     def __init__(self, authored: Authored):
-        recipe = _recipe_of(authored)
+        recipe = recipe_of(authored)
         place = coordinates(authored.mesh, authored.world.rank)
         self.spec, self.device = recipe.data, authored.world.device
         self.dp_rank = place.get("dp_replicate", 0) * recipe.mesh.dp_shard + place.get("dp_shard", 0)
@@ -65,20 +69,8 @@ class Training:
     peak_bytes: int | None
 
 
-@contextlib.contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Deterministic algorithms inside, as they were outside."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(wanted or before, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn)
-
-
 def _optimizer(authored: Authored) -> torch.optim.Optimizer:
-    spec = _recipe_of(authored).training
+    spec = recipe_of(authored).training
     fused = authored.world.device.type == "cuda"
     foreach = None if fused else False
     return torch.optim.AdamW(authored.module.parameters(), lr=spec.lr, fused=fused, foreach=foreach)
@@ -129,7 +121,7 @@ def train(
     `step(tokens, targets)` is a CompiledStep, or None for the module itself, eagerly. `progress(step, loss)` is called
     after each step.
     """
-    recipe, world = _recipe_of(authored), authored.world
+    recipe, world = recipe_of(authored), authored.world
     run: Step = authored.module if step is None else step
     batches = Batches(authored)
     optimizer = _optimizer(authored)

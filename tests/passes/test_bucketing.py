@@ -1,0 +1,172 @@
+"""Both bucketings: fewer launches, the same bytes, gathers on a process group of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from on_ranks import calls, small
+
+from workbench.analysis.collectives import list_collectives
+from workbench.errors import WorkbenchError
+from workbench.parallel.author import author, author_module
+from workbench.parallel.plans import ParallelPlan
+from workbench.passes.bucketing import module_stack
+from workbench.recipe import PassSpec
+from workbench.torch_api import bucketing
+from workbench.verify.verdicts import Outcome
+
+BLOCKS, AUTO = "transformer_block_bucketing", "autobucketing_reordering"
+ONE_GROUP = PassSpec(name=BLOCKS, options={"separate_gather_group": False})
+
+
+@pytest.fixture(scope="module")
+def variants(two_layers, through):
+    listed = {"plain": (), "blocks": [BLOCKS], "one group": [ONE_GROUP], "auto": [AUTO]}
+    return {name: through(two_layers, ["reshard_after_forward"], passes) for name, passes in listed.items()}
+
+
+def moved(pair, kind):
+    """(launches, bytes) of FSDP's collectives of a kind."""
+    found = [c for gm in pair.graphs for c in list_collectives(gm) if c.kind == kind and c.axis == "dp_shard"]
+    return len(found), sum(c.payload for c in found)
+
+
+@pytest.mark.parametrize("name", [BLOCKS, AUTO])
+def test_fewer_launches_and_the_same_bytes(variants, name):
+    records, pair, _ = variants["blocks" if name == BLOCKS else "auto"]
+    record = records[name]
+    assert record.outcome is Outcome.PASS
+    for kind in ("all_gather", "reduce_scatter"):
+        was, now = moved(variants["plain"][1], kind), moved(pair, kind)
+        assert now[0] < was[0] and now[1] == was[1] > 0
+    if name == BLOCKS:  # embedding, two layers, norm and output; the embedding is not gathered again
+        assert moved(pair, "all_gather")[0] == 4 + 3
+        assert moved(pair, "reduce_scatter")[0] == 4
+
+
+def groups_of(pair, kind):
+    return {c.group for gm in pair.graphs for c in list_collectives(gm) if c.kind == kind and c.axis == "dp_shard"}
+
+
+def test_gathers_have_a_group_of_their_own(variants):
+    _, pair, _ = variants["blocks"]
+    gathers, scatters = groups_of(pair, "all_gather"), groups_of(pair, "reduce_scatter")
+    assert len(gathers) == len(scatters) == 1 and not gathers & scatters
+    (gather,), (scatter,) = gathers, scatters
+    assert bucketing.group_ranks(gather) == bucketing.group_ranks(scatter)
+    facts = pair.forward.meta["workbench"]
+    assert facts["groups"]["dp_shard.gather"] == gather and facts["group_sizes"][gather] == 2
+
+
+def test_without_it_they_share_one(variants):
+    """The naive version, which leaves nothing to overlap."""
+    _, pair, _ = variants["one group"]
+    assert groups_of(pair, "all_gather") == groups_of(pair, "reduce_scatter")
+
+
+def test_a_group_has_one_twin_however_often_it_is_built_on(variants, two_layers, through):
+    _, pair, _ = variants["blocks"]
+    before = dist.distributed_c10d._world.group_count
+    _, again, _ = through(two_layers, (), [BLOCKS])
+    assert groups_of(again, "all_gather") == groups_of(pair, "all_gather")
+    assert dist.distributed_c10d._world.group_count == before
+
+
+def test_the_graph_before_knows_nothing_of_the_twin(variants):
+    records, _, _ = variants["blocks"]
+    assert "dp_shard.gather" not in records[BLOCKS].before[0].meta["workbench"]["groups"]
+    assert "dp_shard.gather" in records[BLOCKS].after[0].meta["workbench"]["groups"]
+
+
+def test_buckets_of_ones_own(two_layers, through):
+    spec = PassSpec(name=BLOCKS, options={"buckets": (("tok_embeddings", "layers.0", "layers.1", "norm", "output"),)})
+    records, pair, _ = through(two_layers, (), [spec])
+    assert records[BLOCKS].outcome is Outcome.PASS
+    assert moved(pair, "reduce_scatter")[0] == 1
+
+
+def test_buckets_that_match_nothing_have_their_reason(two_layers, through):
+    spec = PassSpec(name=BLOCKS, options={"buckets": ("blocks.0", "blocks.1")})
+    records, _, _ = through(two_layers, (), [spec])
+    found = records[BLOCKS].verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT
+    assert found.message.startswith("no module path matches the buckets ['blocks.0', 'blocks.1']: the graph's")
+
+
+def test_no_gather_has_its_reason(fake4, through):
+    recipe = small({"tp": 4}).override({"model.n_heads": 4, "model.n_kv_heads": 4})
+    records, _, _ = through(author(recipe, fake4), (), [BLOCKS, AUTO][:1])
+    assert records[BLOCKS].verdict("effect").message.startswith("no parameter is gathered in this graph")
+
+
+def renamed():
+    """A model whose methods call their first argument `this`."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(this):
+            super().__init__()
+            this.up, this.down = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False)
+
+        def forward(this, x):
+            return x + this.down(torch.relu(this.up(x)))
+
+    class Model(nn.Module):
+        def __init__(this):
+            super().__init__()
+            this.layers = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(this, x):
+            for layer in this.layers:
+                x = layer(x)
+            return x.square().mean()
+
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def this_model(fake4):
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
+    with torch.device("meta"):
+        module = renamed()
+    with fake4.fake_mode:
+        x = torch.empty(8, 16)
+    return author_module(module, fake4, mesh, ParallelPlan(units=("layers.*",)), batch=lambda: (x,))
+
+
+def test_methods_may_name_their_first_argument_otherwise(this_model, through):
+    records, pair, _ = through(this_model, ["activation_checkpointing", "reshard_after_forward"], [BLOCKS])
+    assert records[BLOCKS].outcome is Outcome.PASS
+    assert records["activation_checkpointing"].verdicts[1].outcome is Outcome.PASS
+    assert moved(pair, "reduce_scatter")[0] == 2
+
+
+def test_paths_read_as_torch_wrote_them_match_nothing(this_model, through, monkeypatch):
+    """The naive version: only L['self'] is cleaned away. It must be told."""
+    from workbench.passes import bucketing as passes
+
+    def only_self(path):
+        return path.removeprefix("L['self'].").replace("L['self']", "")
+
+    monkeypatch.setattr(passes, "clean_path", only_self)
+    records, _, _ = through(this_model, (), [BLOCKS])
+    found = records[BLOCKS].verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and found.message.startswith("no module path matches the buckets")
+
+
+def test_module_stacks_are_those_of_the_forward(two_layers, through):
+    _, pair, _ = through(two_layers)
+    for gm in pair.graphs:
+        products = calls(gm, "aten.mm")
+        paths = [[path for path, _ in module_stack(n)] for n in products]
+        assert sum("layers.1" in p for p in paths) >= 7
+
+
+def test_a_size_cap_that_this_torch_cannot_do_is_refused(monkeypatch):
+    monkeypatch.setattr(bucketing, "accepted", lambda function, keywords: {})
+    with pytest.raises(WorkbenchError, match="does not bucket FSDP's collectives by size"):
+        bucketing.bucket_by_cost(None, {"pre_bucketing_fsdp_collectives": True})
