@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 from workbench.joint_graph import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
-from workbench.torch_api.determinism import deterministic
 
 
 @dataclass
@@ -83,10 +82,7 @@ def partition(joint: JointGraph) -> ForwardBackward:
     Raises WorkbenchError where it is closed already.
     """
     joint.require_open()
-    recipe = joint.authored.recipe
-    # torch refuses a deterministic run of a backward that was not made under that setting; the reverse is fine
-    wanted = recipe is None or recipe.training.deterministic
-    with joint, deterministic(wanted), joint.contexts.again():
+    with joint, joint.contexts.again():
         made = joint.graph
         joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
         try:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
+from workbench.torch_api.determinism import deterministic
 
 
 @dataclass
@@ -117,8 +118,10 @@ def capture(
     Raises WorkbenchError where the module cannot be traced, with torch's reason.
     """
     args = tuple(batch) if batch is not None else authored.example_batch()
+    # torch refuses a deterministic run of a backward that was not captured under that setting; the reverse is fine
+    wanted = authored.recipe is None or authored.recipe.training.deterministic
     try:
-        with aot.Contexts() as contexts:
+        with deterministic(wanted), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
             graph = aot.dynamo_capture(authored.module, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
