@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +54,7 @@ def lesson(tmp_path: Path) -> Lesson:
     return load_lesson(path)
 
 
-def error_of(call, *args, **kwargs) -> str:
+def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     with pytest.raises(LessonError) as caught:
         call(*args, **kwargs)
     return str(caught.value)
@@ -176,8 +178,11 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade("even", 3, {}) == (0.0, "not yet")
     assert grade("equal", 99, {"truth": 100}) == (0.99, "too low")
     assert grade("workbench.grading:equal", 100, {"truth": 100}) == (1.0, "right")
+    assert grade("targets", {"n": 4, "m": 1}, {"at_most": {"n": 2, "m": 1}}) == (0.75, "n 4, wanted at most 2")
+    assert grade("targets", {"n": 2, "m": 0}, {"at_most": {"n": 2, "m": 0}}) == (1.0, "every target met")
+    assert grade("targets", {"n": 3}, {"at_most": {"n": 0}})[0] == 0
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
-    assert str(caught.value) == "no check 'odd': one of close, equal, even, or workbench.module:function"
+    assert str(caught.value) == "no check 'odd': one of close, equal, targets, even, or workbench.module:function"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.grading:nothing'"):
         grade("workbench.grading:nothing", 3, {})

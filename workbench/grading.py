@@ -100,7 +100,14 @@ def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
     return close(answer, truth=truth, within=0.0)
 
 
-GRADERS: dict[str, Grader] = {"close": close, "equal": equal}
+def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str]:
+    """Figures of what the reader built, none above its limit; a figure that is too high still scores its share."""
+    shares = {name: min(1.0, limit / answer[name]) if answer[name] > limit else 1.0 for name, limit in at_most.items()}
+    missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]
+    return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met"
+
+
+GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "targets": targets}
 
 
 def register_check(name: str) -> Callable[[Grader], Grader]:

@@ -1,8 +1,6 @@
 """Answers to the checkpoints of 02_capture_a_joint_graph; kept apart from the notebook."""
 
-from workbench.analysis.memory import saved_tensors
 
-
-def saved_bytes(pair) -> int:
-    """What keeping the saved tensors holds, each storage once; `pair` is the partition's ForwardBackward."""
-    return sum(t.held_bytes for t in saved_tensors(pair.forward, pair.backward))
+def saved_bytes(rows) -> int:
+    """Each storage once, inputs left out; `rows` is what saved_tensors gives."""
+    return sum(row.held_bytes for row in rows)

@@ -1,0 +1,109 @@
+"""What a picture and a table are: bytes or rows, with a text form that holds the same facts."""
+
+from __future__ import annotations
+
+import html
+import io
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours: told apart by people who see red and green alike.
+BLUE, ORANGE, GREEN, YELLOW = "#0072b2", "#e69f00", "#009e73", "#f0e442"
+SKY, RED, PINK, GREY = "#56b4e9", "#d55e00", "#cc79a7", "#999999"
+RANK_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, GREY)
+INK, PAPER, FAINT = "#222222", "#ffffff", "#f1f3f5"
+DPI = 120
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG. alt: one sentence that says what is to be seen; text: the facts in it, line by line.
+
+    The text form holds counts, bytes and names only: no time, path or loss, so that a committed one can be compared.
+    """
+
+    png: bytes = field(repr=False)
+    alt: str
+    text: str
+    width: int
+    height: int
+
+    def save(self, path: Path | str) -> Path:
+        """Write the PNG to `path`."""
+        target = Path(path)
+        target.write_bytes(self.png)
+        return target
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        size = {"alt": self.alt, "width": self.width, "height": self.height}
+        data = {"image/png": b64encode(self.png).decode(), "text/plain": self.text}
+        return data, {"image/png": size}
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty white figure of that many inches, without pyplot and its state."""
+    figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def finish(figure: Figure, alt: str, text: str) -> Picture:
+    """The figure as a Picture; the PNG carries no version and no date."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
+    width, height = (round(inches * 96) for inches in figure.get_size_inches())
+    return Picture(stream.getvalue(), alt, text, width, height)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a heading. fills: a background for (row, column); notes: lines underneath; numbers align right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    fills: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        cells = [self.columns, *(tuple(map(shown, row)) for row in self.rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        right = [all(isinstance(row[i], int) for row in self.rows) for i in range(len(self.columns))]
+        lines = ["  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+                 for row in cells]
+        return "\n".join([self.title, *lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        def cell(row: int, column: int, value: Any) -> str:
+            fill = self.fills.get((row, column))
+            style = f"text-align:{'right' if isinstance(value, int) else 'left'}"
+            style += f";background:{fill};color:{INK}" if fill else ""
+            return f"<td style='{style}'>{html.escape(shown(value))}</td>"
+
+        head = "".join(f"<th style='text-align:left'>{html.escape(c)}</th>" for c in self.columns)
+        body = "".join("<tr>" + "".join(cell(i, j, v) for j, v in enumerate(row)) + "</tr>"
+                       for i, row in enumerate(self.rows))
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
+        return (f"<b>{html.escape(self.title)}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+                + notes)
+
+
+def shown(value: Any) -> str:
+    """A cell's text: whole numbers with commas."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return str(value)
+    return f"{value:,}"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *notes: str) -> Table:
+    """A table of plain values."""
+    return Table(title, tuple(columns), tuple(map(tuple, rows)), notes=notes)
