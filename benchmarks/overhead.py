@@ -8,7 +8,6 @@ Runs on a fake world of 8 (dp_shard 2 x tp 4) on one CPU core; captures are inte
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import time
@@ -16,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
-from workbench.doctor import machine, versions
 from workbench.parallel.author import Authored
 from workbench.pipeline import prove_partition
+from workbench.run_recipe import machine, versions
 from workbench.torch_api import aot
 
 
 def bare_capture(authored: Authored) -> float:
     """Seconds of the two torch calls alone, under the settings they need."""
     args = authored.example_batch()
-    with contextlib.ExitStack() as stack:
+    with aot.Contexts() as stack:
         stack.enter_context(aot.capture_settings())
         started = time.perf_counter()
         aot.export_joint(stack, aot.dynamo_capture(authored.module, args), args, None)

@@ -32,23 +32,20 @@ PASSES = ("run_joint", "run_partitioned")
 def reports(folder: Path) -> list[dict[str, Any]]:
     """The files of `folder` that are reports of a run; other results lie there too."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return [data for data in found if isinstance(data, dict) and {"recipe", "world", "ok", "versions"} <= set(data)]
+    keys = {"recipe", "world", "level", "ok", "versions", "passes"}
+    return [data for data in found if isinstance(data, dict) and keys <= set(data)]
 
 
-def cell(runs: list[dict[str, Any]], kind: str) -> str:
-    """What the reports on a kind of world say, each outcome once."""
+def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
+    """What the reports on a kind of world say, each outcome once: of the whole run, or of the pass `name`."""
     said = []
     for run in runs:
-        if run["world"]["kind"] == kind:
-            outcome = "PASS" if run["ok"] else "FAIL"
-            said.append(f"{outcome}: {run['world']['size']} ranks, torch {run['versions']['torch'].split('+')[0]}")
+        rows = {row["name"]: row["outcome"] for row in run["passes"]}
+        if run["world"]["kind"] == kind and (not name or name in rows):
+            outcome = rows[name] if name else "PASS" if run["ok"] else "FAIL"
+            where = f"{run['world']['size']} ranks, torch {run['versions']['torch'].split('+')[0]}"
+            said.append(f"{outcome} ({run['level']}): {where}")
     return "; ".join(dict.fromkeys(said)) or NOT_MEASURED
-
-
-def listed(run: dict[str, Any]) -> set[str]:
-    """Names of the passes of the recipe that ran: a name alone, or a table with options."""
-    specs = [*run["recipe"].get("joint_passes", ()), *run["recipe"].get("passes", ())]
-    return {spec if isinstance(spec, str) else spec["name"] for spec in specs}
 
 
 def recipe_row(recipe: Recipe, runs: list[dict[str, Any]]) -> list[str]:
@@ -60,9 +57,9 @@ def recipe_row(recipe: Recipe, runs: list[dict[str, Any]]) -> list[str]:
 
 def pass_row(contract: PassContract, runs: list[dict[str, Any]]) -> list[str]:
     bound = f" {contract.tolerance:g}" if contract.numerics is Numerics.LOSSY else ""
-    own = [run for run in runs if contract.name in listed(run)]
     return [f"`{contract.name}`", str(contract.stage), f"{contract.numerics}{bound}",
-            ", ".join(sorted(contract.needs)) or "nothing", cell(own, "gloo"), cell(own, "nccl")]
+            ", ".join(sorted(contract.needs)) or "nothing", cell(runs, "gloo", contract.name),
+            cell(runs, "nccl", contract.name)]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from on_ranks import build_with, calls, insert
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -20,7 +21,7 @@ GATHER, SCATTER, WAIT = (f"_c10d_functional.{n}" for n in ("all_gather_into_tens
 
 def dropped_wait(gm):
     wait = calls(gm, WAIT)[0]
-    wait.replace_all_uses_with(wait.args[0])
+    wait.replace_all_uses_with(wait.all_input_nodes[0])
     gm.graph.erase_node(wait)
     return gm
 
@@ -60,7 +61,7 @@ def edited_then_raises(gm):
 def only_the_wait_is_tagged(gm):
     """The naive reshard: views of the gathered weight are saved in its stead."""
     for wait in calls(gm, WAIT):
-        if wait.meta.get("partitioner_tag") != "is_backward" and wait.args[0].target == \
+        if wait.meta.get("partitioner_tag") != "is_backward" and wait.all_input_nodes[0].target == \
                 torch.ops._c10d_functional.all_gather_into_tensor.default:
             wait.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             wait.meta["ac_graph_id"] = 0
@@ -73,8 +74,8 @@ def swap_on_rank_1(gm):
         first, *others = calls(gm, GATHER)
         second = next(g for g in others if g.meta["val"].shape != first.meta["val"].shape)
         chain = [second]
-        while chain[0].args[0].op != "placeholder":
-            chain.insert(0, chain[0].args[0])
+        while chain[0].all_input_nodes[0].op != "placeholder":
+            chain.insert(0, chain[0].all_input_nodes[0])
         for node in chain:
             first.prepend(node)
     return gm
@@ -120,12 +121,12 @@ def other_order(gm):
     start = calls(gm, SCATTER)[0]
     wait = next(u for u in start.users)
     value, operator, size, group = start.args
-    assert size == 4
+    assert isinstance(size, int) and size == 4
     rank, rows = dist.get_rank(), wait.meta["val"].shape[0]
     aten, c10d = torch.ops.aten, torch.ops._c10d_functional
     whole = insert(gm, wait, c10d.all_gather_into_tensor.default, value, size, group)
     at = insert(gm, whole, c10d.wait_tensor.default, whole)
-    parts = []
+    parts: list[Node] = []
     for i in range(size):
         first = (i * size + rank) * rows
         parts.append(insert(gm, (parts or [at])[-1], aten.slice.Tensor, at, 0, first, first + rows))

@@ -14,7 +14,9 @@ DIM = 8
 
 
 def group_name() -> str:
-    return dist.group.WORLD.group_name
+    world = dist.group.WORLD
+    assert world is not None
+    return world.group_name
 
 
 def trace(function: Callable[..., Any], *args: torch.Tensor, graph: str = "forward") -> torch.fx.GraphModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ FSDP4, FSDP_TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}
 
 def small(mesh: dict[str, int], joint: Sequence[Any] = (), passes: Sequence[Any] = (), layers: int = 1) -> Recipe:
     """llama3 with sixteen tokens a sequence; passes by name, or as tables."""
-    return Recipe(name="small", mesh=mesh, model={"n_layers": layers}, data={"seq_len": 16},
-                  joint_passes=joint, passes=passes, training={"steps": 5})
+    given: dict[str, Any] = {"mesh": mesh, "model": {"n_layers": layers}, "data": {"seq_len": 16},
+                             "joint_passes": joint, "passes": passes, "training": {"steps": 5}}
+    return Recipe(name="small", **given)
 
 
 def calls(gm: GraphModule, name: str) -> list[Node]:
@@ -42,7 +43,7 @@ def insert(gm: GraphModule, after: Node, target: Callable[..., Any], *args: Any)
 
 
 @contextlib.contextmanager
-def user_pass(name: str, function: Callable[[GraphModule], Any], **contract: Any):
+def user_pass(name: str, function: Callable[[GraphModule], Any], **contract: Any) -> Iterator[str]:
     """A pass registered as a notebook's cell would, and gone afterwards."""
     from workbench.contracts import CONTRACTS
     from workbench.passes import registry

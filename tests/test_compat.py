@@ -11,7 +11,7 @@ from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, ranks
 
-pytestmark = pytest.mark.compat
+pytestmark = [pytest.mark.compat, pytest.mark.slow]  # the other tests of passes cover them on the tested torch
 DECOMPOSE, AC, RESHARD = "inductor_decomposition", "activation_checkpointing", "reshard_after_forward"
 BLOCKS, AUTO, FULL = "transformer_block_bucketing", "autobucketing_reordering", "full_inductor_compilation"
 NEVER = {"name": RESHARD, "policy": "never"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def error_of(call, *args, **kwargs) -> str:
+def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     with pytest.raises(DataError) as caught:
         call(*args, **kwargs)
     return str(caught.value)

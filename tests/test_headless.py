@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,11 @@ report"""
 
 def notebook(folder: Path, *cells: str) -> None:
     tags = [["parameters"], *([] for _ in cells)]
-    made = [{"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tag}, "source": source, "outputs": [],
-             "execution_count": None}
-            for i, (tag, source) in enumerate(zip(tags, ["dp_shard = 2\nsteps = 20\ntp = 2", *cells], strict=True))]
+    made: list[dict[str, Any]] = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tag}, "source": source, "outputs": [],
+         "execution_count": None}
+        for i, (tag, source) in enumerate(zip(tags, ["dp_shard = 2\nsteps = 20\ntp = 2", *cells], strict=True))
+    ]
     whole = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     (folder / "00_tour.ipynb").write_text(json.dumps(whole))
 

@@ -43,7 +43,7 @@ def state():
         "grad": torch.is_grad_enabled(), "meta": torch.fx.traceback.has_preserved_node_meta(),
         "deterministic": torch.are_deterministic_algorithms_enabled(), "random": random.getstate(),
         "generator": torch.random.get_rng_state().tolist(), "autocast": torch.is_autocast_enabled("cpu"),
-        "hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
     }
 
 

@@ -16,8 +16,8 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 DIFFS = re.findall(r"^```diff\n(.*?)^```$", CONTRIBUTING, re.DOTALL | re.MULTILINE)
 
 
-def report(name: str, kind: str, ok: bool = True, passes: tuple[str, ...] = ()) -> dict:
-    return {"recipe": {"name": name, "joint_passes": [], "passes": list(passes)}, "ok": ok,
+def report(name: str, kind: str, ok: bool = True, outcome: str = "PASS") -> dict:
+    return {"recipe": {"name": name}, "ok": ok, "level": "light", "passes": [{"name": "p", "outcome": outcome}],
             "world": {"kind": kind, "size": 4}, "versions": {"torch": "2.13.0+cpu"}}
 
 
@@ -39,7 +39,13 @@ def test_the_arrows_are_public_functions() -> None:
 def test_a_cell_says_what_was_measured_and_nothing_else() -> None:
     runs = [report("a", "gloo"), report("a", "gloo"), report("b", "gloo", ok=False)]
     assert MADE["cell"](runs, "nccl") == "not measured yet"
-    assert MADE["cell"](runs, "gloo") == "PASS: 4 ranks, torch 2.13.0; FAIL: 4 ranks, torch 2.13.0"
+    assert MADE["cell"](runs, "gloo") == "PASS (light): 4 ranks, torch 2.13.0; FAIL (light): 4 ranks, torch 2.13.0"
+
+
+def test_a_pass_without_effect_is_not_a_pass_of_the_run() -> None:
+    runs = [report("a", "gloo", outcome="NO_EFFECT")]
+    assert MADE["cell"](runs, "gloo", "p") == "NO_EFFECT (light): 4 ranks, torch 2.13.0"
+    assert MADE["cell"](runs, "gloo", "q") == "not measured yet"
 
 
 def test_other_results_are_no_reports(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ import pickle
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from workbench.contracts import CONTRACTS
 from workbench.recipe import (
     SIZES,
+    DataSpec,
     MeshSpec,
     ModelSpec,
     PassSpec,
@@ -30,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = {"name": "r", "mesh": {"dp_shard": 2}, "passes": ["transformer_block_bucketing"]}
 
 
-def error_of(call, *args) -> str:
+def error_of(call: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(RecipeError) as caught:
         call(*args)
     return str(caught.value)
@@ -253,7 +256,8 @@ def test_diff() -> None:
 
 
 def test_recipes_made_in_python_keep_the_rules() -> None:
-    assert error_of(lambda: Recipe(name="x", mesh=MeshSpec(tp=3), data={"seq_len": 63}, model=ModelSpec(n_kv_heads=8)))
+    assert error_of(lambda: Recipe(name="x", mesh=MeshSpec(tp=3), data=DataSpec(seq_len=63),
+                                   model=ModelSpec(n_kv_heads=8)))
     recipe = Recipe(name="x", mesh=MeshSpec(dp_replicate=2), passes=(PassSpec(name="transformer_block_bucketing"),))
     assert recipe.mesh.fsdp
     assert recipe.mesh.axes == {"dp_replicate": 2}

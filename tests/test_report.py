@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,13 +30,14 @@ PASS, FAIL, NO_EFFECT, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.NO_EFFECT, 
 UNSEEN = Verdict("time", UNKNOWN, "a fake world has no speed: run on real ranks")
 
 
-def row(*verdicts: Verdict, name: str = "reshard_after_forward", tolerance: float | None = None, **more) -> PassRow:
+def row(*verdicts: Verdict, name: str = "reshard_after_forward", tolerance: float | None = None,
+        **more: Any) -> PassRow:
     numerics = Numerics.EXACT if tolerance is None else Numerics.LOSSY
     return PassRow(name, Stage.JOINT, numerics, tolerance, 0.1, 0.01, complete(verdicts, {}), **more)
 
 
-def report(*rows: PassRow, recipe: Recipe | None = None, **more) -> Report:
-    given = {
+def report(*rows: PassRow, recipe: Recipe | None = None, **more: Any) -> Report:
+    given: dict[str, Any] = {
         "recipe": recipe or load_recipe("tour"), "world": {"kind": "gloo", "size": 2, "axes": {"dp_shard": 2}},
         "level": "light", "machine": {}, "versions": {}, "seconds": {}, "passes": list(rows),
         "schedule": Verdict("collectives", PASS, "8 collectives in the same order on 2 ranks"),
@@ -104,6 +107,7 @@ def test_figures() -> None:
     assert median_step(shown.training) == 0.02
     assert shown.tokens_per_second == 256 / 0.02
     assert shown.roofline.step_seconds == pytest.approx(1.5e6 * 256 / 3.5e11)
+    assert shown.roofline.step_seconds is not None
     assert shown.roofline.fraction == pytest.approx(shown.roofline.step_seconds / 0.02)
     fake = roofline(1.0, "float32", 1, None, None, "no ranks")
     assert (fake.step_seconds, fake.fraction, fake.reason) == (None, None, "no ranks")
@@ -134,7 +138,7 @@ def test_html_holds_facts_and_no_measured_figures() -> None:
     assert page.count("norm-relative tolerance 1e-05") == 1
 
 
-def test_json(tmp_path) -> None:
+def test_json(tmp_path: Path) -> None:
     text = report(row(*GOOD)).to_json(tmp_path / "r.json")
     data = json.loads(text)
     assert (tmp_path / "r.json").read_text() == text

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from workbench.compiled_step import CompiledStep
 from workbench.numerics_proof import real_inputs, run_graphs
 from workbench.pipeline import PassRecord
-from workbench.training import Batches, deterministic
+from workbench.training import Batches, deterministic, recipe_of
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.mesh import World
 
@@ -27,9 +27,9 @@ def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
     they are. The least of three runs counts, on the slowest rank.
     """
     authored = step.pair.authored
-    assert authored.recipe is not None
+    recipe = recipe_of(authored)
     known: dict[tuple[int, ...], float] = {}
-    with deterministic(authored.recipe.training.deterministic), torch.no_grad():
+    with deterministic(recipe.training.deterministic), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(step, Batches(authored).at(0))
         for record in records:

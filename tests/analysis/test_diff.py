@@ -21,7 +21,7 @@ def test_each_kind_of_change_is_told_apart(fake4):
     mm = named(gm, "aten.mm")[1]
     with gm.graph.inserting_before(mm):
         added = gm.graph.call_function(torch.ops.aten.clone.default, (mm.args[1],))
-    added.meta["val"] = mm.args[1].meta["val"]
+    added.meta["val"] = mm.all_input_nodes[1].meta["val"]
     mm.args = (mm.args[0], added)
     found = diff(before, gm)
     assert [n.name for n in found.added] == [added.name] and found.removed == ()
@@ -35,7 +35,7 @@ def test_text_shows_the_changed_places_only(fake4):
     gm = two_layer_graph()
     before = snapshot(gm)
     relu = named(gm, "aten.relu")[0]
-    relu.replace_all_uses_with(relu.args[0])
+    relu.replace_all_uses_with(relu.all_input_nodes[0])
     gm.graph.erase_node(relu)
     lines = diff(before, gm).text(context=0).splitlines()
     assert lines[0] == "1 removed, 2 rewired"

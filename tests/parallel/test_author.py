@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -24,20 +25,26 @@ ALONE = World("gloo", 1, 0, torch.device("cpu"))
 
 
 def recipe(model: dict | None = None, seq_len: int = 8, precision: dict | None = None, **mesh: int) -> Recipe:
-    return Recipe(
+    given: dict[str, Any] = dict(
         name="test",
         model={"n_layers": 1, **(model or {})},
         mesh=mesh,
         data={"seq_len": seq_len},
         precision=precision or {},
     )
+    return Recipe(**given)
+
+
+def stored_weight(module: nn.Module, path: str) -> Any:
+    """The parameter itself: the attribute of a sharded module gathers it."""
+    return module.get_submodule(path)._parameters["weight"]
 
 
 @pytest.mark.compat
 def test_a_fake_world_holds_fake_shards_on_the_whole_mesh():
     with fake_world(8, rank=5) as world:
         authored = author(recipe(dp_shard=2, tp=4), world)
-        held = dict(authored.module.named_parameters())
+        held: dict[str, Any] = dict(authored.module.named_parameters())
         wq = held["layers.0.attention.wq.weight"]
         assert isinstance(wq, DTensor)
         assert isinstance(wq.to_local(), FakeTensor)
@@ -51,7 +58,7 @@ def test_a_fake_world_holds_fake_shards_on_the_whole_mesh():
         loss = authored.module(*authored.example_batch())
         assert type(loss) is FakeTensor
         loss.backward()
-        assert wq.grad.placements == wq.placements
+        assert isinstance(wq.grad, DTensor) and wq.grad.placements == wq.placements
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_the_mesh_says_the_mode(mesh, mode, placements):
     with fake_world(4) as world:
         authored = author(recipe(**mesh), world)
         assert authored.data_parallel == mode
-        assert authored.module.norm._parameters["weight"].placements == placements
+        assert stored_weight(authored.module, "norm").placements == placements
 
 
 def test_one_rank_is_the_plain_model():
@@ -83,7 +90,7 @@ def test_names_and_values_do_not_depend_on_the_mesh():
     with simulated_world(4) as world:
         authored = author(recipe(dp_shard=2, tp=2), world)
         assert list(authored.module.state_dict()) == list(alone)
-        rows = shards(authored.module.output._parameters["weight"])
+        rows = shards(stored_weight(authored.module, "output"))
     # dp_shard 2 x tp 2: tensor parallelism cuts first, so ranks 0, 2 share the first half
     expected = {0: (0, 64), 2: (64, 128), 1: (128, 192), 3: (192, 256)}
     assert all(torch.equal(rows[rank], alone["output.weight"][slice(*rows_of)]) for rank, rows_of in expected.items())
@@ -107,11 +114,11 @@ def test_simulated_losses_are_those_of_the_unsharded_model(vocab_size, mesh):
 def test_precision_gathers_in_one_dtype_and_stores_in_another():
     with fake_world(4) as world:
         authored = author(recipe(precision={"param": "bfloat16"}, dp_shard=4), world)
-        linear = authored.module.output
-        assert linear._parameters["weight"].dtype == torch.float32
-        assert linear.weight.dtype == torch.bfloat16
+        linear = authored.module.get_submodule("output")
+        assert stored_weight(authored.module, "output").dtype == torch.float32
+        assert isinstance(linear.weight, torch.Tensor) and linear.weight.dtype == torch.bfloat16
         authored.module(*authored.example_batch()).backward()
-        assert linear._parameters["weight"].grad.dtype == torch.float32
+        assert stored_weight(authored.module, "output").grad.dtype == torch.float32
 
 
 def test_large_models_take_no_memory_on_a_fake_world():
@@ -198,7 +205,8 @@ def test_any_module_keeps_its_values(sizes):
         loss.backward()
         assert [name for name, _ in authored.module.named_parameters()] == list(gradients)
         losses = shards(loss)
-        whole = {name: shards(p.grad.full_tensor())[0] for name, p in authored.module.named_parameters()}
+        held: dict[str, Any] = dict(authored.module.named_parameters())
+        whole = {name: shards(p.grad.full_tensor())[0] for name, p in held.items()}
     torch.testing.assert_close(losses[3], expected.detach())
     torch.testing.assert_close(whole, gradients)
 

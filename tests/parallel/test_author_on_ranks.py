@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 from unittest import mock
 
 import cloudpickle
@@ -37,13 +38,14 @@ def pool():
 
 
 def recipe(mesh: dict, model: dict, dtype: str = "float32", reduce: str | None = None) -> Recipe:
-    return Recipe(
+    given: dict[str, Any] = dict(
         name="test",
         mesh=mesh,
         model={"n_layers": 2, **model},
         data={"seq_len": 16},
         precision={"param": dtype, "reduce": reduce or dtype},
     )
+    return Recipe(**given)
 
 
 def distances(described: Recipe, fault: str = "") -> dict[str, float]:
@@ -65,8 +67,9 @@ def distances(described: Recipe, fault: str = "") -> dict[str, float]:
     mean = loss.detach().clone()
     dist.all_reduce(mean)
     found = {"loss": (abs(mean / world.size - expected) / abs(expected)).item()}
-    wanted = dict(whole.named_parameters())
-    for name, parameter in authored.module.named_parameters():
+    wanted: dict[str, Any] = dict(whole.named_parameters())
+    held: dict[str, Any] = dict(authored.module.named_parameters())
+    for name, parameter in held.items():
         gradient = parameter.grad.full_tensor()
         assert gradient.shape == wanted[name].shape
         assert torch.equal(parameter.full_tensor(), wanted[name])
@@ -116,12 +119,13 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
             generator = torch.Generator().manual_seed(seed_of(described.training.seed, name))
             default_initialise(name, parameter, generator)
         if fault:
-            theirs.layers[0].attention.wq.weight.mul_(1 + 1e-6)
+            theirs.get_parameter("layers.0.attention.wq.weight").mul_(1 + 1e-6)
+    assert mesh is not None and mesh.mesh_dim_names is not None
     axes = mesh.mesh_dim_names
     if "tp" in axes:
         apply_tensor_plan(theirs, LLAMA3_PLAN, mesh["tp"])
     dtype, reduce = (getattr(torch, name) for name in (described.precision.param, described.precision.reduce))
-    options = {
+    options: dict[str, Any] = {
         "mesh": mesh[tuple(axis for axis in axes if axis != "tp")],
         "mp_policy": MixedPrecisionPolicy(dtype, reduce, cast_forward_inputs=False),
     }
@@ -136,7 +140,8 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        return losses, {name: parameter.grad.to_local() for name, parameter in module.named_parameters()}
+        held: dict[str, Any] = dict(module.named_parameters())
+        return losses, {name: parameter.grad.to_local() for name, parameter in held.items()}
 
     (ours, gradients), (expected, wanted) = train(authored.module), train(theirs)
     return ours, expected, [name for name in wanted if not torch.equal(gradients[name], wanted[name])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -34,7 +36,7 @@ def test_every_element_is_held_by_exactly_one_rank_of_shard_and_tp(tp_dim):
 def test_placements_say_that_tensor_parallelism_cuts_first():
     sizes = {"dp_replicate": 2, "dp_shard": 2, "tp": 2}
     assert Layout("w", torch.Size((8, 8)), 1, True, sizes).placements() == (Replicate(), Shard(0), Shard(1))
-    first = Layout("w", torch.Size((8, 8)), 0, True, sizes).placements()
+    first: Any = Layout("w", torch.Size((8, 8)), 0, True, sizes).placements()
     assert first[2] == Shard(0)
     assert first[1] != Shard(0)
     assert first[1].split_factor == 2

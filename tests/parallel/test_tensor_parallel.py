@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -53,8 +55,10 @@ def two_layers(width: int) -> nn.Module:
 def test_a_plan_cuts_what_it_names():
     with fake_world(2) as world:
         mesh = world.mesh(MeshSpec(tp=2))
+        assert mesh is not None
         module = apply_tensor_plan(two_layers(6), ParallelPlan({"0": "colwise", "1": "rowwise"}), mesh)
-        assert [tuple(parameter.placements) for parameter in module.parameters()] == [
+        parameters: list[Any] = [*module.parameters()]
+        assert [tuple(held.placements) for held in parameters] == [
             (Shard(0),),
             (Shard(0),),
             (Shard(1),),
@@ -71,12 +75,17 @@ def test_a_plan_cuts_what_it_names():
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(plan, message):
-    with fake_world(2) as world, pytest.raises(AuthoringError) as error:
-        apply_tensor_plan(two_layers(5), ParallelPlan(plan), world.mesh(MeshSpec(tp=2)))
+    with fake_world(2) as world:
+        mesh = world.mesh(MeshSpec(tp=2))
+        assert mesh is not None
+        with pytest.raises(AuthoringError) as error:
+            apply_tensor_plan(two_layers(5), ParallelPlan(plan), mesh)
     assert str(error.value) == message
 
 
 def test_uneven_outputs_may_be_gathered():
     with fake_world(2) as world:
         plan = ParallelPlan({"0": {"style": "colwise", "output": "replicate"}})
-        apply_tensor_plan(two_layers(5), plan, world.mesh(MeshSpec(tp=2)))
+        mesh = world.mesh(MeshSpec(tp=2))
+        assert mesh is not None
+        apply_tensor_plan(two_layers(5), plan, mesh)

@@ -143,4 +143,5 @@ def test_a_model_without_layers_has_its_reason(fake4):
         x = torch.empty(4, 8)
     with capture(author_module(Flat(), fake4, None, batch=lambda: (x,))) as joint:
         record = run_joint(joint, [NAME])[0]
-    assert record.verdict("effect").message == "no module path matches layers.<number>"
+    effect = record.verdict("effect")
+    assert effect is not None and effect.message == "no module path matches layers.<number>"

@@ -94,7 +94,7 @@ def test_bucketing_after_the_naive_retrace_says_why_it_matches_nothing(authored,
     with user_pass("naive", naive_retrace) as name:
         records, _, _ = through(authored, [name], ["transformer_block_bucketing"])
     found = records["transformer_block_bucketing"].verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT
+    assert found is not None and found.outcome is Outcome.NO_EFFECT
     assert found.message.startswith("no module path matches the buckets ['tok_embeddings', 'layers.0', 'norm']")
 
 
@@ -102,7 +102,7 @@ def test_a_capture_without_the_table_is_told(authored):
     with capture(authored) as joint:
         record = run_joint(joint, [AT_CAPTURE])[0]
     found = record.verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT
+    assert found is not None and found.outcome is Outcome.NO_EFFECT
     assert found.message.startswith("the graph was captured without the table, and this pass replaced {'aten.t")
 
 
@@ -157,5 +157,6 @@ def test_nothing_to_replace_has_its_reason(fake4):
     with capture(author_module(Mul(), fake4, None, batch=lambda: (x,))) as joint:
         record = run_joint(joint, [NAME])[0]
         assert calls(joint.graph, "aten.mul")
-    assert record.verdict("effect").outcome is Outcome.NO_EFFECT
-    assert record.verdict("effect").message == "no operator of the graph is in Inductor's table"
+    effect = record.verdict("effect")
+    assert effect is not None and effect.outcome is Outcome.NO_EFFECT
+    assert effect.message == "no operator of the graph is in Inductor's table"

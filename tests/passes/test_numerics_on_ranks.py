@@ -29,8 +29,14 @@ BOUNDED = {
 BOUND = 5e-5  # five steps of AdamW on gradients that differ by 5e-6
 
 
-@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["dp_shard4", "2x2"])
-@pytest.mark.parametrize("variant", BITWISE)
+QUICK = ("no pass", "checkpointing full", "all but decomposition", "auto bucketing")
+CASES = [pytest.param(FSDP4, name, id=f"{name}, dp_shard 4") for name in BITWISE] + [
+    pytest.param(FSDP_TP, name, id=f"{name}, dp_shard 2 x tp 2", marks=() if name in QUICK else pytest.mark.slow)
+    for name in BITWISE
+]
+
+
+@pytest.mark.parametrize(("mesh", "variant"), CASES)
 def test_bitwise(pool4, mesh, variant):
     for found in pool4.run(trajectory, small(mesh, *BITWISE[variant])):
         assert found["differing"] == []

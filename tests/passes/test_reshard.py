@@ -87,7 +87,8 @@ def test_no_parameter_is_gathered_has_its_reason(fake4):
     authored = author(small({"tp": 4}, layers=1).override({"model.n_kv_heads": 4, "model.n_heads": 4}), fake4)
     with capture(authored) as joint:
         record = run_joint(joint, [NAME])[0]
-    assert record.verdict("effect").message == "no parameter is gathered in this graph"
+    effect = record.verdict("effect")
+    assert effect is not None and effect.message == "no parameter is gathered in this graph"
 
 
 def test_uneven_shards(fake4, through):

@@ -19,7 +19,7 @@ def after(fault):
 
 def drop_wait(gm):
     wait = named(gm, "wait_tensor")[0]
-    wait.replace_all_uses_with(wait.args[0])
+    wait.replace_all_uses_with(wait.all_input_nodes[0])
     gm.graph.erase_node(wait)
 
 
@@ -129,7 +129,7 @@ def test_reading_an_out_buffer_before_its_wait_is_caught(fake4):
     before = snapshot(gm)
     assert lint(before, gm).outcome is Outcome.PASS
     exp, start = named(gm, "exp")[0], named(gm, "all_gather")[0]
-    exp.replace_input_with(exp.args[0], named(gm, "new_empty")[0])
+    exp.replace_input_with(exp.all_input_nodes[0], named(gm, "new_empty")[0])
     start.append(exp)
     assert lint(before, gm).outcome is Outcome.FAIL
 
@@ -138,6 +138,6 @@ def test_a_dropped_write_to_an_input_is_caught(fake4):
     gm = trace(lambda x: [x.add_(1), x * 2], torch.ones(4))
     before = snapshot(gm)
     write = named(gm, "add_")[0]
-    write.replace_all_uses_with(write.args[0])
+    write.replace_all_uses_with(write.all_input_nodes[0])
     gm.graph.erase_node(write)
     assert "write to x_1" in lint(before, gm).message

@@ -17,7 +17,7 @@ def pair(keeps):
 
     a, _, x = shards(4)
     first = trace(forward, a, x)
-    saved = first.graph.output_node().args[0][1]
+    saved = first.graph.output_node().all_input_nodes[1]
     second = trace(backward, torch.ones(8, 8) if keeps else a, torch.ones(3, 8), graph="backward")
     second.graph.find_nodes(op="placeholder")[0].name = saved.name
     return first, second
