@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -105,24 +106,35 @@ def _apply(item: RegisteredPass, given: GraphModule, example_inputs: list[Any], 
     return result
 
 
-def _lint(record: PassRecord) -> Verdict:
-    found = [lint.lint(record.before, record.after)]
+def _placed(graph: GraphModule) -> tuple[int, int]:
+    """(operator nodes that say where they came from, all operator nodes)."""
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    return sum("partitioner_tag" in n.meta and bool(n.meta.get("stack_trace")) for n in calls), len(calls)
+
+
+class _Seen:
+    """What the light checks read from graphs, kept for one run: what one pass leaves is what the next one gets."""
+
+    def __init__(self) -> None:
+        self.take: lint.Take = functools.cache(lint.boundary_snapshot)
+        self.estimate = functools.cache(memory.estimate)
+        self.placed = functools.cache(_placed)
+
+
+def _lint(record: PassRecord, seen: _Seen) -> Verdict:
+    found = [lint.lint(record.before, record.after, take=seen.take)]
     if record.stage is Stage.JOINT:
-        found += [_metadata(b, a) for b, a in zip(record.before, record.after, strict=True)]
+        found += [_metadata(seen.placed(b), seen.placed(a)) for b, a in zip(record.before, record.after, strict=True)]
     return next((v for v in found if v.outcome is not Outcome.PASS), found[0])
 
 
 _MAY_LOSE = 0.1
 
 
-def _metadata(before: GraphModule, after: GraphModule) -> Verdict:
+def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
     """FAIL where a joint pass lost what the partitioner and passes by module go by; a bare retrace loses nearly all."""
 
-    def placed(graph: GraphModule) -> tuple[int, int]:
-        calls = [n for n in graph.graph.nodes if n.op == "call_function"]
-        return sum("partitioner_tag" in n.meta and bool(n.meta.get("stack_trace")) for n in calls), len(calls)
-
-    (had, count), (has, now) = placed(before), placed(after)
+    (had, count), (has, now) = before, after
     if not count or not now or has / now >= had / count - _MAY_LOSE:
         return Verdict("lint", Outcome.PASS, "")
     return Verdict("lint", Outcome.FAIL, (
@@ -131,15 +143,15 @@ def _metadata(before: GraphModule, after: GraphModule) -> Verdict:
     ), {"without_metadata": now - has, "nodes": now})
 
 
-def _light(item: RegisteredPass, record: PassRecord) -> None:
+def _light(item: RegisteredPass, record: PassRecord, seen: _Seen) -> None:
     """Lint, effect, collectives and estimated memory."""
     started = time.perf_counter()
     found = item.effect(record.before, record.after, record.options)
     if all(isinstance(a, GraphModule) for a in record.after):
-        record.verdicts.append(_lint(record))
-        record.verdicts.append(effect.verdict(found))
-        record.verdicts.append(collectives.conserved(record.before, record.after))
-        record.verdicts.append(memory.verdict(record.before, record.after))
+        linted = _lint(record, seen)
+        before, after = ([seen.take(g) for g in graphs] for graphs in (record.before, record.after))
+        record.verdicts += [linted, effect.verdict(found), collectives.conserved(before, after),
+                            memory.verdict(record.before, record.after, estimate=seen.estimate)]
     else:
         record.verdicts.append(effect.verdict(found))
     record.verify_seconds += time.perf_counter() - started
@@ -156,6 +168,7 @@ def run_joint(
     joint.require_open()
     chosen = [_chosen(spec, (Stage.JOINT,), "run_joint") for spec in specs]
     records: list[PassRecord] = []
+    seen = _Seen()
     for item, options in chosen:
         progress(item.name)
         before = joint.graph
@@ -167,7 +180,7 @@ def run_joint(
         seconds = time.perf_counter() - cloned
         joint.graph = after
         record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
-        _light(item, record)
+        _light(item, record, seen)
         records.append(record)
     return records
 
@@ -175,8 +188,9 @@ def run_joint(
 def prove_partition(records: Sequence[PassRecord], pair: ForwardBackward) -> None:
     """Add what the partitioner made of the tags to the records of the passes that set them."""
     for record in records:
-        item = find_pass(record.name)
-        if item.partition_effect is not None:
+        item, said = find_pass(record.name), record.verdict("effect")
+        idle = said is not None and said.outcome is Outcome.NO_EFFECT  # it has said why
+        if item.partition_effect is not None and not idle:
             started = time.perf_counter()
             record.verdicts.append(effect.verdict(item.partition_effect(pair.graphs, record.options)))
             record.verify_seconds += time.perf_counter() - started
@@ -192,6 +206,7 @@ def run_partitioned(
     chosen = [_chosen(spec, (Stage.PARTITIONED, Stage.LOWERING), "run_partitioned") for spec in specs]
     records: list[PassRecord] = []
     bodies: tuple[Any, ...] | None = None
+    seen = _Seen()
     for item, options in chosen:
         progress(item.name)
         before, stage = pair.graphs, item.contract.stage
@@ -210,7 +225,7 @@ def run_partitioned(
             for which, result in zip(("forward", "backward"), after, strict=True):
                 pair.replace(which, result)
         record = PassRecord(item.name, stage, options, before, after, seconds, copying)
-        _light(item, record)
+        _light(item, record, seen)
         records.append(record)
     return records, bodies
 

@@ -179,13 +179,23 @@ def boxed(graph: Graph) -> Callable[[list[Any]], Any]:
 
 
 def clone(graph: Graph) -> Graph:
-    """A copy that shares no node with `graph`: names, metadata dictionaries and the calling convention are kept."""
-    new = torch.fx.Graph()
-    values: dict[torch.fx.Node, torch.fx.Node] = {}
-    output = new.graph_copy(graph.graph, values)
-    old_output = next(iter(reversed(graph.graph.nodes)))
-    node = new.output(output)
-    node.meta = dict(old_output.meta)
+    """A copy that shares no node with `graph`: names, metadata dictionaries and the calling convention are kept.
+
+    Node by node as `Graph.create_node` does it, but for its checks of what was checked before: half the time.
+    """
+    old, new = graph.graph, torch.fx.Graph()
+    names, known = new._graph_namespace, old._graph_namespace
+    names._used_names, names._base_count = set(known._used_names), dict(known._base_count)
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in old.nodes:
+        args, kwargs = (torch.fx.node.map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
+        copy = torch.fx.Node(new, node.name, node.op, node.target, args, kwargs, node.type)
+        copy.meta = dict(node.meta)
+        names.associate_name_with_obj(node.name, copy)
+        new._insert(copy)
+        new._find_nodes_lookup_table.insert(copy)
+        new._len += 1
+        copies[node] = copy
     return like(graph, new)
 
 

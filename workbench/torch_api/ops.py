@@ -61,18 +61,32 @@ def argument(node: torch.fx.Node, name: str) -> Any:
     return node.args[position] if position is not None and position < len(node.args) else None
 
 
+Places = tuple[tuple[int, str], ...]
+
+
 @functools.cache
-def _effects(target: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(arguments whose storage the result shares, arguments written to) by the schema's alias marks."""
+def _effects(target: Any) -> tuple[Places, Places]:
+    """(arguments whose storage the result shares, arguments written to), as (position, name), by the schema's marks."""
     if not isinstance(target, torch._ops.OpOverload):
         return (), ()
     schema = target._schema
     shared: set[str] = set().union(*(r.alias_info.before_set for r in schema.returns if r.alias_info is not None))
-    marked = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
-    aliased = tuple(name for name, info in marked if info.before_set & shared or "*" in info.after_set)
+    marked = [(i, a.name, a.alias_info) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
+    aliased = tuple((i, name) for i, name, info in marked if info.before_set & shared or "*" in info.after_set)
     if op_name(target) == "aten._unsafe_view" or is_wait(target):
-        aliased = (schema.arguments[0].name,)
-    return aliased, tuple(name for name, info in marked if info.is_write)
+        aliased = ((0, schema.arguments[0].name),)
+    return aliased, tuple((i, name) for i, name, info in marked if info.is_write)
+
+
+def _nodes_at(node: torch.fx.Node, places: Places) -> list[torch.fx.Node]:
+    found: list[torch.fx.Node] = []
+    for position, name in places:
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+        if isinstance(value, torch.fx.Node):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [v for v in value if isinstance(v, torch.fx.Node)]
+    return found
 
 
 def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -84,10 +98,7 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     if node.target is operator.getitem:
         return [a for a in node.args[:1] if isinstance(a, torch.fx.Node)]
-    found: list[torch.fx.Node] = []
-    for name in _effects(node.target)[0]:
-        value = argument(node, name)
-        found += [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, torch.fx.Node)]
+    found = _nodes_at(node, _effects(node.target)[0])
     if found and op_name(node.target) in _MAYBE_COPIES:
         return found if storage_key(node.meta.get("val")) == storage_key(found[0].meta.get("val")) else []
     return found
@@ -95,13 +106,7 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The input nodes that this node writes to."""
-    if node.op != "call_function":
-        return []
-    found: list[torch.fx.Node] = []
-    for name in _effects(node.target)[1]:
-        value = argument(node, name)
-        found += [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, torch.fx.Node)]
-    return found
+    return _nodes_at(node, _effects(node.target)[1]) if node.op == "call_function" else []
 
 
 def draws(node: torch.fx.Node) -> bool:

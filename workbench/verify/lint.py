@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -17,6 +17,12 @@ from workbench.torch_api.ops import (
 from workbench.verify.verdicts import Outcome, Verdict
 
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
+Take = Callable[[torch.fx.GraphModule | Snapshot], Snapshot]
+
+
+def boundary_snapshot(gm: torch.fx.GraphModule | Snapshot) -> Snapshot:
+    """Enough for lint and the collectives, without the text of the nodes."""
+    return snapshot(gm, text=False)
 
 
 def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
@@ -86,7 +92,8 @@ def aliased_views(node: torch.fx.Node) -> set[torch.fx.Node]:
 
 
 def problems_of(
-    before: torch.fx.GraphModule | Snapshot, after: object, kinds: Collection[str] = NODE_KINDS
+    before: torch.fx.GraphModule | Snapshot, after: object, kinds: Collection[str] = NODE_KINDS,
+    take: Take = boundary_snapshot,
 ) -> list[str]:
     """What is wrong with one graph after a pass, one sentence each."""
     if not isinstance(after, torch.fx.GraphModule):
@@ -94,7 +101,7 @@ def problems_of(
     problems = _form(after, kinds)
     if problems:
         return problems
-    old, new = snapshot(before, text=False), snapshot(after, text=False)
+    old, new = take(before), take(after)
     problems += _boundary(old, new) + unwaited(after)
     if new.unused_waits > old.unused_waits:
         problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
@@ -102,11 +109,13 @@ def problems_of(
     return problems + [f"the effect '{name}' was dropped" for name in lost]
 
 
-def lint(before: Graphs, after: Graphs, kinds: Collection[str] = NODE_KINDS) -> Verdict:
+def lint(
+    before: Graphs, after: Graphs, kinds: Collection[str] = NODE_KINDS, take: Take = boundary_snapshot
+) -> Verdict:
     """PASS if `after` is well-formed, keeps its inputs, outputs and visible effects, and waits for each collective.
 
     One graph each, or (forward, backward). `before` may be snapshots, since passes edit in place. `kinds`: node
-    kinds that the next stage accepts.
+    kinds that the next stage accepts. `take` makes the snapshots, or remembers them.
     """
     old, new = each(before), each(after)
     if len(old) != len(new):
@@ -114,7 +123,7 @@ def lint(before: Graphs, after: Graphs, kinds: Collection[str] = NODE_KINDS) -> 
     problems: list[str] = []
     for a, b in zip(old, new, strict=True):
         name = getattr(b, "meta", {}).get("workbench", {}).get("graph")
-        problems += [f"{name}: {p}" if name and len(new) > 1 else p for p in problems_of(a, b, kinds)]
+        problems += [f"{name}: {p}" if name and len(new) > 1 else p for p in problems_of(a, b, kinds, take)]
     if problems:
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
     counts = [len(g.graph.nodes) for g in new if isinstance(g, torch.fx.GraphModule)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ def estimate(graphs: Graphs) -> dict[str, int]:
     return peaks
 
 
-def verdict(before: Graphs, after: Graphs, promised: str | None = None) -> Verdict:
+def verdict(
+    before: Graphs, after: Graphs, promised: str | None = None, estimate: Callable[[Graphs], dict[str, int]] = estimate
+) -> Verdict:
     """PASS with both estimates. `promised` names one that the pass says it lowers: FAIL where it rises.
 
     Promised or not, the message states what rose, so that no rise goes unseen.
