@@ -2,15 +2,19 @@
 
     python benchmarks/overhead.py [--layers 32] [--repeats 3] [--json FILE]
 
-Runs on a fake world of 8 (dp_shard 2 x tp 4) on one CPU core; captures are interleaved, medians are reported.
+Runs on a fake world of 8 (dp_shard 2 x tp 4) on one CPU core; captures are interleaved, medians are reported. Before
+each timing the heap is collected and frozen: else a collection of what earlier captures left would count as proving.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,20 @@ from workbench.run_recipe import machine, versions
 from workbench.torch_api import aot
 
 
+@contextlib.contextmanager
+def quiet_heap() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def bare_capture(authored: Authored) -> float:
     """Seconds of the two torch calls alone, under the settings they need."""
     args = authored.example_batch()
-    with aot.Contexts() as stack:
+    with quiet_heap(), aot.Contexts() as stack:
         stack.enter_context(aot.capture_settings())
         started = time.perf_counter()
         aot.export_joint(stack, aot.dynamo_capture(authored.module, args), args, None)
@@ -32,9 +46,10 @@ def bare_capture(authored: Authored) -> float:
 
 
 def our_capture(authored: Authored) -> float:
-    started = time.perf_counter()
-    capture(authored).close()
-    return time.perf_counter() - started
+    with quiet_heap():
+        started = time.perf_counter()
+        capture(authored).close()
+        return time.perf_counter() - started
 
 
 def proving(authored: Authored) -> dict[str, Any]:
@@ -43,14 +58,17 @@ def proving(authored: Authored) -> dict[str, Any]:
     assert recipe is not None
     joint = capture(authored)
     nodes = len(joint.graph.graph.nodes)
-    started = time.perf_counter()
-    records = run_joint(joint, recipe.joint_passes)
-    total = time.perf_counter() - started
+    with quiet_heap():
+        started = time.perf_counter()
+        records = run_joint(joint, recipe.joint_passes)
+        total = time.perf_counter() - started
     pair = partition(joint)
-    started = time.perf_counter()
-    prove_partition(records, pair)
-    later, _ = run_partitioned(pair, recipe.passes)
-    total += time.perf_counter() - started
+    with quiet_heap():
+        started = time.perf_counter()
+        prove_partition(records, pair)
+        later, _ = run_partitioned(pair, recipe.passes)
+        total += time.perf_counter() - started
+    joint.close()
     records += later
     passes = sum(r.seconds for r in records)
     rows = [{"pass": r.name, "seconds": r.seconds, "verify_seconds": r.verify_seconds} for r in records]

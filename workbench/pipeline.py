@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from torch.fx import GraphModule
 from workbench import passes as _package_passes  # noqa: F401  registers the package's own
 from workbench.analysis.diff import GraphDiff, diff
 from workbench.analysis.memory import saved_tensors
+from workbench.analysis.snapshot import Snapshot, same_program
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
@@ -79,6 +82,19 @@ def _chosen(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tupl
         raise WorkbenchError(f"pass {spec.name!r}: {problems}") from None
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """The garbage collector waits: little here is garbage, and it would search the whole process for it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@_uncollected()
 def _copy(graph: GraphModule) -> GraphModule:
     """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share."""
     copy = aot.clone(graph)
@@ -108,17 +124,30 @@ def _apply(item: RegisteredPass, given: GraphModule, example_inputs: list[Any], 
 
 def _placed(graph: GraphModule) -> tuple[int, int]:
     """(operator nodes that say where they came from, all operator nodes)."""
-    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
-    return sum("partitioner_tag" in n.meta and bool(n.meta.get("stack_trace")) for n in calls), len(calls)
+    metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
+    return len([1 for meta in metas if "partitioner_tag" in meta and meta.get("stack_trace")]), len(metas)
 
 
 class _Seen:
     """What the light checks read from graphs, kept for one run: what one pass leaves is what the next one gets."""
 
     def __init__(self) -> None:
-        self.take: lint.Take = functools.cache(lint.boundary_snapshot)
-        self.estimate = functools.cache(memory.estimate)
         self.placed = functools.cache(_placed)
+        self._snapshots: dict[Any, Snapshot] = {}
+        self._estimates: dict[memory.Graphs, dict[str, int]] = {}
+
+    def take(self, gm: GraphModule | Snapshot) -> Snapshot:
+        return self._snapshots.get(gm) or self._snapshots.setdefault(gm, lint.boundary_snapshot(gm))
+
+    def estimate(self, graphs: memory.Graphs) -> dict[str, int]:
+        return self._estimates.get(graphs) or self._estimates.setdefault(graphs, memory.estimate(graphs))
+
+    def carry(self, before: Graphs, after: Graphs) -> None:
+        """Where the pass only tagged nodes, what was read before holds after."""
+        if all(map(same_program, before, after)):
+            self._estimates[after] = self.estimate(before)
+            for a, b in zip(before, after, strict=True):
+                self._snapshots[b] = self.take(a)
 
 
 def _lint(record: PassRecord, seen: _Seen) -> Verdict:
@@ -143,11 +172,13 @@ def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
     ), {"without_metadata": now - has, "nodes": now})
 
 
+@_uncollected()
 def _light(item: RegisteredPass, record: PassRecord, seen: _Seen) -> None:
     """Lint, effect, collectives and estimated memory."""
     started = time.perf_counter()
     found = item.effect(record.before, record.after, record.options)
     if all(isinstance(a, GraphModule) for a in record.after):
+        seen.carry(record.before, record.after)
         linted = _lint(record, seen)
         before, after = ([seen.take(g) for g in graphs] for graphs in (record.before, record.after))
         record.verdicts += [linted, effect.verdict(found), collectives.conserved(before, after),

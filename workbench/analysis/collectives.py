@@ -13,6 +13,7 @@ from workbench.analysis.census import is_compute, module_path
 from workbench.torch_api.ops import (
     aliased_inputs,
     argument,
+    calls_of,
     collective_kind,
     group_name_of,
     group_ranks,
@@ -123,7 +124,7 @@ def _collective(node: torch.fx.Node, kind: str, groups: Groups) -> Collective:
               if isinstance(n, torch.fx.Node)]
     value = inputs[0] if inputs else None
     group = group_name_of(node)
-    size = argument(node, "group_size") if "group_size" in {a.name for a in node.target._schema.arguments} else None  # type: ignore[union-attr]
+    size = argument(node, "group_size")  # None for an operator that has no such argument
     reduce_op = argument(node, "reduce_op") if kind in ("all_reduce", "reduce_scatter") else None
     return Collective(
         kind, op_name(node.target), reduce_op, group, size if isinstance(size, int) else groups.size(group),
@@ -138,12 +139,8 @@ def _collective(node: torch.fx.Node, kind: str, groups: Groups) -> Collective:
 def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     """Every functional collective of the graph, in node order, bucketed and coalesced launches included."""
     groups = Groups(context_of(gm))
-    found = []
-    for node in gm.graph.nodes:
-        kind = collective_kind(node.target) if node.op == "call_function" else None
-        if kind is not None:
-            found.append(_collective(node, kind, groups))
-    return found
+    starts = [(n, collective_kind(n.target)) for n in calls_of(gm.graph, lambda t: collective_kind(t) is not None)]
+    return [_collective(node, kind, groups) for node, kind in starts if kind is not None]
 
 
 def launches(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:

@@ -9,7 +9,15 @@ import torch
 
 from workbench.analysis.census import kind_of, module_path, provenance
 from workbench.torch_api.aot import is_parameter, parameter_of
-from workbench.torch_api.ops import aliased_inputs, collective_kind, storage_key, tensor_bytes, written_inputs
+from workbench.torch_api.ops import (
+    aliased_inputs,
+    calls_of,
+    collective_kind,
+    storage_key,
+    tensor_bytes,
+    writes,
+    written_inputs,
+)
 
 Graph = torch.fx.GraphModule
 
@@ -56,10 +64,9 @@ class Flow:
     def __init__(self, gm: Graph):
         self.owner = roots(gm)
         self.writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-        for node in gm.graph.nodes:
+        for node in calls_of(gm.graph, lambda target: writes(target) and collective_kind(target) is None):
             for buffer in written_inputs(node):
-                if collective_kind(node.target) is None:
-                    self.writers.setdefault(self.owner[buffer], []).append(node)
+                self.writers.setdefault(self.owner[buffer], []).append(node)
 
     def sources(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes whose values `node` holds: its inputs, and for a buffer what is written into it."""
@@ -84,8 +91,6 @@ def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool], f
                 memo[node] = (kind in _CARRIES or bool(aliased_inputs(node))) and all(map(carried, flow.sources(node)))
         return memo[node]
 
-    if collective_kind(start.target) != "all_gather":
-        return False
     return all(map(carried, flow.sources(start)))
 
 
@@ -93,7 +98,8 @@ def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node
     """The all-gathers that move parameters only (FSDP's), bucketed ones included, and not activations (TP's)."""
     memo: dict[torch.fx.Node, bool] = {}
     flow = flow or Flow(gm)
-    return [n for n in gm.graph.nodes if n.op == "call_function" and _gathers_parameters(n, memo, flow)]
+    gathers = calls_of(gm.graph, lambda target: collective_kind(target) == "all_gather")
+    return [n for n in gathers if _gathers_parameters(n, memo, flow)]
 
 
 @dataclass(frozen=True)
@@ -218,20 +224,20 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
         for used in node.all_input_nodes:
             last[owner[used]] = i
     size = {n: tensor_bytes(n.meta.get("val")) for n in last}
-    dying: dict[int, list[torch.fx.Node]] = {}
-    for node, i in last.items():
-        if node.op not in ("placeholder", "get_attr") or _freed_by_graph(node, backward):
-            dying.setdefault(i, []).append(node)
     inputs = {n for n in last if n.op in ("placeholder", "get_attr")}
+    freed = [0] * len(nodes)
+    for node, i in last.items():
+        if node not in inputs or _freed_by_graph(node, backward):
+            freed[i] += size[node]
     now = peak = start = sum(size[n] for n in inputs)
     at, curve = 0, []
     for i, node in enumerate(nodes):
-        if owner[node] is node and node not in inputs:
+        if node in size and node not in inputs:
             now += size[node]
         curve.append(now)
         if now > peak:
             peak, at = now, i
-        now -= sum(size[n] for n in dying.get(i, ()))
+        now -= freed[i]
     position = {n: i for i, n in enumerate(nodes)}
     alive = [n for n in last if (n in inputs or position[n] <= at)
              and (last[n] >= at or (n in inputs and not _freed_by_graph(n, backward)))]

@@ -14,7 +14,7 @@ import torch
 
 from workbench.analysis.collectives import Collective, context_of, list_collectives
 from workbench.analysis.memory import roots
-from workbench.torch_api.ops import is_wait, op_name, written_inputs
+from workbench.torch_api.ops import calls_of, is_wait, op_name, writes, written_inputs
 
 
 class NodeRecord(NamedTuple):
@@ -69,23 +69,41 @@ def output_values(gm: torch.fx.GraphModule) -> list[Any]:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
+_ASSERTIONS = ("aten._assert_async", "aten._functional_assert_async", "higher_order.with_effects")
+
+
 def visible_effects(gm: torch.fx.GraphModule) -> Counter[str]:
     """What a run leaves behind besides its outputs: writes to inputs (by input name), assertions, effect tokens."""
-    found: Counter[str] = Counter()
-    root = None
-    for node in gm.graph.nodes:
-        if node.op != "call_function":
-            continue
-        written = written_inputs(node)
-        if written and root is None:
-            root = roots(gm)
-        for target in written:
-            if root is not None and root[target].op in ("placeholder", "get_attr"):
-                found[f"write to {root[target].name}"] += 1
-        name = op_name(node.target)
-        if name in ("aten._assert_async", "aten._functional_assert_async", "higher_order.with_effects"):
-            found[name] += 1
+    writers = calls_of(gm.graph, writes)
+    owner = roots(gm) if writers else {}
+    written = [owner[buffer] for node in writers for buffer in written_inputs(node)]
+    found = Counter(f"write to {buffer.name}" for buffer in written if buffer.op in ("placeholder", "get_attr"))
+    found.update(op_name(n.target) for n in calls_of(gm.graph, lambda target: op_name(target) in _ASSERTIONS))
     return found
+
+
+def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> bool:
+    """True if both hold the same nodes, arguments and values in the same order, as after a pass that only tags."""
+    if len(before.graph.nodes) != len(after.graph.nodes):
+        return False
+    twin: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, torch.fx.Node):
+            return twin.get(a) is b
+        if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+            return len(a) == len(b) and all(map(same, a, b))
+        return type(a) is type(b) and bool(a == b)
+
+    for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True):
+        if a.name != b.name or a.op != b.op or a.target != b.target or a.meta.get("val") is not b.meta.get("val"):
+            return False
+        if not same(a.args, b.args) or a.kwargs.keys() != b.kwargs.keys():
+            return False
+        if not all(same(value, b.kwargs[key]) for key, value in a.kwargs.items()):
+            return False
+        twin[a] = b
+    return True
 
 
 Graphs = torch.fx.GraphModule | Snapshot | Sequence[torch.fx.GraphModule | Snapshot]
@@ -111,14 +129,10 @@ def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snaps
     """
     if isinstance(gm, Snapshot):
         return gm
-    records, placeholders, unused = [], [], 0
-    for node in gm.graph.nodes:
-        if text:
-            records.append(_record(node))
-        if node.op == "placeholder":
-            placeholders.append((node.name, spec_of(node.meta.get("val"))))
-        elif node.op == "call_function" and not node.users and is_wait(node.target):
-            unused += 1
+    records = tuple(map(_record, gm.graph.nodes)) if text else ()
+    inputs = gm.graph.find_nodes(op="placeholder")
+    placeholders = tuple((node.name, spec_of(node.meta.get("val"))) for node in inputs)
+    unused = sum(not node.users for node in calls_of(gm.graph, is_wait))
     outputs = tuple(spec_of(v.meta.get("val") if isinstance(v, torch.fx.Node) else v) for v in output_values(gm))
-    return Snapshot(tuple(records), tuple(placeholders), outputs, tuple(list_collectives(gm)), unused,
-                    dict(visible_effects(gm)), dict(context_of(gm)))
+    return Snapshot(records, placeholders, outputs, tuple(list_collectives(gm)), unused, dict(visible_effects(gm)),
+                    dict(context_of(gm)))

@@ -36,12 +36,11 @@ def _layer(node: Node) -> int | None:
 
 def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
     """Some forward node of a layer is tagged for recomputation."""
-    tags = Counter(
-        n.meta["recompute"].name for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)
-    )
+    tagged = [n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)]
+    tags = Counter(n.meta["recompute"].name for n in tagged)
     old = sum(isinstance(n.meta.get("recompute"), CheckpointPolicy) for n in before[0].graph.nodes)
-    changed = sum(tags.values()) > old
-    layers = {_layer(n) for n in after[0].graph.nodes} - {None}
+    changed = len(tagged) > old
+    layers = {_layer(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
     if changed:
         reason = ""
     elif getattr(options, "policy", "") == "none":

@@ -8,13 +8,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.analysis.census import clean_path
-from workbench.analysis.collectives import list_collectives
 from workbench.analysis.effect import Effect
 from workbench.errors import WorkbenchError
 from workbench.passes.chains import gather_chains
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import bucketing
 from workbench.torch_api.device_specs import device_specs
+from workbench.torch_api.ops import calls_of, collective_kind
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 
@@ -26,12 +26,10 @@ def module_stack(node: Node) -> list[tuple[str, type]]:
 
 
 def _launches(graphs: Graphs) -> dict[str, int]:
-    counts = {"all_gather": 0, "reduce_scatter": 0}
-    for graph in graphs:
-        for collective in list_collectives(graph):
-            if collective.kind in counts:
-                counts[collective.kind] += 1
-    return counts
+    def count(kind: str) -> int:
+        return sum(len(calls_of(graph.graph, lambda target: collective_kind(target) == kind)) for graph in graphs)
+
+    return {kind: count(kind) for kind in ("all_gather", "reduce_scatter")}
 
 
 def fewer_launches(before: Graphs, after: Graphs, options: Any) -> Effect:

@@ -183,7 +183,8 @@ def clone(graph: Graph) -> Graph:
 
     Node by node as `Graph.create_node` does it, but for its checks of what was checked before: half the time.
     """
-    old, new = graph.graph, torch.fx.Graph()
+    old = graph.graph
+    new = torch.fx.Graph()
     names, known = new._graph_namespace, old._graph_namespace
     names._used_names, names._base_count = set(known._used_names), dict(known._base_count)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}

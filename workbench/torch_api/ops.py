@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,6 +108,17 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The input nodes that this node writes to."""
     return _nodes_at(node, _effects(node.target)[1]) if node.op == "call_function" else []
+
+
+def calls_of(graph: torch.fx.Graph, wanted: Callable[[Any], bool]) -> list[torch.fx.Node]:
+    """The nodes that call an operator for which `wanted` holds, in node order, without a look at the others."""
+    table = graph._find_nodes_lookup_table.table
+    return sorted(n for (op, target), nodes in table.items() if op == "call_function" and wanted(target) for n in nodes)
+
+
+def writes(target: Any) -> bool:
+    """True for an operator that writes to one of its arguments."""
+    return bool(_effects(target)[1])
 
 
 def draws(node: torch.fx.Node) -> bool:

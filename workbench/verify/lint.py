@@ -10,6 +10,7 @@ import torch
 from workbench.analysis.snapshot import Graphs, Snapshot, each, snapshot
 from workbench.torch_api.ops import (
     aliased_inputs,
+    calls_of,
     collective_kind,
     is_wait,
     written_inputs,
@@ -59,9 +60,7 @@ def unwaited(gm: torch.fx.GraphModule) -> list[str]:
     """One sentence for each collective whose result, or whose `out` buffer, is read without a wait."""
     order = {n: i for i, n in enumerate(gm.graph.nodes)}
     problems = []
-    for start in order:
-        if start.op != "call_function" or collective_kind(start.target) is None:
-            continue
+    for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None):
         waits, early, todo, seen = [], [], [start], {start}
         buffers = written_inputs(start)
         while todo:
