@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import textwrap
 import time
@@ -28,7 +29,7 @@ FIRST_RANK_SECONDS = 3.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status says pass (0), fail (1) or bad input (2)."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(argv, argparse.Namespace(line=list(sys.argv[1:] if argv is None else argv)))
     try:
         return args.command(args)
     except WorkbenchError as error:
@@ -134,6 +135,7 @@ def _run(args: argparse.Namespace) -> int:
                  progress=sys.stderr.isatty())
     if not _first_rank():
         return PASSED if report.ok else FAILED
+    report.command = shlex.join(["workbench", *args.line])
     print(report.table(color=_colored(sys.stdout)))
     if args.json is not None:
         report.to_json(args.json)

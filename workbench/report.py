@@ -60,6 +60,7 @@ class Report:
     world: kind, size and axes. seconds: wall time by stage, on rank 0. schedule: do the ranks' collectives agree.
     pipeline: the whole list of passes (numerics against eager, measured memory and time). saved_bytes: handed from
     forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None on a fake world.
+    command: what to type for the same run, where a command line started it.
     """
 
     recipe: Recipe
@@ -75,6 +76,7 @@ class Report:
     saved_bytes: int
     training: Training | None = None
     expectations: list[Expectation] = field(default_factory=list)
+    command: str = ""
 
     @property
     def step_seconds(self) -> float | None:
@@ -114,7 +116,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        data = {f: getattr(self, f) for f in ("world", "level", "machine", "versions", "seconds", "saved_bytes")}
+        data = {f: getattr(self, f) for f in ("command", "world", "level", "machine", "versions", "seconds",
+                                             "saved_bytes")}
         rows = [{**asdict(row), "outcome": row.outcome} for row in self.passes]
         return {
             "format_version": FORMAT_VERSION,

@@ -270,11 +270,14 @@ def _cpu() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of torch, Python and this package."""
+    """Of torch, Python and this package, and of CUDA and NCCL where there is a GPU."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         own = version("torch-compiler-workbench")
     except PackageNotFoundError:
         own = "not installed"
-    return {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
+    found = {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
+    if _gpus():
+        found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return found

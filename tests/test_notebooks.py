@@ -1,0 +1,151 @@
+"""The notebooks as products: executed, small, in step with their lessons; and checks that can fail."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import papermill
+import pytest
+
+from workbench.lesson import load_lesson
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+LINES, BYTES = 15, 400_000
+
+
+def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:
+    return [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == kind]
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def tags(cell: dict[str, Any]) -> list[str]:
+    return cell["metadata"].get("tags", [])
+
+
+def shown(cell: dict[str, Any]) -> str:
+    return "".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in cell["outputs"])
+
+
+def test_there_is_a_notebook_for_each_lesson() -> None:
+    assert [p.stem for p in NOTEBOOKS] == sorted(p.stem for p in (ROOT / "lessons").glob("[0-9]*.toml"))
+
+
+@each_notebook
+def test_committed_as_executed_from_top_to_bottom(path: Path) -> None:
+    found = cells(path)
+    # nbval compares nothing in a cell without a count
+    assert [c["execution_count"] for c in found] == list(range(1, len(found) + 1))
+    assert not [o for c in found for o in c["outputs"] if o["output_type"] == "error" or o.get("name") == "stderr"]
+    assert path.stat().st_size < BYTES
+
+
+@each_notebook
+def test_cells_are_small_and_the_first_result_is_in_the_third(path: Path) -> None:
+    lengths = [len(source(c).splitlines()) for c in cells(path)]
+    assert max(lengths) < LINES and statistics.median(lengths) <= 6
+    assert [bool(c["outputs"]) for c in cells(path)[:3]] == [False, False, True]
+
+
+@each_notebook
+def test_only_the_workbench_torch_and_the_standard_library_are_imported(path: Path) -> None:
+    names: set[str] = set()
+    for cell in cells(path):
+        for node in ast.walk(ast.parse(source(cell))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add(node.module or "")
+    others = {n for n in names if n.partition(".")[0] not in {"workbench", "torch", *sys.stdlib_module_names}}
+    assert others == set()
+    assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]
+
+
+@each_notebook
+def test_parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) -> None:
+    lesson = load_lesson(path.stem)
+    first, *others = cells(path)
+    assert tags(first) == ["parameters"]
+    given: dict[str, Any] = {}
+    exec(source(first), given)  # assignments only
+    assert {k: v for k, v in given.items() if k != "__builtins__"} == {
+        name: p.default for name, p in lesson.parameters.items()}
+    text = "\n".join(map(source, others))
+    assert all(f'lesson.predict("{q.name}", None)' in text for q in lesson.questions)
+    checkpoints = {tags(c)[1]: c for c in others if tags(c)[:1] == ["checkpoint"]}
+    assert sorted(checkpoints) == sorted(c.name for c in lesson.checkpoints)
+    for name, cell in checkpoints.items():  # as shipped it must fail, with its first hint
+        assert f'lesson.check("{name}"' in source(cell)
+        assert shown(cell).startswith(f"{name}: ") and "100%" not in shown(cell) and "hint 1" in shown(cell)
+
+
+def run_cells(path: Path, tmp_path: Path, change: dict[str, str]) -> dict[str, str]:
+    """Execute without the cells on real ranks; `change` holds lines to put after a checkpoint's `answer = `."""
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole["cells"] = [c for c in whole["cells"] if not {"ranks", "planted"} & set(tags(c))]
+    for cell in whole["cells"]:
+        if tags(cell)[:1] == ["checkpoint"]:
+            lines = source(cell).splitlines(keepends=True)
+            at = next(i for i, line in enumerate(lines) if line.startswith("answer = "))
+            cell["source"] = [*lines[: at + 1], change[tags(cell)[1]] + "\n", *lines[at + 1 :]]
+    given, done = tmp_path / path.name, tmp_path / "done.ipynb"
+    given.write_text(json.dumps(whole))
+    papermill.execute_notebook(str(given), str(done), cwd=str(path.parent), progress_bar=False, kernel_name="python3")
+    return {tags(c)[1]: shown(c) for c in cells(done) if tags(c)[:1] == ["checkpoint"]}
+
+
+@pytest.mark.ranks  # no ranks, but seconds each: after the fast ones
+@each_notebook
+def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_PROGRESS", "0")
+    file = ROOT / "lessons" / "solutions" / path.name.replace(".ipynb", ".py")
+    spec = importlib.util.spec_from_file_location("solution", file)
+    assert spec is not None and spec.loader is not None
+    solution = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(solution)
+    change = {}
+    for checkpoint in load_lesson(path.stem).checkpoints:
+        function = getattr(solution, checkpoint.name)
+        wanted = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
+        call = f"runpy.run_path({str(file)!r})[{checkpoint.name!r}]({wanted})"
+        change[checkpoint.name] = f"import runpy; answer = {call}"
+    for name, text in run_cells(path, tmp_path, change).items():
+        assert text.startswith(f"{name}: 100%"), text
+
+
+def nbval(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-sanitize-with", ROOT / ".ci" / "nbval_sanitize.cfg",
+               "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--rootdir", path.parent, "-q", path]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240,
+                          env={**os.environ, "WORKBENCH_PROGRESS": "0"})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("path", "upto", "said", "instead"), [
+    ("00_tour", 4, "PASS  PASS    PASS         UNKNOWN", "PASS  PASS    PASS         PASS   "),
+    ("01_author_with_dtensor", 4, "dp_shard cuts dim 0", "dp_shard cuts dim 1"),
+    ("02_capture_a_joint_graph", 3, "258 forward", "259 forward"),
+], ids=lambda v: v if isinstance(v, str) and v[0].isdigit() and "_" in v else "")
+def test_a_changed_output_fails_the_comparison(path: str, upto: int, said: str, instead: str, tmp_path: Path) -> None:
+    whole = json.loads((ROOT / "notebooks" / f"{path}.ipynb").read_text(encoding="utf-8"))
+    whole["cells"] = [c for c in whole["cells"] if c["cell_type"] == "code"][:upto]
+    as_committed, changed = tmp_path / "as_committed.ipynb", tmp_path / "changed.ipynb"
+    text = json.dumps(whole)
+    assert said in text
+    as_committed.write_text(text)
+    changed.write_text(text.replace(said, instead))
+    assert nbval(as_committed).returncode == 0
+    wrong = nbval(changed)
+    assert wrong.returncode == 1 and "mismatch" in wrong.stdout, wrong.stdout[-2000:]
