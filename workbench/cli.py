@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
                  progress=sys.stderr.isatty())
     if not _first_rank():
         return PASSED if report.ok else FAILED
-    report.command = shlex.join(["workbench", *args.line])
+    report = replace(report, command=shlex.join(["workbench", *args.line]))
     print(report.table(color=_colored(sys.stdout)))
     if args.json is not None:
         report.to_json(args.json)
