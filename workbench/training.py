@@ -28,7 +28,7 @@ def recipe_of(authored: Authored) -> Recipe:
     return authored.recipe
 
 
-__all__ = ["Batches", "Training", "deterministic", "gradients", "total_norm", "train"]
+__all__ = ["Batches", "Training", "deterministic", "gradients", "optimizer_of", "total_norm", "train"]
 
 
 class Batches:
@@ -69,7 +69,8 @@ class Training:
     peak_bytes: int | None
 
 
-def _optimizer(authored: Authored) -> torch.optim.Optimizer:
+def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
+    """The optimizer of the recipe over the module's parameters: AdamW, fused on a GPU."""
     spec = recipe_of(authored).training
     fused = authored.world.device.type == "cuda"
     foreach = None if fused else False
@@ -124,7 +125,7 @@ def train(
     recipe, world = recipe_of(authored), authored.world
     run: Step = authored.module if step is None else step
     batches = Batches(authored)
-    optimizer = _optimizer(authored)
+    optimizer = optimizer_of(authored)
     cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(world.device)

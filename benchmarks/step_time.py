@@ -1,0 +1,226 @@
+"""Step time of llama3 on GPUs, ours and its peers: same model, data, seeds and optimizer, one process a rank.
+
+    python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--ranks 4] [--seconds 200] [--set KEY=VALUE ...]
+
+A variant is `eager` (FSDP2 + TP), `compile` (the same, each block by torch.compile) or the name of a recipe. Each runs
+in processes of its own with a limit of `--seconds`, and appends one line to RESULTS.jsonl; a variant that has a line
+with the same settings is not run again, but for one that is named twice.
+Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+MODEL = {"model.flavor": "1b", "data.seq_len": 2048, "data.batch_per_rank": 4, "precision.param": "bfloat16",
+         "mesh.dp_shard": 2, "mesh.tp": 2, "training.deterministic": False}
+FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", "exposed_nccl_ms", "enqueue_ms",
+           "first_step_s", "build_s")
+PEERS = {"eager": False, "compile": True}
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of (start, end) intervals."""
+    total, last = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return total
+
+
+def kernel_times(events: Sequence[tuple[str, float, float]]) -> dict[str, float]:
+    """Milliseconds in which compute kernels ran, NCCL kernels ran, and NCCL kernels ran alone; spans in µs."""
+    nccl = [(a, b) for name, a, b in events if "nccl" in name.lower()]
+    compute = [(a, b) for name, a, b in events if "nccl" not in name.lower()]
+    alone = covered(nccl + compute) - covered(compute)
+    return {"kernels_ms": covered(compute) / 1e3, "nccl_ms": covered(nccl) / 1e3, "exposed_nccl_ms": alone / 1e3}
+
+
+def profiled(step: Callable[[], Any]) -> dict[str, float]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    spans = [(e.name, e.time_range.start, e.time_range.end) for e in seen.events()
+             if e.device_type == torch.autograd.DeviceType.CUDA]
+    return {**kernel_times(spans), "kernel_launches": len(spans)}
+
+
+def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> dict[str, Any]:
+    """One variant on this rank of the world that torchrun made."""
+    import torch
+
+    from benchmarks.peers import fsdp2
+    from workbench import build, load_recipe
+    from workbench.parallel.author import Authored
+    from workbench.run_recipe import machine, versions
+    from workbench.training import Batches, optimizer_of, total_norm
+    from workbench.world.mesh import current_world
+
+    world = current_world()
+    recipe = load_recipe("llama3" if variant in PEERS else variant).override({**MODEL, **changes})
+    begun = time.perf_counter()
+    built = None if variant in PEERS else build(recipe, world)
+    if built is None:
+        module = fsdp2(recipe, world, compiled=PEERS[variant])
+        authored = Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
+    else:
+        authored = built.authored
+    step: Callable[..., Any] = authored.module if built is None else built.step
+    batches = Batches(authored)
+    data = [batches.at(i) for i in range(steps + warmup + 1)]
+    parameters = list(authored.module.parameters())
+    optimizer = optimizer_of(authored)
+    losses = []
+
+    def one(index: int) -> None:
+        loss = step(*data[index])
+        loss.backward()
+        norm = total_norm([p.grad for p in parameters])
+        torch.nn.utils.clip_grads_with_norm_(parameters, recipe.training.clip, norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach().clone())
+
+    cuda = torch.cuda.is_available()
+    wait = torch.cuda.synchronize if cuda else lambda: None
+
+    def mark() -> Any:
+        if not cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    wait()
+    started = time.perf_counter()
+    one(0)
+    wait()
+    first = time.perf_counter() - started
+    for index in range(1, warmup):
+        one(index)
+    wait()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    marks = [mark()]
+    for index in range(steps):
+        one(warmup + index)
+        marks.append(mark())
+    enqueue = (time.perf_counter() - begin) / steps
+    wait()
+    times = [a.elapsed_time(b) if cuda else (b - a) * 1e3 for a, b in itertools.pairwise(marks)]
+    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+    found = {
+        "variant": variant, "changes": changes, "step_ms": statistics.median(times), "steps_ms": times,
+        "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
+        "first_step_s": first, "build_s": started - begun,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+        **(profiled(lambda: one(warmup)) if cuda else {}), "losses": [float(x).hex() for x in losses[:steps + warmup]],
+        "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
+    }
+    if built is not None:
+        found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
+        close = getattr(built, "close", None)
+        if close is not None:
+            close()
+    return found
+
+
+def worker(options: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    changes = dict(item.split("=", 1) for item in options.set)
+    try:
+        found = measure(options.variants[0], changes, options.steps, options.warmup)
+    except Exception:
+        problem = f"rank {dist.get_rank()}: {traceback.format_exc()[-3000:]}"
+        append(options.results, {"variant": options.variants[0], "changes": changes, "problem": problem})
+        os._exit(1)  # the others may wait in a collective for ever: torchrun ends them
+    if dist.get_rank() == 0:
+        append(options.results, found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def append(results: Path, line: dict[str, Any]) -> None:
+    with results.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def lines_of(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def done(results: Path, variant: str, changes: dict[str, str]) -> bool:
+    lines = lines_of(results)
+    return any(line["variant"] == variant and line["changes"] == changes and "step_ms" in line for line in lines)
+
+
+def drive(options: argparse.Namespace) -> None:
+    changes = dict(item.split("=", 1) for item in options.set)
+    for i, variant in enumerate(options.variants):
+        if variant not in options.variants[:i] and done(options.results, variant, changes):
+            print(f"{variant}: has a result", flush=True)
+            continue
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                   str(options.ranks), __file__, str(options.results), variant, "--worker", "--steps",
+                   str(options.steps), "--warmup", str(options.warmup)]
+        if options.set:
+            command += ["--set", *options.set]
+        root = str(Path(__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        started = time.monotonic()
+        run = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "NCCL_GRAPH_REGISTER": "0"},
+                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        before, problem = len(lines_of(options.results)), ""
+        try:
+            said, _ = run.communicate(timeout=options.seconds)
+            if run.returncode:
+                problem = said[-3000:]
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            problem = f"not done after {options.seconds} s\n" + run.communicate()[0][-3000:]
+        if len(lines_of(options.results)) == before:
+            append(options.results, {"variant": variant, "changes": changes, "problem": problem})
+        line = lines_of(options.results)[before]
+        problem = line.get("problem", "")
+        shown = problem or ", ".join(f"{key} {line[key]:.1f}" for key in FIGURES if key in line)
+        print(f"{variant}: {shown} ({time.monotonic() - started:.0f} s)", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("variants", nargs="+")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=200, help="limit of one variant")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--warmup", type=int, default=7)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.results = options.results.resolve()
+    (worker if options.worker else drive)(options)
+
+
+if __name__ == "__main__":
+    main()
