@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch._inductor.config
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
@@ -30,6 +30,13 @@ def detect_fake_mode(values: Any) -> Any:
     return detect(values)
 
 
+def visible_outputs(graph: GraphModule, count: int) -> list[int]:
+    """Those of the first `count` outputs that are nodes: on a GPU, Inductor stumbles over None, a mesh's gradient."""
+    outputs = graph.graph.output_node().args[0]
+    assert isinstance(outputs, list | tuple)
+    return [i for i, output in enumerate(outputs[:count]) if isinstance(output, Node)]
+
+
 def compile_inner(
     graph: GraphModule,
     example_inputs: list[Any],
@@ -46,7 +53,7 @@ def compile_inner(
     from torch._guards import TracingContext
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
-    graph.graph.output_node().meta["user_visible_output_idxs"] = list(range(visible))
+    graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
     keywords = {"is_backward": is_backward, "static_input_idxs": static}
     with torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides:
