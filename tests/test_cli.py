@@ -189,7 +189,7 @@ def test_a_run_under_torchrun_and_what_it_leaves(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "PASS"
     assert done.stdout.count("llama3_block_bucketing on 2 gloo ranks (dp_shard 2), level full") == 1
     data = json.loads((tmp_path / "r.json").read_text())
-    assert data["command"] == shlex.join(["workbench", *command[7:]])
+    assert data["command"] == shlex.join(command[7:])
     checks = {v["check"]: v["outcome"] for v in data["passes"][0]["verdicts"]}
     assert checks == dict.fromkeys(("lint", "effect", "collectives", "numerics", "memory", "time"), "PASS")
     assert len(data["training"]["losses"]) == 2 and data["tokens_per_second"] > 0

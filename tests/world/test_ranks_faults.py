@@ -288,8 +288,9 @@ def test_faults_leave_no_folder_behind(private_folder):
 
 
 PARENT = """
-import os, time, sys
+import faulthandler, os, time, sys
 from workbench.world.ranks import ranks
+faulthandler.enable()
 pool = ranks(2, backend="gloo", timeout=60)
 def endless(helper):
     import subprocess, torch.distributed as dist
@@ -332,7 +333,11 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were(private_folder):
     parent, pids = start_parent(private_folder)
     time.sleep(0.5)  # rank 0 is about to enter its collective
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal or Jupyter does: to the whole group of the parent
-    _, errors = parent.communicate(timeout=20)
+    try:
+        _, errors = parent.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        parent.send_signal(signal.SIGABRT)  # says where it hangs
+        pytest.fail(f"the parent is still there:\n{parent.communicate()[1]}")
     assert "KeyboardInterrupt" in errors
     assert "rank 0: waiting in the collective barrier" in errors and "rank 1: busy in endless" in errors
     assert wait_until_gone(pids, 0) == []
