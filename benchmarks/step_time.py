@@ -67,6 +67,7 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
     from benchmarks.peers import fsdp2
     from workbench import build, load_recipe
     from workbench.parallel.author import Authored
+    from workbench.pipeline import prove_replay
     from workbench.run_recipe import machine, versions
     from workbench.training import Batches, optimizer_of, total_norm
     from workbench.world.mesh import current_world
@@ -134,10 +135,9 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
         "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
     }
     if built is not None:
+        prove_replay(built.records)
         found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
-        close = getattr(built, "close", None)
-        if close is not None:
-            close()
+        built.step.close()
     return found
 
 

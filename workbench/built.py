@@ -60,15 +60,16 @@ class Built:
         return f"Built({title(self.authored)} on {self.authored.world.kind}: {rows})"
 
 
-def check_buildable(recipe: Recipe) -> None:
-    """Refuse, before anything is authored, what the machine or the list of passes cannot do."""
+def check_buildable(recipe: Recipe, kind: str) -> None:
+    """Refuse, before anything is authored, what a world of this kind or the list of passes cannot do."""
     lists = [[spec.name for spec in specs] for specs in (recipe.joint_passes, recipe.passes)]
     for name in recipe.pass_names:
         needs = find_pass(name).contract.needs
         if "compiler" in needs:
             require_compiler()
-        if "cuda" in needs and not torch.cuda.is_available():
-            raise WorkbenchError(f"pass {name!r} needs a CUDA GPU, and none can be used here: drop the pass")
+        if "cuda" in needs and (kind in ("gloo", "simulated") or (kind != "fake" and not torch.cuda.is_available())):
+            raise WorkbenchError(f"pass {name!r} needs CUDA, and world {kind} has none here: take world nccl on a "
+                                 "machine with GPUs, or drop the pass")
         if "fsdp" in needs and not recipe.mesh.fsdp:
             raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
     # again, since a user's own pass may have been registered after the recipe was read
@@ -85,7 +86,7 @@ def build(recipe: Recipe, world: World, *, level: Level = "light", progress: Pro
     Raises WorkbenchError where a pass is unknown, the ranks' collectives differ, or the recipe is strict and a pass
     had no effect.
     """
-    check_buildable(recipe)
+    check_buildable(recipe, world.kind)
     with deterministic(recipe.training.deterministic):  # the backward refuses to run under another setting
         built = _build(recipe, world, level, progress)
     _refuse_no_effect(recipe, built.records)

@@ -66,6 +66,11 @@ class InductorOptions(Options):
     config: dict[str, bool | int | float | str] = {}
 
 
+class CudagraphOptions(Options):
+    warmup: PositiveInt = 2
+    debug: bool = False
+
+
 @dataclass(frozen=True)
 class PassContract:
     """The promise of one pass.
@@ -136,6 +141,12 @@ declare(PassContract(
     "each graph becomes one compiled callable",
     InductorOptions, tolerance=1e-5, requires=frozenset({"inductor_decomposition"}),
     needs=frozenset({"compiler"}), source="torch._inductor.compile_fx.compile_fx_inner",
+))
+
+declare(PassContract(
+    "cudagraph", Stage.REPLAY, Numerics.EXACT,
+    "each direction of the step is recorded once and replayed with one launch",
+    CudagraphOptions, needs=frozenset({"cuda"}), source="torch.cuda.CUDAGraph",
 ))
 
 _STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}

@@ -19,13 +19,14 @@ from workbench.contracts import CONTRACTS
 from workbench.data import load_text
 from workbench.errors import WorkbenchError
 from workbench.passes.registry import RegisteredPass, install_passes, own_passes
-from workbench.pipeline import Level
+from workbench.pipeline import Level, prove_replay
 from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe, load_recipe
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
 from workbench.supported import require_torch
 from workbench.time_proof import prove_time
+from workbench.torch_api.cuda_graphs import close_recorders
 from workbench.training import Training, train
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
@@ -74,7 +75,7 @@ def run(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if world not in ("auto", "fake", "gloo", "nccl"):
         raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
-    check_buildable(recipe)
+    check_buildable(recipe, world)
     folder = Path(dump).absolute() if dump is not None else None
     stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
     steps = recipe.training.steps
@@ -155,6 +156,7 @@ def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
     try:
         yield current_world()
     finally:
+        close_recorders()
         dist.destroy_process_group()
 
 
@@ -185,6 +187,8 @@ def on_rank(
             post.stage("time")
             prove_time(built.records, built.step)
         training = train(built.authored, built.step, progress=post.step)
+        prove_replay(built.records)
+        built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
     rows = [_row(record, recipe, why) for record in built.records]

@@ -288,9 +288,10 @@ def test_faults_leave_no_folder_behind(private_folder):
 
 
 PARENT = """
-import faulthandler, os, time, sys
+import faulthandler, os, signal, time, sys
 from workbench.world.ranks import ranks
 faulthandler.enable()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 pool = ranks(2, backend="gloo", timeout=60)
 def endless(helper):
     import subprocess, torch.distributed as dist

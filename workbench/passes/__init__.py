@@ -1,5 +1,19 @@
 """One module a pass; importing the package registers them all."""
 
-from workbench.passes import activation_checkpointing, bucketing, decomposition, full_inductor, reshard
+from workbench.passes import (
+    activation_checkpointing,
+    bucketing,
+    cudagraph,
+    decomposition,
+    full_inductor,
+    reshard,
+)
 
-__all__ = ["activation_checkpointing", "bucketing", "decomposition", "full_inductor", "reshard"]
+__all__ = [
+    "activation_checkpointing",
+    "bucketing",
+    "cudagraph",
+    "decomposition",
+    "full_inductor",
+    "reshard",
+]

@@ -14,12 +14,12 @@ from workbench.errors import WorkbenchError
 
 Graphs = tuple[GraphModule, ...]
 PassFunction = Callable[..., Any]
-EffectPredicate = Callable[[Graphs, Graphs, Any], Effect]
+EffectPredicate = Callable[[Any, Any, Any], Effect]
 
 
 @dataclass(frozen=True)
 class RegisteredPass:
-    """`effect(before, after, options)` sees one joint graph, or the forward and the backward.
+    """`effect(before, after, options)` sees one joint graph, the forward and the backward, or their bodies.
 
     `partition_effect(forward_and_backward, options)` is for joint passes that only tag nodes: what the partitioner
     made of the tags.
@@ -63,7 +63,7 @@ def register_pass(
     effect: EffectPredicate = graph_changed,
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
 ) -> Callable[[PassFunction], PassFunction]:
-    """Register `function(gm, example_inputs, *, options) -> gm` under `name`.
+    """Register `function(gm, example_inputs, *, options) -> gm` under `name`; a replay pass gets and gives a body.
 
     A pass of the package has its contract in `workbench.contracts`; a user's own states `stage` and `numerics` here.
     Registering a name again replaces it, so that a notebook cell can be run twice.

@@ -7,7 +7,9 @@ from workbench.verify.verdicts import Outcome, Verdict
 
 
 def verdict(effect: Effect) -> Verdict:
-    """PASS if the effect happened, else NO_EFFECT with its reason."""
+    """PASS if the effect happened, else NO_EFFECT, or UNKNOWN if it cannot be known yet, with the reason."""
+    if effect.happened is None:
+        return Verdict("effect", Outcome.UNKNOWN, effect.reason, effect.evidence)
     if effect.happened:
         return Verdict("effect", Outcome.PASS, effect.reason, effect.evidence)
     reason = effect.reason or "nothing changed, and the pass gives no reason"

@@ -143,6 +143,10 @@ def _leave() -> None:
     gc.collect()
     import torch.distributed as dist
 
+    from workbench.torch_api.cuda_graphs import close_recorders
+
+    close_recorders()
+
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,0 +1,244 @@
+"""cudagraph: recording, replaying and what is refused; on the CPU with a recorder that runs the body again."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import nn
+
+from workbench import author_module, capture, fake_world, load_recipe, partition, run, run_partitioned
+from workbench.compiled_step import compile_step
+from workbench.errors import WorkbenchError
+from workbench.parallel.plans import ParallelPlan
+from workbench.pipeline import prove_replay
+from workbench.recipe import PassSpec, RecipeError
+from workbench.torch_api import cuda_graphs
+from workbench.verify.verdicts import Outcome
+from workbench.world.mesh import World
+
+
+def at_address(tensor):
+    """The same memory, as a graph knows it: by its address, without holding it."""
+    storage = tensor.untyped_storage()
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+class Stand:
+    """Stands in for `Recorder`: a replay runs the body again and writes into the outputs of the recording."""
+
+    def __init__(self):
+        self.recorded = self.closed = 0
+
+    def record(self, body, inputs):
+        inputs = [at_address(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+        outputs = list(body(list(inputs)))
+        for value in outputs:
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value._base is None:
+                value.fill_(float("nan"))  # a recording computes nothing
+        self.recorded += 1
+
+        def replay():
+            for kept, new in zip(outputs, body(list(inputs)), strict=True):
+                if isinstance(kept, torch.Tensor):
+                    kept.copy_(new)
+
+        return replay, outputs
+
+    def close(self):
+        self.closed += 1
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x, y):
+        return ((self.down(torch.relu(self.up(x))) * self.scale - y) ** 2).mean()
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 4, generator=generator), torch.randn(3, 4, generator=generator)
+
+
+@pytest.fixture
+def stand(monkeypatch):
+    made = Stand()
+    monkeypatch.setattr(cuda_graphs, "Recorder", lambda: made)
+    return made
+
+
+def build(*specs, module=None, lowered=False):
+    """(step, records) of the MLP on one rank, with the passes given."""
+    torch.manual_seed(0)
+    world = World("gloo", 1, 0, torch.device("cpu"))
+    authored = author_module(module or MLP(), world, None, ParallelPlan(), batch=lambda: batch(0))
+    pair = partition(capture(authored))
+    records, bodies = run_partitioned(pair, [PassSpec.model_validate(spec) for spec in specs])
+    return compile_step(pair, bodies), records
+
+
+def train(step, steps=6, keep=False):
+    """Losses and gradients of some steps, copied; parameters move in place."""
+    seen = []
+    for seed in range(steps):
+        loss = step(*batch(seed))
+        loss.backward()
+        parameters = list(step.module.parameters())
+        seen.append([loss.detach().clone(), *(p.grad.clone() for p in parameters)])
+        with torch.no_grad():
+            for p in parameters:
+                p -= 0.1 * p.grad
+        if not keep:
+            step.module.zero_grad(set_to_none=True)
+    return seen
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_warm_up_then_record_then_replay_bitwise(stand, warmup):
+    plain = train(build()[0])
+    step, (record,) = build({"name": "cudagraph", "warmup": warmup})
+    assert record.outcome is Outcome.UNKNOWN and "nothing was replayed yet" in record.verdict("effect").message
+    assert same(train(step), plain)
+    assert stand.recorded == 2
+    prove_replay([record])
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.PASS
+    # parameters and the buffer stay where they are, x and y are copied; then saved tensors stay, the tangent is copied
+    assert found.evidence["replays"] == [6 - warmup] * 2 and found.evidence["copied_inputs"] == [2, 1]
+    assert found.evidence["fixed_inputs"][0] == 5
+
+
+def test_without_the_copy_of_moving_inputs_it_would_be_noticed(stand, monkeypatch):
+    from workbench.passes.cudagraph import Replayed
+
+    monkeypatch.setattr(Replayed, "_take", lambda self, args: None)
+    assert not same(train(build("cudagraph")[0]), train(build()[0]))
+
+
+def test_a_loss_is_the_users_to_keep(stand):
+    step, _ = build("cudagraph")
+    losses = []
+    for seed in range(5):
+        losses.append(step(*batch(seed)))
+        losses[-1].backward()
+        step.module.zero_grad(set_to_none=True)
+    assert len({float(x.detach()) for x in losses}) == 5
+
+
+def test_a_held_gradient_is_not_overwritten_in_silence(stand):
+    step, _ = build("cudagraph")
+    train(step, 4)
+    with pytest.raises(WorkbenchError, match=r"a gradient of the last step is still held, .*zero_grad"):
+        train(step, 2, keep=True)
+
+
+def test_gradients_that_accumulate_elsewhere_are_right(stand):
+    assert same(train(build("cudagraph")[0], keep=True), train(build()[0], keep=True))
+
+
+def test_a_step_whose_backward_has_not_run_is_not_overwritten_in_silence(stand):
+    step, _ = build("cudagraph")
+    train(step, 4)
+    loss = step(*batch(0))
+    with pytest.raises(WorkbenchError, match="what the last step saved is still held"):
+        step(*batch(1))
+    loss.backward()
+
+
+def test_another_shape_is_refused_with_both(stand):
+    step, _ = build("cudagraph")
+    train(step, 4)
+    x, y = batch(0)
+    with pytest.raises(WorkbenchError) as error:
+        step(x[:2], y[:2])
+    assert str(error.value) == (
+        "pass 'cudagraph' on the forward graph: input primals_6 was recorded as torch.float32 [3, 4] on cpu and is "
+        "torch.float32 [2, 4] on cpu now: keep it so, or build again")
+
+
+def test_debug_finds_a_parameter_that_moved(stand):
+    step, _ = build({"name": "cudagraph", "debug": True})
+    train(step, 4)
+    step.module.up.weight.data = step.module.up.weight.data.clone()
+    with pytest.raises(WorkbenchError, match="input primals_1 was recorded at address 0x.*change parameters"):
+        step(*batch(0))
+
+
+def test_after_close_a_call_is_refused(stand):
+    step, _ = build("cudagraph")
+    train(step, 4)
+    step.close()
+    step.close()
+    assert stand.closed == 2  # each body once
+    with pytest.raises(WorkbenchError, match="it is closed: build the step again"):
+        step(*batch(0))
+
+
+class Noisy(MLP):
+    def forward(self, x, y):
+        return super().forward(nn.functional.dropout(x, 0.5), y)
+
+
+def test_random_numbers_are_refused_by_name(stand):
+    with pytest.raises(WorkbenchError, match=r"on the forward graph: \w+ draws random numbers"):
+        build("cudagraph", module=Noisy())
+
+
+def test_needs_cuda_and_comes_last():
+    recipe = load_recipe("llama3_block_bucketing_cudagraph")
+    with pytest.raises(WorkbenchError) as error:
+        run(recipe, world="gloo")
+    assert str(error.value) == ("pass 'cudagraph' needs CUDA, and world gloo has none here: take world nccl on a "
+                                "machine with GPUs, or drop the pass")
+    with pytest.raises(RecipeError, match="pass 'transformer_block_bucketing' .* must come before 'cudagraph'"):
+        recipe.override({"passes": ["cudagraph", "transformer_block_bucketing"]})
+
+
+def test_a_fake_world_shows_the_passes_before_it():
+    report = run(load_recipe("llama3_block_bucketing_cudagraph").override({"model.n_layers": 1}), world="fake")
+    found = {v.check: v for v in report.pass_row("cudagraph").verdicts}
+    assert found["effect"].outcome is Outcome.UNKNOWN and report.ok
+    assert report.pass_row("transformer_block_bucketing").verdicts[1].outcome is Outcome.PASS
+
+
+def test_listing_it_touches_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: pytest.fail("touched"))
+    with fake_world(2) as world:
+        authored = author_module(MLP(), world, world.mesh_of({"tp": 2}), ParallelPlan(), batch=None)
+        assert authored.module is not None
+    cuda_graphs.Recorder().close()
+
+
+@pytest.mark.gpu
+def test_one_gpu_replays_bitwise():
+    """The same MLP on a GPU, with the real recorder."""
+    torch.manual_seed(0)
+    seen = []
+    for specs in ((), ("cudagraph",)):
+        torch.manual_seed(0)
+        world = World("nccl", 1, 0, torch.device("cuda", 0))
+        authored = author_module(MLP(), world, None, ParallelPlan(), batch=lambda: tuple(t.cuda() for t in batch(0)))
+        pair = partition(capture(authored))
+        records, bodies = run_partitioned(pair, specs)
+        step, losses = compile_step(pair, bodies), []
+        for seed in range(6):
+            loss = step(*(t.cuda() for t in batch(seed)))
+            loss.backward()
+            losses.append([loss.detach().clone(), *(p.grad.clone() for p in authored.module.parameters())])
+            authored.module.zero_grad(set_to_none=True)
+        prove_replay(records)
+        assert all(r.outcome is Outcome.PASS for r in records)
+        seen.append(losses)
+        step.close()
+    assert same(*seen)

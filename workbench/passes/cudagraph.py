@@ -1,0 +1,146 @@
+"""cudagraph: each direction of the step is recorded once, and replayed with one launch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.analysis.effect import Effect
+from workbench.errors import WorkbenchError
+from workbench.passes.body import Body
+from workbench.passes.registry import register_pass
+from workbench.torch_api import cuda_graphs
+from workbench.torch_api.ops import draws
+
+REGISTER = "NCCL_GRAPH_REGISTER"
+"""Must be 0 before NCCL starts: registered buffers of a graph's pool are an illegal access with expandable segments."""
+
+
+class Replayed:
+    """A body that is recorded after its first calls, and replayed from then on. Boxed.
+
+    Results (the loss) are copies. Saved tensors and gradients lie in the graphs' own memory and are overwritten by the
+    next replay, which is refused as long as somebody holds them.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool):
+        self.body, self.graph = body, body.graph
+        self.recorder: cuda_graphs.Recorder | None = recorder
+        self.warmup, self.debug = warmup, debug
+        self.names = [node.name for node in body.inputs]
+        self.fixed = [body.keeps_address(node) for node in body.inputs]
+        self.results = 0 if body.backward else body.facts["shared"]["results"]
+        self.warmed = self.replays = self.copied = 0
+        self._replay: Callable[[], None] | None = None
+        self._inputs: list[Any] = []
+        self._addresses: list[int] = []
+        self._outputs: list[Any] = []
+        self._held: list[tuple[torch.Tensor, int]] = []
+
+    @property
+    def where(self) -> str:
+        return f"pass 'cudagraph' on the {self.body.facts['graph']} graph"
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self.recorder is None:
+            raise WorkbenchError(f"{self.where}: it is closed: build the step again")
+        if self._replay is None:
+            if self.warmed < self.warmup:
+                self.warmed += 1
+                return list(self.body(args))
+            self._record(args)
+        else:
+            self._take(args)
+        args.clear()
+        assert self._replay is not None
+        self._replay()
+        self.replays += 1
+        return [self._given(i, value) for i, value in enumerate(self._outputs)]
+
+    def _record(self, args: Sequence[Any]) -> None:
+        assert self.recorder is not None
+        if dist.is_initialized() and dist.get_backend() == "nccl" and os.environ.get(REGISTER) != "0":
+            raise WorkbenchError(f"{self.where}: set {REGISTER}=0 in the ranks' environment before NCCL starts; a rank "
+                                 "pool does, under torchrun write it in front of the command")
+        self._inputs = [value if fixed or not isinstance(value, torch.Tensor) else value.clone()
+                        for value, fixed in zip(args, self.fixed, strict=True)]
+        self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
+        self.copied = sum(isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True))
+        self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
+        given = {_storage(value) for value in self._inputs}
+        made = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
+        # what keeps its address is kept by who made it: held here, it would look as if the last step still held it
+        self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
+        self._held = [(value, cuda_graphs.holders(value)) for at, value in made.items() if at not in given]
+
+    def _take(self, args: Sequence[Any]) -> None:
+        """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
+        for value, count in self._held:
+            if cuda_graphs.holders(value) > count:
+                raise WorkbenchError(f"{self.where}: {self._overwritten()}")
+        for name, fixed, ours, given, address in zip(
+            self.names, self.fixed, self._inputs, args, self._addresses, strict=True
+        ):
+            if not isinstance(given, torch.Tensor):
+                continue
+            if fixed:
+                if self.debug and given.data_ptr() != address:
+                    raise WorkbenchError(f"{self.where}: input {name} was recorded at address {address:#x} and is at "
+                                         f"{given.data_ptr():#x} now: change parameters and buffers in place")
+                continue
+            if (given.shape, given.dtype, given.device) != (ours.shape, ours.dtype, ours.device):
+                raise WorkbenchError(
+                    f"{self.where}: input {name} was recorded as {ours.dtype} {list(ours.shape)} on {ours.device} and "
+                    f"is {given.dtype} {list(given.shape)} on {given.device} now: keep it so, or build again"
+                )
+            ours.copy_(given)
+
+    def _overwritten(self) -> str:
+        if self.body.backward:
+            return ("a gradient of the last step is still held, and a replay writes over it: call "
+                    "optimizer.zero_grad(set_to_none=True) between the steps")
+        return ("what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
+                "drop the loss, before the next step")
+
+    def _given(self, index: int, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.clone() if index < self.results else value.detach()
+
+    def close(self) -> None:
+        """Free the recording; may be called twice."""
+        self._replay, self._inputs, self._outputs, self._held = None, [], [], []
+        if self.recorder is not None:
+            self.recorder.close()
+        self.recorder = None
+
+
+def _storage(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
+
+
+def replayed(before: Sequence[Body], after: Sequence[Any], options: Any) -> Effect:
+    """Both bodies have been recorded and replayed; not known before they have run."""
+    counts = [body.replays for body in after]
+    evidence = {"graphs": sum(n > 0 for n in counts), "replays": counts, "copied_inputs": [b.copied for b in after],
+                "fixed_inputs": [sum(b.fixed) for b in after]}
+    if all(counts):
+        return Effect(True, "", evidence)
+    return Effect(None, f"nothing was replayed yet: the first {options.warmup} steps run as they are", evidence)
+
+
+@register_pass("cudagraph", effect=replayed)
+def cudagraph(body: Body, example_inputs: list[Any], *, options: Any) -> Replayed:
+    """Wrap one direction of the step. Raises WorkbenchError where its graph draws random numbers."""
+    drawn = [node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)]
+    if drawn:
+        raise WorkbenchError(f"pass 'cudagraph' on the {body.facts['graph']} graph: {drawn[0]} draws random numbers, "
+                             "and a replay would draw the same ones: take the dropout out, or drop the pass")
+    recorder = body.facts["shared"].setdefault("recorder", cuda_graphs.Recorder())
+    return Replayed(body, recorder, warmup=options.warmup, debug=options.debug)

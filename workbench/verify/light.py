@@ -1,0 +1,99 @@
+"""Level light: lint, effect, collectives and estimated memory of one pass, each graph read once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.analysis.effect import Effect
+from workbench.analysis.snapshot import Snapshot, same_program
+from workbench.contracts import Stage
+from workbench.verify import collectives, effect, lint, memory
+from workbench.verify.record import Graphs, PassRecord
+from workbench.verify.verdicts import Outcome, Verdict
+
+EffectPredicate = Callable[[Any, Any, Any], Effect]
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """The garbage collector waits: little here is garbage, and it would search the whole process for it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _placed(graph: GraphModule) -> tuple[int, int]:
+    """(operator nodes that say where they came from, all operator nodes)."""
+    metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
+    return len([1 for meta in metas if "partitioner_tag" in meta and meta.get("stack_trace")]), len(metas)
+
+
+class Seen:
+    """What the light checks read from graphs, kept for one run: what one pass leaves is what the next one gets."""
+
+    def __init__(self) -> None:
+        self.placed = functools.cache(_placed)
+        self._snapshots: dict[Any, Snapshot] = {}
+        self._estimates: dict[memory.Graphs, dict[str, int]] = {}
+
+    def take(self, gm: GraphModule | Snapshot) -> Snapshot:
+        return self._snapshots.get(gm) or self._snapshots.setdefault(gm, lint.boundary_snapshot(gm))
+
+    def estimate(self, graphs: memory.Graphs) -> dict[str, int]:
+        return self._estimates.get(graphs) or self._estimates.setdefault(graphs, memory.estimate(graphs))
+
+    def carry(self, before: Graphs, after: Graphs) -> None:
+        """Where the pass only tagged nodes, what was read before holds after."""
+        if all(map(same_program, before, after)):
+            self._estimates[after] = self.estimate(before)
+            for a, b in zip(before, after, strict=True):
+                self._snapshots[b] = self.take(a)
+
+
+def _lint(record: PassRecord, seen: Seen) -> Verdict:
+    found = [lint.lint(record.before, record.after, take=seen.take)]
+    if record.stage is Stage.JOINT:
+        found += [_metadata(seen.placed(b), seen.placed(a)) for b, a in zip(record.before, record.after, strict=True)]
+    return next((v for v in found if v.outcome is not Outcome.PASS), found[0])
+
+
+_MAY_LOSE = 0.1
+
+
+def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
+    """FAIL where a joint pass lost what the partitioner and passes by module go by; a bare retrace loses nearly all."""
+
+    (had, count), (has, now) = before, after
+    if not count or not now or has / now >= had / count - _MAY_LOSE:
+        return Verdict("lint", Outcome.PASS, "")
+    return Verdict("lint", Outcome.FAIL, (
+        f"{now - has} of {now} nodes lost their metadata (before: {count - had} of {count} had none): the partitioner "
+        "would recompute the whole forward, and passes that go by module would match nothing; copy node.meta"
+    ), {"without_metadata": now - has, "nodes": now})
+
+
+@uncollected()
+def check(predicate: EffectPredicate, record: PassRecord, seen: Seen) -> None:
+    """Lint, effect, collectives and estimated memory."""
+    started = time.perf_counter()
+    found = predicate(record.before, record.after, record.options)
+    if all(isinstance(a, GraphModule) for a in record.after):
+        seen.carry(record.before, record.after)
+        linted = _lint(record, seen)
+        before, after = ([seen.take(g) for g in graphs] for graphs in (record.before, record.after))
+        record.verdicts += [linted, effect.verdict(found), collectives.conserved(before, after),
+                            memory.verdict(record.before, record.after, estimate=seen.estimate)]
+    else:
+        record.verdicts.append(effect.verdict(found))
+    record.verify_seconds += time.perf_counter() - started

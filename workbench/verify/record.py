@@ -1,0 +1,49 @@
+"""What one pass of one run did and proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.analysis.diff import GraphDiff, diff
+from workbench.contracts import Stage
+from workbench.verify.verdicts import Outcome, Verdict, worst
+
+Graphs = tuple[GraphModule, ...]
+
+
+@dataclass
+class PassRecord:
+    """One pass of one run: what went in, what came out, how long it took and what was proved.
+
+    `before` and `after` are one joint graph, or the forward and the backward; a pass works on a copy, so that both
+    stay as they are. Seconds are wall time; copying counts as proving.
+    """
+
+    name: str
+    stage: Stage
+    options: Any
+    before: Graphs
+    after: tuple[Any, ...]
+    seconds: float
+    verify_seconds: float
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome:
+        return worst(self.verdicts)
+
+    def verdict(self, check: str) -> Verdict | None:
+        """The last verdict of that check."""
+        return next((v for v in reversed(self.verdicts) if v.check == check), None)
+
+    def diffs(self) -> list[GraphDiff]:
+        """What the pass added, removed and moved, graph by graph; empty for a lowering pass."""
+        if any(not isinstance(a, GraphModule) for a in self.after):
+            return []
+        return [diff(b, a) for b, a in zip(self.before, self.after, strict=True)]
+
+    def __repr__(self) -> str:
+        return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
