@@ -55,7 +55,8 @@ def test_listings_import_no_torch(command: list[str]) -> None:
 
 def test_recipes_and_passes_are_told_with_what_they_promise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
-    assert "llama3_hsdp             llama3 debug on dp_replicate 2 x dp_shard 2 x tp 2" in capsys.readouterr().out
+    assert ("llama3_hsdp\n  Hybrid sharding: replicas of a sharded group, with TP inside\n"
+            "  model   llama3 debug on dp_replicate 2 x dp_shard 2 x tp 2\n  passes  none\n") in capsys.readouterr().out
     assert main(["passes"]) == 0
     shown = capsys.readouterr().out
     assert ("full_inductor_compilation\n  stage      lowering\n"
@@ -85,8 +86,9 @@ BAD = {
                       "passes=[\"autobucketing_reordring\"]: passes[0]: unknown pass 'autobucketing_reordring'; did "
                       "you mean 'autobucketing_reordering'?"),
     "unknown pass": (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, "
-                     "or use one of activation_checkpointing, autobucketing_reordering, full_inductor_compilation, "
-                     "inductor_decomposition, reshard_after_forward, transformer_block_bucketing"),
+                     "or use one of activation_checkpointing, autobucketing_reordering, cudagraph, "
+                     "full_inductor_compilation, inductor_decomposition, regional_inductor, reshard_after_forward, "
+                     "transformer_block_bucketing"),
     "conflict": (["llama3", "--set", 'passes=["autobucketing_reordering","transformer_block_bucketing"]'],
                  "recipe 'llama3' with passes=[\"autobucketing_reordering\",\"transformer_block_bucketing\"]: "
                  "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: "

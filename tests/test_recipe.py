@@ -57,6 +57,7 @@ def test_the_recipes_by_name() -> None:
         "llama3_full_inductor_block_bucketing",
         "llama3_full_inductor_block_bucketing_cudagraph",
         "llama3_hsdp",
+        "llama3_regional",
         "llama3_tp",
         "tour",
     ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.recipe import Recipe, diff_recipes, load_recipe
     from workbench.report import Report
     from workbench.run_recipe import run
+    from workbench.torch_api.regions import region
     from workbench.training import train
     from workbench.verify.verdicts import Outcome, Verdict
     from workbench.world.fake import fake_world
@@ -43,6 +44,7 @@ _HOMES = {
     "recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "report": ("Report",),
     "run_recipe": ("run",),
+    "torch_api.regions": ("region",),
     "training": ("train",),
     "verify.verdicts": ("Outcome", "Verdict"),
     "world.fake": ("fake_world",),

@@ -151,15 +151,11 @@ def _colored(stream: Any) -> bool:
 
 
 def _recipes(args: argparse.Namespace) -> int:
-    names = recipe_names()
-    left = max(map(len, names), default=0) + 2
-    for name in names:
+    for name in recipe_names():
         recipe = load_recipe(name)
-        print(f"{name:<{left}}{_mesh(recipe)}")
-        print(textwrap.indent("\n".join(textwrap.wrap(recipe.about, WIDTH - left)), " " * left))
-        passes = ", ".join(recipe.pass_names) or "none"
-        for line in textwrap.wrap(f"passes: {passes}", WIDTH - left, subsequent_indent="  "):
-            print(" " * left + line)
+        print(name)
+        for said in (recipe.about, f"model   {_mesh(recipe)}", f"passes  {', '.join(recipe.pass_names) or 'none'}"):
+            print("\n".join(textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)))
     return PASSED
 
 

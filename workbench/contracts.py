@@ -66,6 +66,13 @@ class InductorOptions(Options):
     config: dict[str, bool | int | float | str] = {}
 
 
+class RegionalOptions(Options):
+    regions: tuple[str, ...] = ()
+    config: dict[str, bool | int | float | str] = {}
+    region_config: dict[str, dict[str, bool | int | float | str]] = {}
+    fallback: tuple[str, ...] = ()
+
+
 class CudagraphOptions(Options):
     warmup: PositiveInt = 2
     debug: bool = False
@@ -135,6 +142,13 @@ declare(PassContract(
     "one all-gather and one reduce-scatter a bucket, the same bytes",
     BlockBucketingOptions, conflicts=frozenset({"autobucketing_reordering"}), needs=frozenset({"fsdp"}),
     source="torch._inductor.fx_passes.overlap_manual_scheduling.manual_overlap_bucketing",
+))
+declare(PassContract(
+    "regional_inductor", Stage.PARTITIONED, Numerics.LOSSY,
+    "each named region of the model is one call of a compiled function",
+    RegionalOptions, tolerance=5e-6, conflicts=frozenset({"full_inductor_compilation"}),
+    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}), needs=frozenset({"compiler"}),
+    source="torch._inductor.standalone_compile, as torch.fx.passes.regional_inductor does",
 ))
 declare(PassContract(
     "full_inductor_compilation", Stage.LOWERING, Numerics.LOSSY,

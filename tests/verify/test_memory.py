@@ -19,7 +19,8 @@ def pair(keeps):
     first = trace(forward, a, x)
     saved = first.graph.output_node().all_input_nodes[1]
     second = trace(backward, torch.ones(8, 8) if keeps else a, torch.ones(3, 8), graph="backward")
-    second.graph.find_nodes(op="placeholder")[0].name = saved.name
+    for node, name in zip(second.graph.find_nodes(op="placeholder"), (saved.name, "tangents_1"), strict=True):
+        node.name = name
     return first, second
 
 

@@ -13,6 +13,7 @@ from workbench.torch_api.ops import (
     aliased_inputs,
     calls_of,
     collective_kind,
+    own_bytes,
     storage_key,
     tensor_bytes,
     writes,
@@ -77,8 +78,14 @@ class Flow:
         return [n for n in found if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
 
 
-def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool], flow: Flow) -> bool:
-    """True if everything that the collective moves is a parameter: through views, casts, pads and bucketing only."""
+def parameter_moves(gm: Graph) -> set[torch.fx.Node]:
+    """The nodes that hold parameters and nothing else: what gathers, casts, buckets and views them."""
+    flow, memo = Flow(gm), {}  # type: ignore[var-annotated]
+    return {n for n in gm.graph.nodes if n.op == "call_function" and flow.sources(n) and _carries(n, memo, flow)}
+
+
+def _carries(start: torch.fx.Node, memo: dict[torch.fx.Node, bool], flow: Flow) -> bool:
+    """True if the node's value is parameters only: through views, casts, pads, collectives and bucketing."""
 
     def carried(node: torch.fx.Node) -> bool:
         if node not in memo:
@@ -91,7 +98,7 @@ def _gathers_parameters(start: torch.fx.Node, memo: dict[torch.fx.Node, bool], f
                 memo[node] = (kind in _CARRIES or bool(aliased_inputs(node))) and all(map(carried, flow.sources(node)))
         return memo[node]
 
-    return all(map(carried, flow.sources(start)))
+    return carried(start)
 
 
 def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node]:
@@ -99,7 +106,7 @@ def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node
     memo: dict[torch.fx.Node, bool] = {}
     flow = flow or Flow(gm)
     gathers = calls_of(gm.graph, lambda target: collective_kind(target) == "all_gather")
-    return [n for n in gathers if _gathers_parameters(n, memo, flow)]
+    return [n for n in gathers if _carries(n, memo, flow)]
 
 
 @dataclass(frozen=True)
@@ -149,9 +156,10 @@ Saved = int | Collection[str] | Graph
 
 
 def _saved_nodes(forward: Graph, saved: Saved) -> list[torch.fx.Node]:
-    if isinstance(saved, Graph):
-        saved = [n.name for n in saved.graph.find_nodes(op="placeholder")]
     outputs = next(iter(reversed(forward.graph.nodes))).args[0]
+    if isinstance(saved, Graph):  # by place: a pass may give a saved value another name
+        taken = [n for n in saved.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
+        saved = len(outputs) - len(taken)  # type: ignore[arg-type]
     nodes = [n for n in outputs if isinstance(n, torch.fx.Node)] if isinstance(outputs, list | tuple) else []
     if isinstance(saved, int):
         nodes = [n for n in list(outputs)[saved:] if isinstance(n, torch.fx.Node)]  # type: ignore[arg-type]
@@ -164,7 +172,7 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
     """What the forward graph keeps for the backward; values that are not tensors are left out.
 
     `saved`: the number of forward outputs that are results (what follows is saved), the saved nodes' names, or the
-    backward graph, whose placeholders have their names.
+    backward graph, whose placeholders before the tangents they are.
     """
     flow = Flow(forward)
     gathers = set(parameter_gathers(forward, flow))
@@ -174,7 +182,7 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
         if not isinstance(value, torch.Tensor):
             continue
         root = owner[node]
-        held = 0 if root in counted or root.op == "placeholder" else tensor_bytes(root.meta.get("val"))
+        held = 0 if root in counted or root.op == "placeholder" else own_bytes(root)
         counted.add(root)
         gather, copied = _gather_behind(node, gathers, flow)
         rows.append(SavedTensor(
@@ -223,7 +231,7 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
         last[owner[node]] = i
         for used in node.all_input_nodes:
             last[owner[used]] = i
-    size = {n: tensor_bytes(n.meta.get("val")) for n in last}
+    size = {n: own_bytes(n) for n in last}
     inputs = {n for n in last if n.op in ("placeholder", "get_attr")}
     freed = [0] * len(nodes)
     for node, i in last.items():

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from workbench.models.attention import ATTENTION
 from workbench.sizes import SIZES
+from workbench.torch_api.regions import region
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,13 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(batch, seq, dim) -> (batch, seq, dim)."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.feed_forward(self.ffn_norm(x))
+        with region("norm"):
+            normed = self.attention_norm(x)
+        x = x + self.attention(normed, cos, sin)
+        with region("norm"):
+            normed = self.ffn_norm(x)
+        with region("feed_forward"):
+            return x + self.feed_forward(normed)
 
 
 class Llama3(nn.Module):

@@ -6,6 +6,7 @@ from workbench.passes import (
     cudagraph,
     decomposition,
     full_inductor,
+    regional_inductor,
     reshard,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "cudagraph",
     "decomposition",
     "full_inductor",
+    "regional_inductor",
     "reshard",
 ]

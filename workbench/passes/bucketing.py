@@ -73,6 +73,14 @@ def _separate_gathers(gm: GraphModule) -> None:
     gm.recompile()
 
 
+def _of_no_region(gm: GraphModule, names: set[str]) -> GraphModule:
+    """What the scheduler made serves several modules: it has the metadata of one, but not its region."""
+    for node in gm.graph.nodes:
+        if node.name not in names:
+            node.meta.pop("custom", None)
+    return gm
+
+
 @register_pass("transformer_block_bucketing", effect=fewer_launches)
 def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
     """Bucket by module: `buckets` are module paths, or lists of them; by default the model's blocks.
@@ -84,15 +92,17 @@ def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, o
         raise WorkbenchError("transformer_block_bucketing: the model names no blocks: state options.buckets")
     if options.separate_gather_group:
         _separate_gathers(gm)
+    names = {node.name for node in gm.graph.nodes}
     with device_specs("h100"):  # the scheduler asks for a device's figures and uses none of them
-        return bucketing.bucket_by_module(gm, list(buckets), module_stack)
+        return _of_no_region(bucketing.bucket_by_module(gm, list(buckets), module_stack), names)
 
 
 @register_pass("autobucketing_reordering", effect=fewer_launches)
 def autobucketing_reordering(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
     """Bucket and reorder by cost. Estimates are analytical, so that every rank schedules alike."""
+    names = {node.name for node in gm.graph.nodes}
     with device_specs(options.device):
-        return bucketing.bucket_by_cost(gm, {
+        return _of_no_region(bucketing.bucket_by_cost(gm, {
             "max_in_flight_gb": options.max_in_flight_gb,
             "max_compute_pre_fetch": options.max_compute_pre_fetch,
             "collective_bucketing": True,
@@ -101,4 +111,4 @@ def autobucketing_reordering(gm: GraphModule, example_inputs: list[Any], *, opti
             "compute_estimator": "analytical",
             "pre_bucketing_fsdp_collectives": options.bucket_cap_mb is not None,
             "pre_bucketing_fsdp_collectives_bucket_cap_mb": options.bucket_cap_mb,
-        })
+        }), names)

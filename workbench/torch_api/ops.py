@@ -17,6 +17,8 @@ from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+COMPILED_REGION = "compiled_region"
+"""Key in the metadata of a node that calls a compiled region."""
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 # These return their input or a copy of it, as the input's layout or dtype wants.
 _MAYBE_COPIES = frozenset({"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"})
@@ -98,7 +100,8 @@ def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     if node.op != "call_function":
         return []
     if node.target is operator.getitem:
-        return [a for a in node.args[:1] if isinstance(a, torch.fx.Node)]
+        # a compiled region returns tensors of their own
+        return [a for a in node.args[:1] if isinstance(a, torch.fx.Node) and COMPILED_REGION not in a.meta]
     found = _nodes_at(node, _effects(node.target)[0])
     if found and op_name(node.target) in _MAYBE_COPIES:
         return found if storage_key(node.meta.get("val")) == storage_key(found[0].meta.get("val")) else []
@@ -147,6 +150,11 @@ def tensor_bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return hint(value.numel()) * value.dtype.itemsize
     return sum(map(tensor_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def own_bytes(node: torch.fx.Node) -> int:
+    """Bytes of memory that a node's result owns where it aliases nothing; a region's belong to its items."""
+    return 0 if COMPILED_REGION in node.meta else tensor_bytes(node.meta.get("val"))
 
 
 def group_name_of(node: torch.fx.Node) -> str:

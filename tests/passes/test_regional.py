@@ -1,0 +1,210 @@
+"""regional_inductor: what enters a region, what never does, and what is refused before anything is compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_ranks import FSDP_TP, small
+from torch import nn
+
+from workbench import author, author_module, capture, fake_world, partition, region, run_partitioned
+from workbench.analysis.census import kind_of
+from workbench.errors import WorkbenchError
+from workbench.parallel.plans import ParallelPlan
+from workbench.passes import regional_inductor as module
+from workbench.passes.regional_inductor import members
+from workbench.recipe import PassSpec, RecipeError
+from workbench.torch_api import regions
+from workbench.torch_api.ops import COMPILED_REGION
+from workbench.verify.verdicts import Outcome
+
+NAME, BLOCKS = "regional_inductor", "transformer_block_bucketing"
+
+
+def spec(**options):
+    return PassSpec(name=NAME, options=options)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Makes the forward and backward of a small llama3 on a fake mesh, with passes run on it."""
+
+    def make(*specs, n_layers=1):
+        with fake_world(4) as world:
+            made = partition(capture(author(small(FSDP_TP).override({"model.n_layers": n_layers}), world)))
+            return made, run_partitioned(made, specs)[0]
+
+    return make
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Regions are cut out and not compiled: seconds, not minutes."""
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda graph, inputs, **_: graph)
+
+
+def calls(graph):
+    return [n for n in graph.graph.nodes if COMPILED_REGION in n.meta]
+
+
+def test_regions_are_calls_of_functions_and_the_rest_stays(pair):
+    made, records = pair(BLOCKS, spec(regions=("feed_forward",)))
+    found = records[-1].verdict("effect")
+    assert records[-1].outcome is Outcome.PASS and found.evidence["names"] == ["feed_forward"]
+    assert all(found.evidence["regions"]) and found.evidence["nodes_inside"] > 8
+    for graph in made.graphs:
+        assert not {n.op for n in graph.graph.nodes} - {"placeholder", "get_attr", "call_function", "output"}
+        assert not list(graph.named_children())  # what get_attr reads are the captured constants
+    assert "region_feed_forward_layers_0" in made.forward.code
+
+
+def test_blocks_are_regions_of_their_own(pair, uncompiled):
+    made, _ = pair(spec(regions=("norm",)), n_layers=2)
+    names = {n.target.__name__ for n in calls(made.forward)}
+    assert names == {"region_norm_layers_0", "region_norm_layers_1"}
+
+
+@pytest.mark.parametrize("bucketing", [(), (BLOCKS,), ("autobucketing_reordering",)], ids=str)
+def test_collectives_and_gather_chains_never_enter(pair, bucketing):
+    made, _ = pair(*bucketing)
+    for graph in made.graphs:
+        inside = members(graph, ("feed_forward", "norm"), ())
+        assert not {kind_of(n) for n in inside} & {"collective", "wait"}
+        assert not inside.keys() & module.parameter_moves(graph)
+
+
+def test_without_that_rule_gathered_weights_would_enter(pair, monkeypatch):
+    made, _ = pair()
+    kept = module.parameter_moves(made.forward)
+    monkeypatch.setattr(module, "parameter_moves", lambda graph: set())
+    assert members(made.forward, ("feed_forward",), ()).keys() & kept
+
+
+def test_fallback_operators_stay_outside(pair, uncompiled):
+    made, _ = pair(spec(fallback=("mm",)))
+    inside = [n.target for graph in made.graphs for n in graph.graph.nodes]
+    assert torch.ops.aten.mm.default in inside
+    everything, _ = pair(spec())
+    count = sum(n.target is torch.ops.aten.mm.default for g in made.graphs for n in g.graph.nodes)
+    assert count > sum(n.target is torch.ops.aten.mm.default for g in everything.graphs for n in g.graph.nodes)
+
+
+def test_options_reach_their_region(pair, monkeypatch):
+    import torch._inductor.config as config
+
+    seen = []
+    monkeypatch.setattr(torch._inductor, "standalone_compile",
+                        lambda graph, *_, **__: seen.append((config.epilogue_fusion, config.max_fusion_size)) or graph)
+    pair(spec(config={"max_fusion_size": 7}, region_config={"norm": {"epilogue_fusion": False}}))
+    assert set(seen) == {(True, 7), (False, 7)}
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"regions": ("ffn",)}, "pass 'regional_inductor': no region 'ffn' in the model: it has feed_forward, norm"),
+    ({"region_config": {"attn": {}}},
+     "pass 'regional_inductor': no region 'attn' in the model: it has feed_forward, norm"),
+    ({"config": {"max_autotun": True}},
+     "pass 'regional_inductor': Inductor has no option 'max_autotun': did you mean 'max_autotune'?"),
+    ({"region_config": {"norm": {"zzz": 1}}},
+     "pass 'regional_inductor', region 'norm': Inductor has no option 'zzz': see torch/_inductor/config.py"),
+])
+def test_refused_before_anything_is_compiled(pair, monkeypatch, options, message):
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(WorkbenchError) as error:
+        pair(spec(**options))
+    assert str(error.value) == message
+
+
+def test_not_together_with_full_inductor_and_not_before_bucketing():
+    with pytest.raises(RecipeError, match="passes 'regional_inductor' and 'full_inductor_compilation' conflict"):
+        small(FSDP_TP, ("inductor_decomposition",), (NAME, "full_inductor_compilation"))
+    with pytest.raises(RecipeError, match=f"pass '{BLOCKS}' must come before '{NAME}': swap them"):
+        small(FSDP_TP, (), (NAME, BLOCKS))
+
+
+class Interleaved(nn.Module):
+    """Two regions that need each other's values in turn: a -> b -> a, with b's second part free of a's."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x, y):
+        with region("a"):
+            first, free = x @ self.w, y * 2
+        with region("b"):
+            second, other = first.sin(), free.cos()
+        with region("a"):
+            third = second @ self.w + other
+        return (third * third).mean()
+
+
+class Unnamed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x, y):
+        return (x @ self.w * y).mean()
+
+
+def built(model):
+    from workbench.world.mesh import World
+
+    torch.manual_seed(0)
+    world = World("gloo", 1, 0, torch.device("cpu"))
+    batch = torch.randn(3, 4), torch.randn(3, 4)
+    return partition(capture(author_module(model, world, None, ParallelPlan(), batch=lambda: batch)))
+
+
+def test_regions_that_need_each_other_make_no_cycle(uncompiled):
+    made = built(Interleaved())
+    (record,), _ = run_partitioned(made, [NAME])
+    assert record.outcome is Outcome.PASS, record.verdicts
+    parts = [(n.meta[COMPILED_REGION]["name"], n.target.__name__) for n in calls(made.forward)]
+    assert [name for name, _ in parts] == ["a", "b", "a"]
+
+
+def test_levels_keep_two_parts_of_one_region_apart():
+    graph = built(Interleaved()).forward
+    groups = {n: regions.region_of(n) for n in graph.graph.nodes if regions.region_of(n)}
+    parts = regions.parts_of(graph, groups)
+    assert sum(name == "a" for name, _ in parts) >= 2
+    place = {node: i for i, (_, nodes) in enumerate(parts) for node in nodes}
+    for node, i in place.items():  # nothing comes back into its own part
+        outside = [u for u in node.users if place.get(u) != i]
+        seen = set()
+        while outside:
+            user = outside.pop()
+            assert place.get(user) != i
+            if user not in seen:
+                seen.add(user)
+                outside += user.users
+
+
+def test_a_model_without_names_has_no_effect():
+    (record,), _ = run_partitioned(built(Unnamed()), [NAME])
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and "no node is in a named region" in found.message
+
+
+def test_regions_of_which_nothing_is_left_have_no_effect(uncompiled):
+    left = ["mm", "sin", "cos", "mul", "add", "neg", "t", "mean", "div", "expand", "pow", "transpose"]
+    (record,), _ = run_partitioned(built(Interleaved()), [spec(fallback=left)])
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and "kept out" in found.message
+
+
+def test_a_name_alone_changes_no_graph():
+    """The same operators with and without names."""
+    def listing(made):
+        return [[str(n.target) for n in g.graph.nodes] for g in made.graphs]
+
+    class Plain(Interleaved):
+        def forward(self, x, y):
+            first, free = x @ self.w, y * 2
+            second, other = first.sin(), free.cos()
+            third = second @ self.w + other
+            return (third * third).mean()
+
+    assert listing(built(Plain())) == listing(built(Interleaved()))

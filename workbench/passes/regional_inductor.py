@@ -1,0 +1,77 @@
+"""regional_inductor: the named regions of the model are compiled by Inductor, the rest of the graph stays as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.analysis.census import kind_of, module_path
+from workbench.analysis.effect import Effect
+from workbench.analysis.memory import parameter_moves
+from workbench.errors import WorkbenchError
+from workbench.passes.registry import Graphs, register_pass
+from workbench.torch_api import regions
+from workbench.torch_api.ops import COMPILED_REGION, short_name
+
+_BLOCK = re.compile(r"^(.*?\.\d+)(?:\.|$)")
+_COMPUTES = frozenset({"matmul", "attention", "pointwise", "reduction", "random", "index", "other"})
+
+
+def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
+    """At least one region is a compiled function now."""
+    calls = [[n for n in graph.graph.nodes if COMPILED_REGION in n.meta] for graph in after]
+    inside = sum(n.meta[COMPILED_REGION]["nodes"] for graph in calls for n in graph)
+    evidence = {"regions": [len(found) for found in calls], "nodes_inside": inside,
+                "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph})}
+    if inside:
+        return Effect(True, "", evidence)
+    named = {name for graph in before for n in graph.graph.nodes if (name := regions.region_of(n))}
+    return Effect(False, "every node of the regions was kept out (collectives, gather chains, fallback)" if named else
+                  "no node is in a named region: write `with region(\"name\"):` in the model", evidence)
+
+
+def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -> dict[Node, str]:
+    """The nodes to compile, each with its region and block; collectives and gather chains never enter a region."""
+    wanted, left = set(names), set(fallback)
+    kept = parameter_moves(graph)
+    found: dict[Node, str] = {}
+    for node in graph.graph.nodes:
+        name = regions.region_of(node)
+        if name not in wanted or node in kept or node.op != "call_function" or short_name(node) in left:
+            continue
+        if kind_of(node) in ("collective", "wait", "bookkeeping") or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        block = _BLOCK.match(module_path(node))
+        found[node] = "_".join(filter(None, (name, block and block.group(1))))
+    return found
+
+
+@register_pass("regional_inductor", effect=compiled_regions)
+def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+    """Compile each named region of each block for itself; what is left calls it like an operator.
+
+    Raises WorkbenchError, before anything is compiled, where a region of the options is not in the model, or Inductor
+    does not know one of their options.
+    """
+    shared = gm.meta["workbench"]["shared"]
+    named = {name for n in gm.graph.nodes if (name := regions.region_of(n))} | set(shared.get("regions", ()))
+    shared["regions"] = sorted(named)  # the backward may have lost one, and is held to the forward's
+    asked = [*options.regions, *options.region_config]
+    if unknown := [name for name in asked if name not in named]:
+        raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "
+                             f"{'it has ' + ', '.join(sorted(named)) if named else 'it names none'}")
+    regions.check_options(options.config, "pass 'regional_inductor'")
+    for name, config in options.region_config.items():
+        regions.check_options(config, f"pass 'regional_inductor', region {name!r}")
+    groups = members(gm, options.regions or named, options.fallback)
+    # views and copies alone are nothing to compile
+    parts = [part for part in regions.parts_of(gm, groups) if any(kind_of(n) in _COMPUTES for n in part[1])]
+    facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes)} for _, nodes in parts]
+    for (block, call), fact in zip(regions.cut_out(gm, parts), facts, strict=True):
+        config = {**options.config, **options.region_config.get(str(fact["name"]), {})}
+        regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[COMPILED_REGION] = fact
+    return gm

@@ -1,0 +1,106 @@
+"""Named regions of a model: annotated while tracing, cut out of a graph, and compiled each for itself.
+
+Source: torch/fx/traceback.py (`annotate`), torch/fx/passes/utils/fuser_utils.py,
+torch/_inductor/__init__.py (`standalone_compile`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.fx.traceback
+from torch.fx import GraphModule, Node
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from workbench.errors import WorkbenchError
+from workbench.torch_api.inductor import accepted
+
+_KEY = "region"
+_PREFIX = "region_part_"
+
+
+def region(name: str) -> AbstractContextManager[None]:
+    """What runs inside `with region(name):` in a module's forward is called `name`, in its backward too.
+
+    A name costs nothing and changes nothing; passes such as regional_inductor go by it. An inner name wins.
+    """
+    return torch.fx.traceback.annotate({_KEY: name})
+
+
+def region_of(node: Node) -> str | None:
+    """The name that the node was traced under, or None."""
+    return (node.meta.get("custom") or {}).get(_KEY)
+
+
+def check_options(config: Collection[str], where: str) -> None:
+    """Raise WorkbenchError naming the first key that is no option of Inductor, and the nearest that is."""
+    import torch._inductor.config
+
+    known = torch._inductor.config.get_config_copy()
+    for key in config:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "see torch/_inductor/config.py"
+            raise WorkbenchError(f"{where}: Inductor has no option {key!r}: {hint}")
+
+
+def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, list[Node]]]:
+    """Groups as parts that can each become one call: (group, nodes), in node order. `groups`: a node's group.
+
+    A node's level is how often a path to it enters a group. Every way out of a part and into another part raises the
+    level, so parts of one group and one level make no cycle.
+    """
+    level: dict[Node, int] = {}
+    parts: dict[tuple[str, int], list[Node]] = {}
+    for node in graph.graph.nodes:
+        mine, at = groups.get(node), -1
+        for given in node.all_input_nodes:
+            entered = mine is not None and level[given] >= 0 and groups.get(given) != mine
+            at = max(at, level[given] + entered)
+        level[node] = at if mine is None else max(at, 0)
+        if mine is not None:
+            parts.setdefault((mine, level[node]), []).append(node)
+    return [(name, nodes) for (name, _), nodes in parts.items()]
+
+
+def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, Node]]:
+    """Replace each part by a call of a submodule: (group, call), in the order of the parts."""
+    with torch.fx.traceback.preserve_node_meta(enable=False):
+        fuse_by_partitions(graph, [dict.fromkeys(nodes) for _, nodes in parts], _PREFIX, always_return_tuple=True)
+    calls = {str(node.target): node for node in graph.graph.find_nodes(op="call_module")}
+    return [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
+
+
+def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, Any]) -> Node:
+    """Compile the submodule that `call` calls, and call that function, `name`, in its place; both return a tuple."""
+    import torch._inductor.config
+
+    target = str(call.target)
+    keywords = accepted(torch._inductor.standalone_compile, {
+        "dynamic_shapes": "from_tracing_context", "aot": True, "donate_graph_module": True})
+    inputs = [n.meta["val"] for n in call.all_input_nodes]
+    with torch.fx.traceback.preserve_node_meta(enable=False), torch._inductor.config.patch(config):
+        inner = cast(GraphModule, graph.get_submodule(target))
+        compiled = torch._inductor.standalone_compile(inner, inputs, **keywords)
+    with graph.graph.inserting_after(call):
+        made = graph.graph.call_function(_function(name, compiled), call.args, call.kwargs)
+    made.meta = dict(call.meta)
+    call.replace_all_uses_with(made)
+    graph.graph.erase_node(call)
+    graph.delete_submodule(target)
+    return made
+
+
+def _function(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """FX writes a function's name into the graph's code; an artifact has none."""
+
+    def run(*args: Any) -> Any:
+        return compiled(*args)
+
+    run.__name__ = run.__qualname__ = name
+    run.__module__ = "regions"
+    return run
