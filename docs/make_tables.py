@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from workbench.recipe import Recipe, load_recipe  # noqa: E402
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 NOT_MEASURED = "not measured yet"
+STEP = "1b model, 4 H200, a step"
+PEERS = {"eager": "eager FSDP2 + TP", "compile": "FSDP2 + TP, each block by `torch.compile`"}
 STEPS = (  # what goes in, and the public function that takes it on
     ("Recipe", "author"), ("model on a World", "capture"), ("JointGraph", "run_joint"), ("JointGraph", "partition"),
     ("ForwardBackward", "run_partitioned"), ("ForwardBackward", "compile_step"), ("CompiledStep", "train"),
@@ -48,17 +51,31 @@ def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
     return "; ".join(dict.fromkeys(said)) or NOT_MEASURED
 
 
-def recipe_row(recipe: Recipe, runs: list[dict[str, Any]]) -> list[str]:
+def needs_cuda(names: Iterable[str]) -> str:
+    """What keeps a list of passes from CPU ranks, or ""."""
+    found = [f"`{name}`" for name in names if name in CONTRACTS and "cuda" in CONTRACTS[name].needs]
+    return f"needs CUDA: {', '.join(found)}" if found else ""
+
+
+def step_times(path: Path) -> dict[str, str]:
+    """Step time by variant, the last measured as the variant is; a line with changed settings is another variant."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return {line["variant"]: f"{line['step_ms']:.1f} ms" for line in lines if "step_ms" in line and not line["changes"]}
+
+
+def recipe_row(recipe: Recipe, runs: list[dict[str, Any]], steps: dict[str, str]) -> list[str]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
     passes = ", ".join(f"`{name}`" for name in recipe.pass_names) or "none"
     own = [run for run in runs if run["recipe"]["name"] == recipe.name]
-    return [f"`{recipe.name}`", mesh, passes, cell(own, "gloo"), cell(own, "nccl")]
+    return [f"`{recipe.name}`", mesh, passes, needs_cuda(recipe.pass_names) or cell(own, "gloo"), cell(own, "nccl"),
+            steps.get(recipe.name, NOT_MEASURED)]
 
 
 def pass_row(contract: PassContract, runs: list[dict[str, Any]]) -> list[str]:
     bound = f" {contract.tolerance:g}" if contract.numerics is Numerics.LOSSY else ""
     return [f"`{contract.name}`", str(contract.stage), f"{contract.numerics}{bound}",
-            ", ".join(sorted(contract.needs)) or "nothing", cell(runs, "gloo", contract.name),
+            ", ".join(sorted(contract.needs)) or "nothing",
+            "needs CUDA" if "cuda" in contract.needs else cell(runs, "gloo", contract.name),
             cell(runs, "nccl", contract.name)]
 
 
@@ -68,15 +85,17 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def tables(root: Path = ROOT) -> str:
-    """Both tables, as Markdown."""
+    """All tables, as Markdown: recipes, passes, and what torch itself takes for the same step."""
     runs = reports(root / "benchmarks" / "results")
     names = sorted(path.stem for path in (root / "lessons" / "recipes").glob("*.toml"))
     recipes = [load_recipe(root / "lessons" / "recipes" / f"{name}.toml") for name in names]
-    where = ["CPU, gloo", "GPU, nccl"]
+    where, steps = ["CPU, gloo", "GPU, nccl"], step_times(root / "benchmarks" / "results" / "llama3_1b_h200x4.jsonl")
+    peers = [[said, steps.get(name, NOT_MEASURED)] for name, said in PEERS.items()]
     return "\n\n".join((
-        table(["recipe", "mesh", "passes", *where], [recipe_row(recipe, runs) for recipe in recipes]),
+        table(["recipe", "mesh", "passes", *where, STEP], [recipe_row(recipe, runs, steps) for recipe in recipes]),
         table(["pass", "stage", "numerics", "needs", *where],
               [pass_row(contract, runs) for contract in CONTRACTS.values() if contract.source != "user"]),
+        table(["torch's own, from the same initial values", STEP], peers),
     ))
 
 

@@ -54,6 +54,19 @@ def test_other_results_are_no_reports(tmp_path: Path) -> None:
     assert [r["recipe"]["name"] for r in MADE["reports"](tmp_path)] == ["a"]
 
 
+def test_a_step_time_is_the_last_one_of_the_variant_as_it_is(tmp_path: Path) -> None:
+    lines = [{"variant": "a", "changes": {}, "step_ms": 2.0}, {"variant": "a", "changes": {}, "step_ms": 1.26},
+             {"variant": "a", "changes": {"mesh.tp": "4"}, "step_ms": 9.0},
+             {"variant": "b", "changes": {}, "problem": "no"}]
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert MADE["step_times"](tmp_path / "s.jsonl") == {"a": "1.3 ms"}
+
+
+def test_what_needs_cuda_is_said_for_cpu_ranks() -> None:
+    assert MADE["needs_cuda"](["transformer_block_bucketing", "cudagraph"]) == "needs CUDA: `cudagraph`"
+    assert MADE["needs_cuda"](["transformer_block_bucketing"]) == ""
+
+
 def test_a_readme_without_markers_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"README\.md: no <!-- table:begin -->"):
         MADE["with_tables"]("# name\n", "")
