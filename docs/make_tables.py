@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from workbench.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
 from workbench.recipe import Recipe, load_recipe  # noqa: E402
+from workbench.recipe_rules import cuda_reasons  # noqa: E402
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 NOT_MEASURED = "not measured yet"
@@ -51,10 +51,10 @@ def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
     return "; ".join(dict.fromkeys(said)) or NOT_MEASURED
 
 
-def needs_cuda(names: Iterable[str]) -> str:
-    """What keeps a list of passes from CPU ranks, or ""."""
-    found = [f"`{name}`" for name in names if name in CONTRACTS and "cuda" in CONTRACTS[name].needs]
-    return f"needs CUDA: {', '.join(found)}" if found else ""
+def needs_cuda(recipe: Recipe) -> str:
+    """What keeps a recipe from CPU ranks, or ""."""
+    found = cuda_reasons(recipe.pass_names, recipe.model.attention)
+    return "needs CUDA: " + "; ".join(f"`{name}`, {why}" for name, why in found.items()) if found else ""
 
 
 def step_times(path: Path) -> dict[str, str]:
@@ -67,7 +67,7 @@ def recipe_row(recipe: Recipe, runs: list[dict[str, Any]], steps: dict[str, str]
     mesh = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
     passes = ", ".join(f"`{name}`" for name in recipe.pass_names) or "none"
     own = [run for run in runs if run["recipe"]["name"] == recipe.name]
-    return [f"`{recipe.name}`", mesh, passes, needs_cuda(recipe.pass_names) or cell(own, "gloo"), cell(own, "nccl"),
+    return [f"`{recipe.name}`", mesh, passes, needs_cuda(recipe) or cell(own, "gloo"), cell(own, "nccl"),
             steps.get(recipe.name, NOT_MEASURED)]
 
 

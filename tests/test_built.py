@@ -76,7 +76,7 @@ def test_a_users_pass_is_held_to_the_rules():
         check_buildable(recipe, "gloo")
     assert str(caught.value) == ("recipe 'small': pass 'reshard_after_forward' must come before 'mine': swap them")
     with user_pass("mine", lambda gm: gm, needs={"cuda"}):
-        with pytest.raises(WorkbenchError, match="pass 'mine' needs CUDA, and world gloo has none here"):
+        with pytest.raises(WorkbenchError, match=r"'mine' needs CUDA \(it runs on a GPU only\), and world gloo has"):
             check_buildable(recipe, "gloo")
         check_buildable(recipe, "fake")  # it shows what stands before
     tp_only = small({"tp": 2}, ("needs_shards",))

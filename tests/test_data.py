@@ -33,7 +33,7 @@ def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 def test_a_folder_is_read_in_order(folder: Path) -> None:
     text = load_text(folder)
     whole = bytes(text.data.tolist()).decode()
-    assert whole == "first " * 20 + "second " * 20 + "third " * 20
+    assert whole == "\0".join(("first " * 20, "second " * 20, "third " * 20))  # NUL ends a document
     assert (text.files, text.data.dtype) == (3, torch.uint8)
 
 

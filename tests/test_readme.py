@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench.built import check_buildable
+from workbench.errors import WorkbenchError
+from workbench.recipe import load_recipe, recipe_names
+
 ROOT = Path(__file__).parent.parent
 MADE = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -62,9 +66,16 @@ def test_a_step_time_is_the_last_one_of_the_variant_as_it_is(tmp_path: Path) -> 
     assert MADE["step_times"](tmp_path / "s.jsonl") == {"a": "1.3 ms"}
 
 
-def test_what_needs_cuda_is_said_for_cpu_ranks() -> None:
-    assert MADE["needs_cuda"](["transformer_block_bucketing", "cudagraph"]) == "needs CUDA: `cudagraph`"
-    assert MADE["needs_cuda"](["transformer_block_bucketing"]) == ""
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it(name: str) -> None:
+    recipe, said = load_recipe(name), MADE["needs_cuda"](load_recipe(name))
+    if not said:
+        check_buildable(recipe, "gloo")
+        return
+    with pytest.raises(WorkbenchError) as refused:
+        check_buildable(recipe, "gloo")
+    which, why = re.fullmatch(r"pass '(\w+)' needs CUDA \((.+)\), and world gloo .*", str(refused.value)).groups()
+    assert f"`{which}`, {why}" in said
 
 
 def test_a_readme_without_markers_is_refused() -> None:

@@ -52,6 +52,13 @@ def test_the_recipes_by_name() -> None:
         "llama3_autobucketing",
         "llama3_block_bucketing",
         "llama3_block_bucketing_cudagraph",
+        "llama3_checkpointing",
+        "llama3_checkpointing_block_bucketing",
+        "llama3_checkpointing_full_inductor_block_bucketing_cudagraph",
+        "llama3_flex",
+        "llama3_flex_autobucketing_regional",
+        "llama3_flex_block_bucketing_regional",
+        "llama3_flex_block_bucketing_regional_cudagraph",
         "llama3_fsdp",
         "llama3_full_inductor",
         "llama3_full_inductor_block_bucketing",
@@ -290,7 +297,8 @@ def test_sizes_are_the_models_own() -> None:
 
     from workbench.models.llama3 import FLAVORS
 
-    own = {name: {k: v for k, v in asdict(config).items() if k != "attention"} for name, config in FLAVORS.items()}
+    chosen = {"attention", "mask", "document_token"}
+    own = {name: {k: v for k, v in asdict(config).items() if k not in chosen} for name, config in FLAVORS.items()}
     assert own == SIZES["llama3"]
     assert ModelSpec(flavor="1b", n_layers=2).sizes() == own["1b"] | {"n_layers": 2}
 

@@ -31,6 +31,7 @@ from workbench.pipeline import (
     saved_bytes,
 )
 from workbench.recipe import Recipe
+from workbench.recipe_rules import cuda_reasons
 from workbench.training import deterministic
 from workbench.verify.verdicts import Verdict
 from workbench.world.mesh import World
@@ -62,14 +63,16 @@ class Built:
 
 def check_buildable(recipe: Recipe, kind: str) -> None:
     """Refuse, before anything is authored, what a world of this kind or the list of passes cannot do."""
+    cuda = kind in ("auto", "nccl") and torch.cuda.is_available()
+    reasons = cuda_reasons(recipe.pass_names, recipe.model.attention)
     lists = [[spec.name for spec in specs] for specs in (recipe.joint_passes, recipe.passes)]
     for name in recipe.pass_names:
         needs = find_pass(name).contract.needs
         if "compiler" in needs:
             require_compiler()
-        if "cuda" in needs and (kind in ("gloo", "simulated") or (kind != "fake" and not torch.cuda.is_available())):
-            raise WorkbenchError(f"pass {name!r} needs CUDA, and world {kind} has none here: take world nccl on a "
-                                 "machine with GPUs, or drop the pass")
+        if name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
+            raise WorkbenchError(f"pass {name!r} needs CUDA ({reasons[name]}), and world {kind} has none here: take "
+                                 "world nccl on a machine with GPUs, or drop the pass")
         if "fsdp" in needs and not recipe.mesh.fsdp:
             raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
     # again, since a user's own pass may have been registered after the recipe was read

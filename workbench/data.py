@@ -53,9 +53,9 @@ def load_text(
 ) -> ByteText:
     """Read up to `max_bytes` of a folder's text files, sorted by path; None reads the standard library's `*.py`.
 
-    Hidden files and files with a NUL byte are passed over. Raises DataError: a missing, unreadable or empty
-    folder, an unreadable file, less text than one sequence of `seq_len` and its target, or a vocabulary
-    smaller than the 256 bytes.
+    A NUL stands between two files: it ends a document. Hidden files and files that hold one are passed over.
+    Raises DataError: a missing, unreadable or empty folder, an unreadable file, less text than one sequence of
+    `seq_len` and its target, or a vocabulary smaller than the 256 bytes.
     """
     if vocab_size < BYTES:
         raise DataError(f"model.vocab_size {vocab_size} is less than the {BYTES} bytes of byte-level text: "
@@ -65,22 +65,22 @@ def load_text(
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"data.path {str(folder)!r} {what}: give a folder of text files, or leave it out for the "
                         f"sources of Python's standard library")
-    parts: list[bytes] = []
-    size = 0
+    text = bytearray()
+    files = 0
     for file in _files(folder, "*.py" if path is None else "*"):
-        content = _read(file, max_bytes - size)
+        content = _read(file, max_bytes - len(text))
         if b"\0" in content or not content:
             continue
-        parts.append(content)
-        size += len(content)
-        if size >= max_bytes:
+        text += (b"\0" if files else b"") + content
+        files += 1
+        if len(text) >= max_bytes:
             break
-    if not parts:
+    if not files:
         raise DataError(f"data.path {str(folder)!r} holds no text: put text files in it, or leave data.path out")
-    if size < seq_len + 1:
-        raise DataError(f"data.path {str(folder)!r} holds {size} bytes of text, and one sequence with its target "
-                        f"needs {seq_len + 1}: add text, or set data.seq_len to {size - 1} or less")
-    return ByteText(str(folder), len(parts), torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8))
+    if len(text) < seq_len + 1:
+        raise DataError(f"data.path {str(folder)!r} holds {len(text)} bytes of text, and one sequence with its target "
+                        f"needs {seq_len + 1}: add text, or set data.seq_len to {len(text) - 1} or less")
+    return ByteText(str(folder), files, torch.frombuffer(text[:max_bytes], dtype=torch.uint8))
 
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:

@@ -26,12 +26,17 @@ class RecipeError(DeclarationError):
     """A recipe that cannot be read: all its problems, each with file and key."""
 
 
+_NO_SIZES = {"family", "flavor", "attention", "mask", "document_token"}
+
+
 class ModelSpec(Declared):
     """A model family and flavor; a size given here replaces the flavor's."""
 
     family: Literal["llama3"] = "llama3"
     flavor: str = Field("debug", description="debug, 1b or 8b")
-    attention: Literal["sdpa"] = "sdpa"
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    mask: Literal["causal", "document"] = Field("causal", description="document needs attention flex")
+    document_token: int = Field(0, ge=0, description="the token that ends a document")
     dim: PositiveInt | None = None
     n_layers: PositiveInt | None = None
     n_heads: PositiveInt | None = None
@@ -50,10 +55,16 @@ class ModelSpec(Declared):
             raise ValueError(f"unknown flavor {value!r}: one of {', '.join(SIZES['llama3'])}")
         return value
 
+    @model_validator(mode="after")
+    def _documents_need_flex(self) -> Self:
+        if self.mask == "document" and self.attention != "flex":
+            raise ValueError("mask document needs attention flex: set attention, or leave mask out")
+        return self
+
     def sizes(self) -> dict[str, float]:
         """Every size of the model: the flavor's, with those given here in their place."""
         flavor = SIZES[self.family][self.flavor]
-        given = self.model_dump(exclude={"family", "flavor", "attention"}, exclude_none=True)
+        given = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
         return {**flavor, **given}
 
 

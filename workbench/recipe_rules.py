@@ -57,6 +57,16 @@ def pass_problems(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[s
     return problems + [Problem("joint_passes, passes", m) for m in check_passes(*names)]
 
 
+def cuda_reasons(names: Sequence[str], attention: str) -> dict[str, str]:
+    """Why passes of these names keep a recipe from CPU ranks: pass -> reason. Empty: CPU ranks will do."""
+    needs = {name: CONTRACTS[name].needs for name in names if name in CONTRACTS}
+    return {
+        name: "it runs on a GPU only" if "cuda" in need
+        else "Inductor has no lowering for the backward of FlexAttention on a CPU"
+        for name, need in needs.items() if "cuda" in need or ("compiler" in need and attention == "flex")
+    }
+
+
 def _needs_fsdp(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]],
                 mesh: Mapping[str, int]) -> list[Problem]:
     if mesh["dp_shard"] > 1 or mesh["dp_replicate"] > 1:

@@ -199,8 +199,8 @@ def test_needs_cuda_and_comes_last():
     recipe = load_recipe("llama3_block_bucketing_cudagraph")
     with pytest.raises(WorkbenchError) as error:
         run(recipe, world="gloo")
-    assert str(error.value) == ("pass 'cudagraph' needs CUDA, and world gloo has none here: take world nccl on a "
-                                "machine with GPUs, or drop the pass")
+    assert str(error.value) == ("pass 'cudagraph' needs CUDA (it runs on a GPU only), and world gloo has none here: "
+                                "take world nccl on a machine with GPUs, or drop the pass")
     with pytest.raises(RecipeError, match="pass 'transformer_block_bucketing' .* must come before 'cudagraph'"):
         recipe.override({"passes": ["cudagraph", "transformer_block_bucketing"]})
 

@@ -50,3 +50,11 @@ def test_within_the_stated_bound(pool4, mesh, variant):
     for found in pool4.run(trajectory, small(mesh, *BOUNDED[variant])):
         assert 0 < found["relative"] < BOUND
         assert set(found["outcomes"].values()) <= {"PASS"}
+
+
+@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["dp_shard 4", "dp_shard 2 x tp 2"])
+def test_flex_under_document_masks_is_bitwise(pool4, mesh):
+    flex = {"model.attention": "flex", "model.mask": "document", "model.document_token": 10}  # lines of text
+    for found in pool4.run(trajectory, small(mesh, (AC, RESHARD), (BLOCKS,)).override(flex)):
+        assert found["differing"] == [] and len(set(found["losses"])) == 5
+        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"

@@ -6,13 +6,14 @@ SwiGLU. Rotary pairs are (i, i + head_dim / 2), as in Hugging Face's port of the
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from workbench.models.attention import ATTENTION
+from workbench.models.attention import ATTENTION, BlockMask, block_mask
 from workbench.sizes import SIZES
 from workbench.torch_api.regions import region
 
@@ -31,6 +32,8 @@ class Llama3Config:
     norm_eps: float = 1e-5
     max_seq_len: int = 2048
     attention: str = "sdpa"
+    mask: str = "causal"
+    document_token: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -78,16 +81,21 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.kernel = ATTENTION[config.attention]
+        # a kernel of its own needs no compiler; what is written as a formula does
+        self.named = region if config.attention == "flex" else nullcontext
         self.wq = nn.Linear(config.dim, config.n_heads * config.head_dim, bias=False)
         self.wk = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
         self.wv = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
         self.wo = nn.Linear(config.n_heads * config.head_dim, config.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: BlockMask | None = None
+    ) -> torch.Tensor:
         """x (batch, seq, dim) -> (batch, seq, dim)."""
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        y = self.kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        with self.named("flex_attention"):
+            y = self.kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
         return self.wo(y.transpose(1, 2).flatten(2))
 
 
@@ -115,11 +123,13 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: BlockMask | None = None
+    ) -> torch.Tensor:
         """(batch, seq, dim) -> (batch, seq, dim)."""
         with region("norm"):
             normed = self.attention_norm(x)
-        x = x + self.attention(normed, cos, sin)
+        x = x + self.attention(normed, cos, sin, mask=mask)
         with region("norm"):
             normed = self.ffn_norm(x)
         with region("feed_forward"):
@@ -154,9 +164,11 @@ class Llama3(nn.Module):
         """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""
         seq = tokens.shape[1]
         cos, sin = self.rope_cos[:seq], self.rope_sin[:seq]
+        flex = self.config.attention == "flex"
+        mask = block_mask(self.config.mask, tokens, self.config.document_token) if flex else None
         x = self.tok_embeddings(tokens)
         for block in self.layers:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         logits = self.output(self.norm(x)).flatten(0, 1)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return F.cross_entropy(logits, targets.flatten())

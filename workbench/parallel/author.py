@@ -194,7 +194,8 @@ def author(recipe: Recipe, world: World) -> Authored:
 def llama3_config(recipe: Recipe) -> Llama3Config:
     """The sizes of the recipe's model: the flavor's, with those that the recipe gives in their place."""
     sizes: dict[str, Any] = dict(recipe.model.sizes())
-    return Llama3Config(**sizes, attention=recipe.model.attention)
+    model = recipe.model
+    return Llama3Config(**sizes, attention=model.attention, mask=model.mask, document_token=model.document_token)
 
 
 def random_tokens(

@@ -20,7 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import aot, inductor
 from workbench.torch_api import tree as pytree
-from workbench.torch_api.ops import draws
+from workbench.torch_api.ops import draws, op_name
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
@@ -95,7 +95,8 @@ class _Decomposer:
     def copy(self, node: Node) -> Node:
         copied = self.new.node_copy(node, self.map.__getitem__)
         stale = any(old.meta.get("val") is not self.map[old].meta.get("val") for old in node.all_input_nodes)
-        if stale and node.op == "call_function":
+        # a higher-order operator, as flex_attention, shares no storage with its inputs
+        if stale and node.op == "call_function" and not op_name(node.target).startswith("higher_order."):
             self.evaluate(copied)
         return copied
 

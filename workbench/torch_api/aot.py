@@ -22,6 +22,7 @@ from torch._guards import TracingContext, tracing
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
+from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.ops import draws
 
 Graph = torch.fx.GraphModule
@@ -33,7 +34,8 @@ def capture_settings() -> Iterator[None]:
 
     The fake tensor cache returns shared meshes for DTensor inputs, and node metadata is dropped unless asked for.
     """
-    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False), torch.fx.traceback.preserve_node_meta():
+    with (torch._dynamo.config.patch(fake_tensor_cache_enabled=False), torch.fx.traceback.preserve_node_meta(),
+          cpu_backward()):
         yield
 
 
