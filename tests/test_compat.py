@@ -14,6 +14,7 @@ from workbench.world.ranks import RankError, ranks
 pytestmark = [pytest.mark.compat, pytest.mark.slow]  # the other tests of passes cover them on the tested torch
 DECOMPOSE, AC, RESHARD = "inductor_decomposition", "activation_checkpointing", "reshard_after_forward"
 BLOCKS, AUTO, FULL = "transformer_block_bucketing", "autobucketing_reordering", "full_inductor_compilation"
+REGIONAL = "regional_inductor"
 NEVER = {"name": RESHARD, "policy": "never"}
 AT_CAPTURE = {"name": DECOMPOSE, "at": "capture"}
 
@@ -69,10 +70,19 @@ def test_every_verdict_at_level_full(pool):
 
 
 @pytest.mark.ranks
-def test_full_inductor_on_4_ranks(pool):
-    listed = (DECOMPOSE, RESHARD), (BLOCKS, FULL)
+@pytest.mark.parametrize("listed", [((DECOMPOSE, RESHARD), (BLOCKS, FULL)), ((RESHARD,), (BLOCKS, REGIONAL))],
+                         ids=[FULL, REGIONAL])
+def test_inductor_on_4_ranks(pool, listed):
     for found in pool.run(trajectory, small(FSDP_TP, *listed)):
         assert found["relative"] < 1e-4 and set(found["outcomes"].values()) == {"PASS"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mask", ["causal", "document"])
+def test_flex_attention_on_4_ranks(pool, mask):
+    flex = {"model.attention": "flex", "model.mask": mask, "model.document_token": 10}
+    for found in pool.run(trajectory, small(FSDP_TP, (AC, RESHARD), (BLOCKS,)).override(flex)):
+        assert found["differing"] == [] and set(found["outcomes"].values()) == {"PASS"}
 
 
 def raises_on_two():
