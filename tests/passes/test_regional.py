@@ -58,6 +58,28 @@ def test_regions_are_calls_of_functions_and_the_rest_stays(pair):
     assert "region_feed_forward_layers_0" in made.forward.code
 
 
+def test_attention_with_its_masks_is_a_region(uncompiled):
+    """Its node gives a tuple and takes graphs: both travel with it, in both directions."""
+    flex = {"model.attention": "flex", "model.mask": "document", "model.document_token": 10, "model.n_layers": 2}
+    with fake_world(4) as world:
+        made = partition(capture(author(small(FSDP_TP).override(flex), world)))
+        whole = [sum("flex" in str(n.target) for n in graph.graph.nodes) for graph in made.graphs]
+        records, _ = run_partitioned(made, (BLOCKS, spec(regions=("flex_attention",))))
+    assert records[-1].outcome is Outcome.PASS and whole == [2, 2]
+    for graph in made.graphs:
+        assert len(calls(graph)) == 2 and not [n for n in graph.graph.nodes if "flex" in n.name and n.op == "get_attr"]
+        assert not [n for n in graph.graph.nodes if "higher_order" in str(n.target)]
+        assert not list(graph.named_children())
+
+
+def test_a_region_asked_for_and_left_out_is_no_effect(pair, uncompiled):
+    _, records = pair(spec(regions=("feed_forward", "norm"), fallback=(
+        "rms_norm", "_fused_rms_norm", "mul", "pow", "mean", "add", "rsqrt", "_fused_rms_norm_backward", "sum", "div",
+        "expand", "neg", "_to_copy", "sub", "view")))
+    found = records[-1].verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and "nothing of region 'norm' was compiled" in found.message
+
+
 def test_blocks_are_regions_of_their_own(pair, uncompiled):
     made, _ = pair(spec(regions=("norm",)), n_layers=2)
     names = {n.target.__name__ for n in calls(made.forward)}

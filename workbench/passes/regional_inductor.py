@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,16 +23,29 @@ _COMPUTES = frozenset({"matmul", "attention", "pointwise", "reduction", "random"
 
 
 def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """At least one region is a compiled function now."""
+    """At least one region is a compiled function now, and each that the options name."""
     calls = [[n for n in graph.graph.nodes if COMPILED_REGION in n.meta] for graph in after]
     inside = sum(n.meta[COMPILED_REGION]["nodes"] for graph in calls for n in graph)
     evidence = {"regions": [len(found) for found in calls], "nodes_inside": inside,
                 "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph})}
+    if left := [name for name in options.regions if name not in evidence["names"]]:
+        return Effect(False, f"nothing of region {left[0]!r} was compiled (collectives, gather chains, fallback)",
+                      evidence)
     if inside:
         return Effect(True, "", evidence)
     named = {name for graph in before for n in graph.graph.nodes if (name := regions.region_of(n))}
     return Effect(False, "every node of the regions was kept out (collectives, gather chains, fallback)" if named else
                   "no node is in a named region: write `with region(\"name\"):` in the model", evidence)
+
+
+def _compilable(node: Node, found: Mapping[Node, str]) -> bool:
+    """Computes a tensor, or several that items of it give one by one, or is such an item."""
+    kind, value = kind_of(node), node.meta.get("val")
+    if node.target is operator.getitem:
+        return node.args[0] in found
+    if isinstance(value, tuple):
+        return kind != "collective" and all(user.target is operator.getitem for user in node.users)
+    return kind not in ("collective", "wait", "bookkeeping") and isinstance(value, torch.Tensor)
 
 
 def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -> dict[Node, str]:
@@ -43,7 +57,7 @@ def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -
         name = regions.region_of(node)
         if name not in wanted or node in kept or node.op != "call_function" or short_name(node) in left:
             continue
-        if kind_of(node) in ("collective", "wait", "bookkeeping") or not isinstance(node.meta.get("val"), torch.Tensor):
+        if not _compilable(node, found):
             continue
         block = _BLOCK.match(module_path(node))
         found[node] = "_".join(filter(None, (name, block and block.group(1))))

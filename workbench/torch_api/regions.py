@@ -67,10 +67,29 @@ def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, 
     return [(name, nodes) for (name, _), nodes in parts.items()]
 
 
+def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
+    """`nodes`, and before each the graphs that it takes (what attention does to a score): its own copies of them."""
+    out = []
+    for node in nodes:
+        for given in node.all_input_nodes:
+            if given.op == "get_attr" and isinstance(getattr(graph, str(given.target), None), GraphModule):
+                with graph.graph.inserting_before(node):
+                    copy = graph.graph.node_copy(given)
+                node.replace_input_with(given, copy)
+                out.append(copy)
+        out.append(node)
+    return out
+
+
 def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, Node]]:
     """Replace each part by a call of a submodule: (group, call), in the order of the parts."""
     with torch.fx.traceback.preserve_node_meta(enable=False):
-        fuse_by_partitions(graph, [dict.fromkeys(nodes) for _, nodes in parts], _PREFIX, always_return_tuple=True)
+        whole = [dict.fromkeys(_with_modules(graph, nodes)) for _, nodes in parts]
+        for node in graph.graph.find_nodes(op="get_attr"):
+            if not node.users:
+                graph.graph.erase_node(node)
+        fuse_by_partitions(graph, whole, _PREFIX, always_return_tuple=True)
+        graph.delete_all_unused_submodules()
     calls = {str(node.target): node for node in graph.graph.find_nodes(op="call_module")}
     return [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
 
