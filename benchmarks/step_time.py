@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -46,6 +47,14 @@ def kernel_times(events: Sequence[tuple[str, float, float]]) -> dict[str, float]
     compute = [(a, b) for name, a, b in events if "nccl" not in name.lower()]
     alone = covered(nccl + compute) - covered(compute)
     return {"kernels_ms": covered(compute) / 1e3, "nccl_ms": covered(nccl) / 1e3, "exposed_nccl_ms": alone / 1e3}
+
+
+def finite(losses: Sequence[float]) -> list[str]:
+    """The losses, exactly, as hexadecimal floats; ValueError where one is no number: such a run measures nothing."""
+    for step, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            raise ValueError(f"step {step}: the loss is {loss}: what runs is not a training step")
+    return [float(loss).hex() for loss in losses]
 
 
 def profiled(step: Callable[[], Any]) -> dict[str, float]:
@@ -131,7 +140,7 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
         "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
         "first_step_s": first, "build_s": started - begun,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        **(profiled(lambda: one(warmup)) if cuda else {}), "losses": [float(x).hex() for x in losses[:steps + warmup]],
+        **(profiled(lambda: one(warmup)) if cuda else {}), "losses": finite([float(x) for x in losses[:steps + warmup]]),
         "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
     }
     if built is not None:
