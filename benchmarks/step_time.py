@@ -140,7 +140,7 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
         "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
         "first_step_s": first, "build_s": started - begun,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        **(profiled(lambda: one(warmup)) if cuda else {}), "losses": finite([float(x) for x in losses[:steps + warmup]]),
+        "losses": finite([float(x) for x in losses]), **(profiled(lambda: one(warmup)) if cuda else {}),
         "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
     }
     if built is not None:
