@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
+from workbench.machine import machine, versions
 from workbench.parallel.author import Authored
 from workbench.pipeline import prove_partition
-from workbench.run_recipe import machine, versions
 from workbench.torch_api import aot
 
 

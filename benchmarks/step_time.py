@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,6 @@ FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", 
 PEERS = {"eager": False, "compile": True}
 
 
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of (start, end) intervals."""
-    total, last = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, last))
-        last = max(last, end)
-    return total
-
-
-def kernel_times(events: Sequence[tuple[str, float, float]]) -> dict[str, float]:
-    """Milliseconds in which compute kernels ran, NCCL kernels ran, and NCCL kernels ran alone; spans in µs."""
-    nccl = [(a, b) for name, a, b in events if "nccl" in name.lower()]
-    compute = [(a, b) for name, a, b in events if "nccl" not in name.lower()]
-    alone = covered(nccl + compute) - covered(compute)
-    return {"kernels_ms": covered(compute) / 1e3, "nccl_ms": covered(nccl) / 1e3, "exposed_nccl_ms": alone / 1e3}
-
-
 def finite(losses: Sequence[float]) -> list[str]:
     """The losses, exactly, as hexadecimal floats; ValueError where one is no number: such a run measures nothing."""
     for step, loss in enumerate(losses):
@@ -57,27 +41,16 @@ def finite(losses: Sequence[float]) -> list[str]:
     return [float(loss).hex() for loss in losses]
 
 
-def profiled(step: Callable[[], Any]) -> dict[str, float]:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        step()
-        torch.cuda.synchronize()
-    spans = [(e.name, e.time_range.start, e.time_range.end) for e in seen.events()
-             if e.device_type == torch.autograd.DeviceType.CUDA]
-    return {**kernel_times(spans), "kernel_launches": len(spans)}
-
-
 def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> dict[str, Any]:
     """One variant on this rank of the world that torchrun made."""
     import torch
 
     from benchmarks.peers import fsdp2
     from workbench import build, load_recipe
+    from workbench.machine import machine, versions
     from workbench.parallel.author import Authored
     from workbench.pipeline import prove_replay
-    from workbench.run_recipe import machine, versions
+    from workbench.step_profile import profile_step
     from workbench.training import Batches, optimizer_of, total_norm
     from workbench.world.mesh import current_world
 
@@ -140,7 +113,7 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
         "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
         "first_step_s": first, "build_s": started - begun,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        "losses": finite([float(x) for x in losses]), **(profiled(lambda: one(warmup)) if cuda else {}),
+        "losses": finite([float(x) for x in losses]), **(asdict(profile_step(lambda: one(warmup))) if cuda else {}),
         "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
     }
     if built is not None:

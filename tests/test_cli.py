@@ -149,7 +149,7 @@ def test_nccl_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(run_recipe, "_gpus", lambda: 1)
+    monkeypatch.setattr(run_recipe, "gpus", lambda: 1)
     assert refused(capsys, "run", "llama3_fsdp", *SMALL, "--world", "nccl") == (
         "world nccl needs a GPU for each of the 2 ranks, and this machine has 1 GPU: make the mesh smaller, or take "
         "world gloo")

@@ -28,9 +28,9 @@ LAYERS = [
     {"verify"},
     {"pipeline"},
     {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
-     "report_text", "progress", "run_recipe"},
+     "report_text", "progress", "step_profile", "machine", "run_recipe"},
     {"draw", "widgets"},
-    {"headless", "doctor", "commands", "cli", "__main__", "__init__"},
+    {"matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Plain data that any layer may hold: no torch in them.

@@ -88,6 +88,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
     run.set_defaults(command=_run)
 
+    matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
+                                 description="Run recipes one by one, each in processes of its own; keep each report "
+                                 "in a folder; what has its report there is not run again. Exit status: 0 all that "
+                                 "can run here held, 1 something failed, 2 bad input.")
+    matrix.add_argument("recipes", nargs="*", metavar="RECIPE", help="names or files; none: all recipes")
+    _add_set(matrix, "change every recipe, such as mesh.tp=2; may be repeated")
+    matrix.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto", help="as for run")
+    matrix.add_argument("--level", choices=("light", "full"), default="light", help="as for run")
+    matrix.add_argument("--repeats", type=_count, default=1, metavar="N", help="runs of each, in turn (default 1)")
+    matrix.add_argument("--timeout", type=_seconds, default=300.0, metavar="S",
+                        help="seconds of one run (default 300)")
+    matrix.add_argument("--out", type=Path, default=Path("out/matrix"), metavar="DIR",
+                        help="where reports are kept (default: out/matrix)")
+    matrix.set_defaults(command=_matrix)
+
     commands.add_parser("recipes", help="list the recipes").set_defaults(command=_recipes)
     commands.add_parser("passes", help="list the passes with their contracts").set_defaults(command=_passes)
     commands.add_parser("doctor", help="what works on this machine, and what to do about the rest"
@@ -110,6 +125,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
     return value
 
 
@@ -144,6 +166,18 @@ def _run(args: argparse.Namespace) -> int:
         kind = "error" if recipe.strict else "warning"
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
     return PASSED if report.ok else FAILED
+
+
+def _matrix(args: argparse.Namespace) -> int:
+    from workbench.matrix import run_matrix, table
+
+    if args.out.exists() and not args.out.is_dir():
+        raise WorkbenchError(f"--out {args.out}: is a file: give a folder")
+    found = run_matrix(args.recipes or recipe_names(), args.out, changes=_changes(args.set), world=args.world,
+                       level=args.level, repeats=args.repeats, timeout=args.timeout,
+                       tell=lambda line: print(line, file=sys.stderr, flush=True))
+    print(table(found))
+    return FAILED if any(e.failed for e in found) else PASSED
 
 
 def _colored(stream: Any) -> bool:

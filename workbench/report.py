@@ -12,6 +12,7 @@ from typing import Any
 from workbench.contracts import Numerics, Stage
 from workbench.recipe import Recipe
 from workbench.roofline import Roofline
+from workbench.step_profile import StepProfile
 from workbench.training import Training
 from workbench.verify.verdicts import CHECKS, Outcome, Verdict, worst
 
@@ -60,6 +61,7 @@ class Report:
     world: kind, size and axes. seconds: wall time by stage, on rank 0. schedule: do the ranks' collectives agree.
     pipeline: the whole list of passes (numerics against eager, measured memory and time). saved_bytes: handed from
     forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None on a fake world.
+    profile: one step's kernels on rank 0's GPU; None elsewhere.
     command: what to type for the same run, where a command line started it.
     """
 
@@ -75,6 +77,7 @@ class Report:
     roofline: Roofline
     saved_bytes: int
     training: Training | None = None
+    profile: StepProfile | None = None
     expectations: list[Expectation] = field(default_factory=list)
     command: str = ""
 
@@ -130,6 +133,7 @@ class Report:
             "pipeline": [v.to_json() for v in self.pipeline],
             "roofline": asdict(self.roofline),
             "training": asdict(self.training) if self.training else None,
+            "profile": asdict(self.profile) if self.profile else None,
             "median_step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
             "expectations": [asdict(e) for e in self.expectations],

@@ -94,6 +94,8 @@ def figures(report: Report) -> list[str]:
                  f"gradient norm {training.norms[0]:.3f} to {training.norms[-1]:.3f}")
     if training.peak_bytes is not None:
         lines.append(f"peak memory: {training.peak_bytes / 2**30:.2f} GiB on rank 0")
+    if report.profile is not None:
+        lines.append(f"one step on rank 0's GPU: {report.profile}")
     return lines
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,16 +16,18 @@ from workbench.built import build, check_buildable
 from workbench.contracts import CONTRACTS
 from workbench.data import load_text
 from workbench.errors import WorkbenchError
+from workbench.machine import gpus, machine, versions
 from workbench.passes.registry import RegisteredPass, install_passes, own_passes
 from workbench.pipeline import Level, prove_replay
 from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe, load_recipe
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
+from workbench.step_profile import StepProfile, profile_step
 from workbench.supported import require_torch
 from workbench.time_proof import prove_time
 from workbench.torch_api.cuda_graphs import close_recorders
-from workbench.training import Training, train
+from workbench.training import Batches, Training, train
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
@@ -49,6 +49,7 @@ class RankResult:
     flop: int
     training: Training | None
     ceiling: float | None
+    profile: StepProfile | None
 
 
 def run(
@@ -117,11 +118,11 @@ def _kept(report: Report) -> Report:
 
 def _refuse_nccl(ranks_here: int) -> None:
     """Say it where NCCL would have too few GPUs."""
-    gpus = _gpus()
-    if not gpus:
+    found = gpus()
+    if not found:
         raise WorldError("world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
-    if gpus < ranks_here:
-        have = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    if found < ranks_here:
+        have = "1 GPU" if found == 1 else f"{found} GPUs"
         raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has {have}: "
                          f"make the mesh smaller, or take world gloo")
 
@@ -139,13 +140,13 @@ def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
         return
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    gpus = _gpus()
+    found = gpus()
     if recipe.mesh.world_size != size:
         raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
                          f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
     if kind == "nccl":
         _refuse_nccl(here)
-    backend = "nccl" if kind == "nccl" or (kind == "auto" and gpus >= here and dist.is_nccl_available()) else "gloo"
+    backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
     device = None
     if backend == "nccl":
         device = torch.device("cuda", local)
@@ -181,20 +182,23 @@ def on_rank(
         from workbench.dump import dump_graphs
 
         dump_graphs(built, folder)
-    training, ceiling = None, None
+    training, ceiling, profile = None, None, None
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
             prove_time(built.records, built.step)
         training = train(built.authored, built.step, progress=post.step)
         prove_replay(built.records)
+        if world.device.type == "cuda":
+            batch = Batches(built.authored).at(0)
+            profile = profile_step(lambda: built.step(*batch).backward())
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
     rows = [_row(record, recipe, why) for record in built.records]
     pipeline = [*built.pipeline, *_measured(world, training)]
     return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
-                      built.flop, training, ceiling)
+                      built.flop, training, ceiling, profile)
 
 
 _NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
@@ -250,38 +254,6 @@ def _report(recipe: Recipe, world: World, level: Level, results: list[RankResult
                           reason),
         saved_bytes=first.saved_bytes,
         training=first.training,
+        profile=first.profile,
         expectations=check_expectations(recipe, first.training, first.saved_bytes),
     )
-
-
-def _gpus() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(_gpus())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores, "gpus": gpus}
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def versions() -> dict[str, str]:
-    """Of torch, Python and this package, and of CUDA and NCCL where there is a GPU."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        own = version("torch-compiler-workbench")
-    except PackageNotFoundError:
-        own = "not installed"
-    found = {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
-    if _gpus():
-        found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-    return found

@@ -46,8 +46,9 @@ def causal_mask(seq: int, device: torch.device) -> BlockMask:
     indices = order.expand(1, 1, blocks, blocks)
     whole = order.expand(1, 1, blocks)  # row i sees i whole blocks, and a part of block i
     diagonal = order[:, None].expand(1, 1, blocks, blocks)
-    lists = (torch.ones_like(whole), diagonal, whole, indices)  # GPU kernels walk them as if contiguous
-    return BlockMask.from_kv_blocks(*(x.contiguous() for x in lists), BLOCK, visible, (seq, seq))
+    # GPU kernels walk the lists as if they were contiguous
+    return BlockMask.from_kv_blocks(torch.ones_like(whole), diagonal.contiguous(), whole.contiguous(),
+                                    indices.contiguous(), BLOCK, visible, (seq, seq))
 
 
 def document_mask(tokens: torch.Tensor, end: int) -> BlockMask:

@@ -1,0 +1,15 @@
+"""Time under kernels, from spans written by hand."""
+
+from __future__ import annotations
+
+from workbench.step_profile import StepProfile, covered, step_profile
+
+
+def test_time_under_overlapping_spans_counts_once():
+    assert covered([(0, 4), (2, 5), (8, 9), (8.5, 8.75)]) == 6
+
+
+def test_exposed_is_what_no_compute_kernel_covers():
+    spans = [("matmul", 0, 4000), ("ncclAllGather", 3000, 6000), ("add", 5500, 7000), ("ncclReduce", 1000, 2000)]
+    assert step_profile(spans, 3) == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3)
+    assert str(step_profile(spans, 3)) == "kernels 5.5 ms, NCCL 4.0 ms, 1.5 ms of it exposed; 4 kernels in 3 launches"

@@ -1,0 +1,45 @@
+"""What figures were measured on: the machine, and the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def gpus() -> int:
+    """How many CUDA devices can be used."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    names = [torch.cuda.get_device_name(i) for i in range(gpus())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores, "gpus": names}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def versions() -> dict[str, str]:
+    """Of torch, Python and this package, and of CUDA and NCCL where there is a GPU."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("torch-compiler-workbench")
+    except PackageNotFoundError:
+        own = "not installed"
+    found = {"workbench": own, "torch": torch.__version__, "python": sys.version.split()[0]}
+    if gpus():
+        found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return found
