@@ -28,8 +28,8 @@ from typing import Any
 
 MODEL = {"model.flavor": "1b", "data.seq_len": 2048, "data.batch_per_rank": 4, "precision.param": "bfloat16",
          "mesh.dp_shard": 2, "mesh.tp": 2, "training.deterministic": False}
-FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", "exposed_nccl_ms", "enqueue_ms",
-           "first_step_s", "build_s")
+FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", "exposed_nccl_ms", "launches",
+           "enqueue_ms", "first_step_s", "build_s")
 PEERS = {"eager": False, "compile": True}
 
 

@@ -34,7 +34,7 @@ PASSES = ("run_joint", "run_partitioned")
 
 def reports(folder: Path) -> list[dict[str, Any]]:
     """The files of `folder` that are reports of a run; other results lie there too."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
     keys = {"recipe", "world", "level", "ok", "versions", "passes"}
     return [data for data in found if isinstance(data, dict) and keys <= set(data)]
 
@@ -47,6 +47,8 @@ def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
         if run["world"]["kind"] == kind and (not name or name in rows):
             outcome = rows[name] if name else "PASS" if run["ok"] else "FAIL"
             where = f"{run['world']['size']} ranks, torch {run['versions']['torch'].split('+')[0]}"
+            if not name and (step := run.get("median_step_seconds")):
+                where += f", a step {step * 1e3:,.0f} ms"
             said.append(f"{outcome} ({run['level']}): {where}")
     return "; ".join(dict.fromkeys(said)) or NOT_MEASURED
 

@@ -29,8 +29,8 @@ def _cost(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_cost)
-    needing = {item: 2 if item.get_closest_marker("multi_gpu") else 1
-               for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu")}
+    needing = {item: next(iter(many.args), 2) if many else 1 for item in items
+               if (many := item.get_closest_marker("multi_gpu")) or item.get_closest_marker("gpu")}
     if needing:
         import torch
 

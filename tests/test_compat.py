@@ -28,6 +28,7 @@ LISTS = {
     f"{RESHARD} never": ((NEVER,), ()),
     BLOCKS: ((), (BLOCKS,)),
     AUTO: ((), (AUTO,)),
+    "overlap_collectives": ((), (BLOCKS, "overlap_collectives")),
     "the tour's": ((DECOMPOSE, AC, RESHARD), (BLOCKS,)),
 }
 LOSSY = {DECOMPOSE, f"{DECOMPOSE} at capture", "the tour's"}

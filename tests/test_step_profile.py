@@ -10,6 +10,8 @@ def test_time_under_overlapping_spans_counts_once():
 
 
 def test_exposed_is_what_no_compute_kernel_covers():
-    spans = [("matmul", 0, 4000), ("ncclAllGather", 3000, 6000), ("add", 5500, 7000), ("ncclReduce", 1000, 2000)]
-    assert step_profile(spans, 3) == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3)
+    spans = [("matmul", 0, 4000), ("ncclDevKernel_AllGather_RING_LL(x)", 3000, 6000), ("add", 5500, 7000),
+             ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", 1000, 2000)]
+    by = {"AllGather": 1.5, "ReduceScatter": 0.0}
+    assert step_profile(spans, 3) == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3, exposed_by=by)
     assert str(step_profile(spans, 3)) == "kernels 5.5 ms, NCCL 4.0 ms, 1.5 ms of it exposed; 4 kernels in 3 launches"

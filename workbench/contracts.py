@@ -62,7 +62,13 @@ class BlockBucketingOptions(Options):
     separate_gather_group: bool = True
 
 
+class OverlapOptions(Options):
+    device: str = "h100"
+    horizon: float = Field(8.0, gt=0)
+
+
 class InductorOptions(Options):
+    keep_order: bool = True
     config: dict[str, bool | int | float | str] = {}
 
 
@@ -144,10 +150,16 @@ declare(PassContract(
     source="torch._inductor.fx_passes.overlap_manual_scheduling.manual_overlap_bucketing",
 ))
 declare(PassContract(
+    "overlap_collectives", Stage.PARTITIONED, Numerics.EXACT,
+    "the same nodes in another order, in which less of the collectives is exposed",
+    OverlapOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
+))
+declare(PassContract(
     "regional_inductor", Stage.PARTITIONED, Numerics.LOSSY,
     "each named region of the model is one call of a compiled function",
     RegionalOptions, tolerance=5e-6, conflicts=frozenset({"full_inductor_compilation"}),
-    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}), needs=frozenset({"compiler"}),
+    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing", "overlap_collectives"}),
+    needs=frozenset({"compiler"}),
     source="torch._inductor.standalone_compile, as torch.fx.passes.regional_inductor does",
 ))
 declare(PassContract(

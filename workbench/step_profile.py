@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+_KIND = re.compile(r"^ncclDevKernel_([A-Za-z]+).*$")
+
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One step of one rank's GPU, in milliseconds. launches: calls that start kernels; a CUDA graph's is one."""
+    """One step of one rank's GPU, in milliseconds. launches: calls that start kernels; a CUDA graph's is one.
+
+    exposed_by: what would be exposed if this kind of collective were the only one, by the name of NCCL's kernel.
+    """
 
     kernels_ms: float
     nccl_ms: float
     exposed_nccl_ms: float
     kernels: int
     launches: int = 0
+    exposed_by: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return (f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
@@ -36,10 +43,18 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0) -> StepProfile:
     """From (name, start, end) of each kernel, in µs: kernels that are not NCCL's, NCCL's, and NCCL's alone."""
-    nccl = [(a, b) for name, a, b in kernels if "nccl" in name.lower()]
-    compute = [(a, b) for name, a, b in kernels if "nccl" not in name.lower()]
-    alone = covered(nccl + compute) - covered(compute)
-    return StepProfile(covered(compute) / 1e3, covered(nccl) / 1e3, alone / 1e3, len(kernels), launches)
+    nccl: dict[str, list[tuple[float, float]]] = {}
+    compute = []
+    for name, begin, end in kernels:
+        if "nccl" in name.lower():
+            nccl.setdefault(_KIND.sub(r"\1", name), []).append((begin, end))
+        else:
+            compute.append((begin, end))
+    busy = covered(compute)
+    every = [span for spans in nccl.values() for span in spans]
+    exposed = {kind: (covered(spans + compute) - busy) / 1e3 for kind, spans in nccl.items()}
+    return StepProfile(busy / 1e3, covered(every) / 1e3, (covered(every + compute) - busy) / 1e3, len(kernels),
+                       launches, exposed)
 
 
 def profile_step(step: Callable[[], Any]) -> StepProfile:

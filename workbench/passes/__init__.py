@@ -6,6 +6,7 @@ from workbench.passes import (
     cudagraph,
     decomposition,
     full_inductor,
+    overlap,
     regional_inductor,
     reshard,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "cudagraph",
     "decomposition",
     "full_inductor",
+    "overlap",
     "regional_inductor",
     "reshard",
 ]

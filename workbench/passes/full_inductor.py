@@ -53,7 +53,8 @@ def full_inductor_compilation(
         is_backward=backward,
         static=[i for i, n in enumerate(placeholders) if aot.is_parameter(n)],
         visible=outputs if backward else shared["results"],
-        config=options.config,
+        # Inductor's own order, for peak memory, puts each wait next to its collective again
+        config={**({"reorder_for_peak_memory": False} if options.keep_order else {}), **options.config},
     )
     if not backward:
         shared["forward_strides"] = strides

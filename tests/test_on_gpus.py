@@ -1,0 +1,72 @@
+"""What only GPUs can show: kernels that read block lists, and every recipe on NCCL with all its verdicts.
+
+Reports are kept in the folder that WORKBENCH_RESULTS names, if any: `docs/make_tables.py` draws from them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from on_ranks import small
+
+from workbench.built import build
+from workbench.matrix import run_matrix
+from workbench.recipe import load_recipe, recipe_names
+from workbench.world.mesh import current_world
+from workbench.world.ranks import ranks
+
+REGIONAL = {"name": "regional_inductor", "regions": ["flex_attention"]}
+
+
+def difference(mask, passes):
+    """Norm-relative, of the loss's gradients: FlexAttention through `passes`, against SDPA or eager under the mask."""
+    sizes = {"data.seq_len": 1024, "model.max_seq_len": 1024}
+    flex = {"model.attention": "flex", "model.mask": mask, "model.document_token": 10}
+    grads = []
+    for listed, changes in (((), {} if mask == "causal" else flex), (passes, flex)):
+        built = build(small({}, (), listed).override(sizes | changes), current_world())
+        batch = built.authored.example_batch()
+        built.step(*batch).backward()
+        grads.append([p.grad.clone() for p in built.authored.module.parameters()])
+        built.step.close()
+    return max(float((b - a).norm() / a.norm()) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("passes", [(REGIONAL,), (REGIONAL, "cudagraph")], ids=["regional", "regional, cudagraph"])
+@pytest.mark.parametrize("mask", ["causal", "document"])
+def test_attention_compiled_as_a_region_reads_the_right_blocks(mask, passes):
+    """Eager ignores the lists of blocks, and a sequence of one block shows nothing."""
+    with ranks(1, backend="nccl", timeout=120, echo="none") as pool:
+        (found,) = pool.run(difference, mask, passes)
+    assert found < 1e-5
+
+
+def on_four(name: str) -> dict[str, str]:
+    """What makes a recipe's mesh one of four ranks."""
+    mesh = load_recipe(name).mesh
+    if mesh.world_size == 4:
+        return {}
+    if mesh.tp == 1:
+        return {"mesh.dp_shard": str(4 // mesh.dp_replicate)}
+    return {"mesh.tp": str(mesh.tp * 4 // mesh.world_size)}
+
+
+@pytest.mark.multi_gpu(4)
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_on_four_gpus(name, tmp_path):
+    assert torch.cuda.device_count() >= 4
+    folder = Path(os.environ.get("WORKBENCH_RESULTS", tmp_path))
+    (entry,) = run_matrix([name], folder, changes=on_four(name), world="nccl", level="full", timeout=120)
+    assert entry.report is not None, entry.problem
+    assert not entry.failed, entry.report["problems"]
+    assert {row["outcome"] for row in entry.report["passes"]} <= {"PASS"}
+    assert entry.report["profile"]["kernels"] > 0
+
+
+def test_every_recipe_fits_four_ranks():
+    for name in recipe_names():
+        assert load_recipe(name).override(on_four(name)).mesh.world_size == 4

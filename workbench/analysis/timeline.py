@@ -1,0 +1,84 @@
+"""When each node of a graph would run: one stream for compute and one for each process group, from estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from workbench.analysis.collectives import list_collectives
+from workbench.analysis.cost import DeviceSpec, collective_ms, device_spec, node_ms
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Estimated milliseconds by node, compute and collectives apart; the group and the start that waits wait for."""
+
+    compute: dict[Node, float]
+    collective: dict[Node, float]
+    group: dict[Node, str]
+    waits: dict[Node, Node]
+
+
+def costs_of(gm: GraphModule, device: str | DeviceSpec) -> Costs:
+    """What each node takes on a device, from shapes alone: the same on every rank whose graph is the same."""
+    spec = device_spec(device)
+    named = {node.name: node for node in gm.graph.nodes}
+    found = list_collectives(gm)
+    return Costs(
+        {node: node_ms(node, spec) for node in gm.graph.nodes},
+        {named[c.node]: collective_ms(c, spec) for c in found},
+        {named[c.node]: c.group for c in found},
+        {named[wait]: named[c.node] for c in found for wait in c.waits},
+    )
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Milliseconds from start to end, of compute alone, and, by collective, for which compute stood still."""
+
+    total_ms: float
+    compute_ms: float
+    exposed: dict[Node, float]
+
+    @property
+    def exposed_ms(self) -> float:
+        return sum(self.exposed.values())
+
+
+class Clock:
+    """Nodes issued one by one: compute in order, the collectives of one group one after another."""
+
+    def __init__(self, costs: Costs):
+        self.costs = costs
+        self.now = 0.0
+        self.finish: dict[Node, float] = {}
+        self.exposed: dict[Node, float] = {}
+        self._lanes: dict[str, float] = {}
+
+    def ready_at(self, node: Node) -> float:
+        """When what a wait waits for is there; 0 for every other node."""
+        start = self.costs.waits.get(node)
+        return self.finish.get(start, 0.0) if start is not None else 0.0
+
+    def issue(self, node: Node) -> None:
+        if node in self.costs.collective:
+            group = self.costs.group[node]
+            begin = max(self.now, self._lanes.get(group, 0.0))
+            self.finish[node] = self._lanes[group] = begin + self.costs.collective[node]
+        elif (ready := self.ready_at(node)) > self.now:
+            start = self.costs.waits[node]
+            self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
+            self.now = ready
+        else:
+            self.now += self.costs.compute[node]
+
+
+def simulate(nodes: Iterable[Node], costs: Costs) -> Timeline:
+    """Issue the nodes in this order."""
+    clock, compute = Clock(costs), 0.0
+    for node in nodes:
+        clock.issue(node)
+        compute += costs.compute[node]
+    return Timeline(clock.now, compute, clock.exposed)
