@@ -43,7 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str, status: int = 2) -> 
     return "\n".join(line.removeprefix("workbench: error: ") for line in lines)
 
 
-@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["recipes"], ["passes"]])
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["matrix", "--help"], ["explain", "--help"], ["recipes"], ["passes"]])
 def test_listings_import_no_torch(command: list[str]) -> None:
     code = ("import sys\nfrom workbench.cli import main\n"
             f"try:\n    main({command!r})\nexcept SystemExit as e:\n    assert not e.code\n"
@@ -87,8 +87,8 @@ BAD = {
                       "you mean 'autobucketing_reordering'?"),
     "unknown pass": (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, "
                      "or use one of activation_checkpointing, autobucketing_reordering, cudagraph, "
-                     "full_inductor_compilation, inductor_decomposition, regional_inductor, reshard_after_forward, "
-                     "transformer_block_bucketing"),
+                     "full_inductor_compilation, inductor_decomposition, overlap_collectives, regional_inductor, "
+                     "reshard_after_forward, transformer_block_bucketing"),
     "conflict": (["llama3", "--set", 'passes=["autobucketing_reordering","transformer_block_bucketing"]'],
                  "recipe 'llama3' with passes=[\"autobucketing_reordering\",\"transformer_block_bucketing\"]: "
                  "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
     from workbench.errors import WorkbenchError
+    from workbench.explain import Explanation, inductor_passes
     from workbench.forward_backward import ForwardBackward, partition
     from workbench.joint_graph import JointGraph, capture
     from workbench.lesson import Lesson, load_lesson, parameters
@@ -36,6 +37,7 @@ _HOMES = {
     "compiled_step": ("CompiledStep", "compile_step"),
     "contracts": ("Numerics", "Options", "Stage"),
     "errors": ("WorkbenchError",),
+    "explain": ("Explanation", "inductor_passes"),
     "lesson": ("Lesson", "load_lesson", "parameters"),
     "parallel.author": ("Authored", "author", "author_module"),
     "forward_backward": ("ForwardBackward", "partition"),

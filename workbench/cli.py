@@ -12,6 +12,7 @@ import shlex
 import sys
 import textwrap
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,18 @@ def _parser() -> argparse.ArgumentParser:
                         help="where reports are kept (default: out/matrix)")
     matrix.set_defaults(command=_matrix)
 
+    explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
+                                  description="Capture a recipe on a fake world and let Inductor run its own passes on "
+                                  "its graphs: which, in what order, what each changed, and where torch defines it. "
+                                  "Nothing is compiled or run.")
+    explain.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
+    _add_set(explain, "change the recipe, such as model.n_layers=1; may be repeated")
+    explain.add_argument("--config", action="extend", nargs="+", default=[], metavar="OPTION=VALUE",
+                         help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
+    explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
+    explain.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
+    explain.set_defaults(command=_explain)
+
     commands.add_parser("recipes", help="list the recipes").set_defaults(command=_recipes)
     commands.add_parser("passes", help="list the passes with their contracts").set_defaults(command=_passes)
     commands.add_parser("doctor", help="what works on this machine, and what to do about the rest"
@@ -135,11 +148,11 @@ def _count(text: str) -> int:
     return value
 
 
-def _changes(given: Sequence[str]) -> dict[str, str]:
-    """--set arguments as a dictionary; WorkbenchError where one is not key=value."""
+def _changes(given: Sequence[str], option: str = "--set") -> dict[str, str]:
+    """KEY=VALUE arguments as a dictionary; WorkbenchError where one is not of that form."""
     wrong = [item for item in given if "=" not in item or item.startswith("=")]
     if wrong:
-        raise WorkbenchError(f"--set {wrong[0]}: write KEY=VALUE, such as mesh.tp=2")
+        raise WorkbenchError(f"{option} {wrong[0]}: write KEY=VALUE, such as mesh.tp=2")
     return dict(item.split("=", 1) for item in given)
 
 
@@ -147,8 +160,7 @@ def _run(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe).override(_changes(args.set))
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise WorkbenchError(f"--json {args.json}: the folder {args.json.parent} does not exist: make it first")
+    _writable(args.json)
     if args.dump is not None and args.dump.exists() and not args.dump.is_dir():
         raise WorkbenchError(f"--dump {args.dump}: is a file: give a folder")
     require_torch()
@@ -166,6 +178,33 @@ def _run(args: argparse.Namespace) -> int:
         kind = "error" if recipe.strict else "warning"
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
     return PASSED if report.ok else FAILED
+
+
+def _explain(args: argparse.Namespace) -> int:
+    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    config = {key: _value(text) for key, text in _changes(args.config, "--config").items()}
+    _writable(args.json)
+    require_torch()
+    from workbench.explain import inductor_passes
+
+    found = inductor_passes(recipe, config=config)
+    print(found.table(idle=not args.changed))
+    if args.json is not None:
+        args.json.write_text(found.to_json(), encoding="utf-8")
+    return PASSED
+
+
+def _value(text: str) -> Any:
+    """As TOML has it, and a plain word as it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _writable(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise WorkbenchError(f"--json {path}: the folder {path.parent} does not exist: make it first")
 
 
 def _matrix(args: argparse.Namespace) -> int:

@@ -43,22 +43,28 @@ def full_inductor_compilation(
     """Compile one graph with `compile_fx_inner`; the result is boxed (one list argument)."""
     facts = gm.meta["workbench"]
     shared, backward = facts["shared"], facts["graph"] == "backward"
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    outputs = len(output_nodes(gm))
     if backward:
         example_inputs = _as_saved(example_inputs, shared["forward_strides"][shared["results"] :])
-    compiled, strides = inductor.compile_inner(
-        gm,
-        example_inputs,
-        is_backward=backward,
-        static=[i for i, n in enumerate(placeholders) if aot.is_parameter(n)],
-        visible=outputs if backward else shared["results"],
-        # Inductor's own order, for peak memory, puts each wait next to its collective again
-        config={**({"reorder_for_peak_memory": False} if options.keep_order else {}), **options.config},
-    )
+    # Inductor's own order, for peak memory, puts each wait next to its collective again
+    config = {**({"reorder_for_peak_memory": False} if options.keep_order else {}), **options.config}
+    compiled, strides = compile_graph(gm, example_inputs, config)
     if not backward:
         shared["forward_strides"] = strides
     return compiled
+
+
+def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """`compile_fx_inner` on a forward or backward graph: the boxed callable, and the strides of its outputs."""
+    facts = gm.meta["workbench"]
+    backward = facts["graph"] == "backward"
+    return inductor.compile_inner(
+        gm,
+        example_inputs,
+        is_backward=backward,
+        static=[i for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if aot.is_parameter(n)],
+        visible=len(output_nodes(gm)) if backward else facts["shared"]["results"],
+        config=config,
+    )
 
 
 def _as_saved(example_inputs: list[Any], strides: list[tuple[int, ...] | None]) -> list[Any]:

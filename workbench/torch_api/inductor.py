@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
+
+
+def configured(options: dict[str, Any]) -> AbstractContextManager[None]:
+    """A context in which Inductor has these options."""
+    return torch._inductor.config.patch(options)
 
 
 def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""`inductor_passes`: the passes that Inductor runs on a recipe's own graphs, in order, each with what it changed."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from workbench.built import check_buildable
+from workbench.contracts import CONTRACTS, Stage
+from workbench.forward_backward import partition
+from workbench.joint_graph import capture
+from workbench.machine import versions
+from workbench.parallel.author import author
+from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.full_inductor import compile_graph
+from workbench.pipeline import run_joint, run_partitioned
+from workbench.recipe import Recipe
+from workbench.torch_api import aot
+from workbench.torch_api.inductor import configured
+from workbench.torch_api.inductor_passes import InductorPass, joint_graph, post_grad, pre_grad
+from workbench.torch_api.regions import check_options
+from workbench.world.fake import fake_world
+
+WIDTH = 100
+TITLES = {
+    "module": "pre-grad, on the module as Dynamo traces it (from a torch.compile of the same module: the recipe, "
+              "which captures a joint graph, runs none of these)",
+    "joint": "joint-graph, on the recipe's joint graph (torch.compile runs these before its partition; "
+             "the recipe partitions without them)",
+    "forward": "post-grad, on the recipe's forward graph",
+    "backward": "post-grad, on the recipe's backward graph",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The passes in the order in which they ran, and the recipe's own passes that were left out of the way."""
+
+    recipe: Recipe
+    passes: list[InductorPass]
+    left_out: tuple[str, ...]
+    versions: dict[str, str]
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        data = {"recipe": self.recipe.to_dict(), "versions": self.versions, "left_out": self.left_out,
+                "passes": [{**asdict(p), "changed": p.changed} for p in self.passes]}
+        return json.dumps(data, indent=2, default=str) + "\n"
+
+    def table(self, *, idle: bool = True) -> str:
+        """As text: a row a pass, and under it what it changed; without `idle`, only those that changed something."""
+        lines = [f"{self.recipe.name}, torch {self.versions['torch']}: "
+                 f"{len(self.passes)} passes of Inductor ran, {sum(p.changed for p in self.passes)} changed something"]
+        if self.left_out:
+            lines.append(f"left out, since they leave Inductor no graph: {', '.join(self.left_out)}")
+        wide = max((len(p.name) for p in self.passes), default=0)
+        for graph, title in TITLES.items():
+            rows = [(i, p) for i, p in enumerate((p for p in self.passes if p.graph == graph), 1) if idle or p.changed]
+            lines += ["", *textwrap.wrap(title, WIDTH), *([] if rows else ["      none changed anything"])]
+            for i, p in rows:
+                lines.append(f"{i:>4}  {p.name:<{wide}}  {_nodes(p):<14} {p.seconds * 1e3:>6.1f} ms  {_where(p)}")
+                for text in _changes(p):
+                    lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 10)
+        return "\n".join([*lines, "", "places are in torch/_inductor, if they do not say; times are of watched passes, "
+                          "which are slower"])
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.recipe.name}: {len(self.passes)} passes)"
+
+
+def _nodes(p: InductorPass) -> str:
+    before, after = p.nodes
+    return f"{before:,} nodes" if before == after else f"{before:,} to {after:,}"
+
+
+def _where(p: InductorPass) -> str:
+    return p.where.removeprefix("torch/_inductor/")
+
+
+def _changes(p: InductorPass) -> list[str]:
+    def listing(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+    found = [f"{word} {listing(counts)}" for word, counts in
+             (("matched:", p.matched), ("added", p.added), ("removed", p.removed)) if counts]
+    return [*found, *(["put nodes into another order"] if p.reordered else [])]
+
+
+def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) -> Explanation:
+    """Capture `recipe` on a fake world and let Inductor run its passes on each of its graphs; nothing is compiled.
+
+    config: Inductor's own options, on top of those of the recipe's full_inductor_compilation.
+
+    Raises WorkbenchError where an option is unknown or the recipe cannot be built on a fake world.
+    """
+    check_options(config or {}, "explain")
+    own = next((spec for spec in recipe.passes if spec.name == "full_inductor_compilation"), None)
+    chosen = {**(dict(own.options).get("config", {}) if own else {}), **(config or {})}
+    names = [spec.name for spec in recipe.passes]
+    left_out = tuple(n for n in names if n == "regional_inductor" or
+                     (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
+    kept = [s for s in recipe.passes if s.name not in left_out and CONTRACTS[s.name].stage is Stage.PARTITIONED]
+    check_buildable(recipe.model_copy(update={"passes": tuple(kept)}), "fake")
+    passes: list[InductorPass] = []
+    with fake_world(recipe.mesh.world_size) as world, configured(chosen):
+        authored = author(recipe, world)
+        passes += pre_grad(authored.module, authored.example_batch())
+        with capture(authored, decompositions=capture_decompositions(recipe.joint_passes)) as joint:
+            run_joint(joint, recipe.joint_passes)
+            with joint.context():
+                passes += joint_graph(aot.clone(joint.graph))
+            pair = partition(joint)
+        run_partitioned(pair, kept)
+        for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
+            with pair.context(which) as inputs:
+                passes += post_grad(partial(compile_graph, graph, list(inputs), {}), which)
+    return Explanation(recipe, passes, left_out, versions())
