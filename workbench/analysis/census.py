@@ -109,8 +109,13 @@ class Provenance:
     parameter: str | None = None
     backward: bool = False
 
+    @property
+    def place(self) -> str:
+        """`llama3.py:98`; "" without a source line."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+
     def __str__(self) -> str:
-        source = f"{Path(self.file).name}:{self.line}: {self.text}" if self.file else "no source line"
+        source = f"{self.place}: {self.text}" if self.file else "no source line"
         parts = [self.parameter and f"parameter {self.parameter}", self.module or None, source]
         return ", ".join(p for p in parts if p) + (" (backward)" if self.backward else "")
 

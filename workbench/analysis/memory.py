@@ -114,6 +114,9 @@ class SavedTensor:
     """One forward output that the backward reads.
 
     `held_bytes`: what keeping it adds: its whole storage, once for each storage, 0 for the graph's inputs.
+    `source`: file and line of the model's code. `policy`: its tag, by the name in
+    torch.utils.checkpoint.CheckpointPolicy, from a checkpointing pass or, for a collective's result, from the
+    partitioner; "none" without one.
     `alias`: the chain from the node to its storage's owner. `gathered`: the all-gather of a parameter whose memory
     (`copied` False) or a plain copy of it (`copied` True) this keeps alive.
     """
@@ -125,6 +128,7 @@ class SavedTensor:
     held_bytes: int
     module: str
     source: str
+    policy: str
     root: str
     alias: tuple[str, ...]
     gathered: str | None = None
@@ -188,7 +192,8 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
         rows.append(SavedTensor(
             node.name, tuple(int(s) if isinstance(s, int) else -1 for s in value.shape),
             str(value.dtype).removeprefix("torch."), tensor_bytes(value), held, module_path(node),
-            str(provenance(node)), root.name, tuple(n.name for n in alias_chain(node)),
+            provenance(node).place, getattr(node.meta.get("recompute"), "name", "none"), root.name,
+            tuple(n.name for n in alias_chain(node)),
             gather.name if gather is not None else None, copied,
         ))
     return rows

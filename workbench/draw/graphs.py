@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from torch.fx import GraphModule
 
 from workbench.analysis.census import kind_of
 from workbench.analysis.collectives import list_collectives
-from workbench.analysis.memory import saved_tensors
+from workbench.analysis.memory import SavedTensor, saved_tensors
 from workbench.draw.show import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, Table, finish, new_figure, table
 from workbench.forward_backward import ForwardBackward
 from workbench.pipeline import PassRecord
@@ -80,19 +82,39 @@ def launches(record: PassRecord) -> Picture:
 def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> Table:
     """What the forward keeps for the backward, largest first: each storage is counted once, inputs are free.
 
+    What layers have alike is one row, with the bytes of all of them.
     gathered: only what keeps a gathered parameter alive, with the chain of views to it. least: leave out tensors that
     hold fewer bytes; the line underneath counts all.
     """
     rows = saved_tensors(pair.forward, pair.backward)
     picked = [r for r in rows if (r.gathered is not None and not r.copied if gathered else True)
               and r.held_bytes >= least]
-    picked.sort(key=lambda r: (-r.held_bytes, r.name))
     taken = sum(not is_tangent(n) for n in pair.backward.graph.find_nodes(op="placeholder"))
     total, mine = sum(r.held_bytes for r in rows), sum(r.held_bytes for r in picked)
     notes = (f"{len(picked)} of {len(rows)} saved tensors, {mine:,} of {total:,} bytes; "
              f"the backward takes {taken} values from the forward",)
-    shown = [(r.name, list(r.shape), r.held_bytes, r.module or "loss",
-              " > ".join(r.alias) if gathered else ("a gathered parameter" if r.gathered else "an activation"))
-             for r in picked]
-    last = "chain to the storage's owner" if gathered else "what it is"
-    return table("saved between forward and backward", ("tensor", "shape", "bytes held", "module", last), shown, *notes)
+    alike: dict[tuple[object, ...], list[SavedTensor]] = {}
+    for row in picked:
+        own = row.name if gathered else ""
+        alike.setdefault((own, row.shape, row.dtype, row.held_bytes, row.policy, row.source, bool(row.gathered),
+                          _LAYER.sub("*", row.module)), []).append(row)
+    shown = []
+    for rows in sorted(alike.values(), key=lambda rows: (-sum(r.held_bytes for r in rows), rows[0].name)):
+        r = rows[0]
+        name = r.name if len(rows) == 1 else f"{r.name} x {len(rows)}"
+        facts = (name, list(r.shape), r.dtype, sum(x.held_bytes for x in rows), _modules(rows))
+        kind = "a gathered parameter" if r.gathered else "an activation"
+        shown.append((*facts, *((" > ".join(r.alias),) if gathered else (kind, r.policy, r.source))))
+    last = ("chain to the storage's owner",) if gathered else ("what it is", "policy", "source line")
+    heads = ("tensor", "shape", "dtype", "bytes held", "module", *last)
+    return table("saved between forward and backward", heads, shown, *notes)
+
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def _modules(rows: list[SavedTensor]) -> str:
+    """The path of the modules, of identical layers with the least and the greatest number: `layers.0-3.attention`."""
+    columns = zip(*(map(int, _LAYER.findall(row.module)) for row in rows), strict=True)
+    ranges = iter([f"{min(c)}-{max(c)}" if min(c) < max(c) else str(c[0]) for c in columns])
+    return _LAYER.sub(lambda _: next(ranges), rows[0].module) or "loss"
