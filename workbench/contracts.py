@@ -50,8 +50,13 @@ class ReshardOptions(Options):
     policy: Literal["always", "never"] = "always"
 
 
-class AutobucketingOptions(Options):
+class EstimateOptions(Options):
     device: str = "h100"
+    estimates: Literal["analytical", "measured"] = "analytical"
+    estimates_file: str = ""
+
+
+class AutobucketingOptions(EstimateOptions):
     max_in_flight_gb: float = Field(5.0, gt=0)
     max_compute_pre_fetch: PositiveInt = 200
     bucket_cap_mb: float | None = Field(None, gt=0)
@@ -62,8 +67,7 @@ class BlockBucketingOptions(Options):
     separate_gather_group: bool = True
 
 
-class OverlapOptions(Options):
-    device: str = "h100"
+class OverlapOptions(EstimateOptions):
     horizon: float = Field(8.0, gt=0)
 
 

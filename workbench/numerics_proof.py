@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from workbench.passes.body import Body
 from workbench.pipeline import PassRecord
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
+from workbench.torch_api.determinism import seeded
 from workbench.training import Batches, deterministic, gradients
 from workbench.verify import numerics
 from workbench.verify.verdicts import Outcome, Verdict
@@ -30,14 +30,6 @@ def loosest(records: Sequence[PassRecord]) -> PassContract:
     return max([exact, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
 
 
-@contextlib.contextmanager
-def _same_draws() -> Iterator[None]:
-    """Random numbers start alike in each run that is compared, and go on outside as if nothing had been drawn."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
 def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> list[torch.Tensor]:
     """The loss and every gradient, by sorted name, of one step on this rank; the module keeps its own gradients."""
     parameters = list(step.module.parameters())
@@ -45,7 +37,7 @@ def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> list[torc
     for parameter in parameters:
         parameter.grad = None
     try:
-        with _same_draws():
+        with seeded(0):
             loss = function(*batch)
             loss.backward()
         found = gradients(step.pair.authored)
@@ -96,7 +88,7 @@ def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangen
 
 def run_graphs(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
     """The outputs and gradients of a record's graphs, those it received or those it made, on one step's inputs."""
-    with _same_draws():
+    with seeded(0):
         if record.stage is Stage.JOINT:
             return _joint(graphs[0], primals, tangents)
         if record.stage is Stage.REPLAY and graphs is record.after:

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import flop_registry
 
 from workbench.analysis.census import kind_of, module_path
 from workbench.analysis.collectives import Collective, list_collectives
-from workbench.torch_api.device_specs import DEVICES, DeviceSpec, device_spec, device_specs
+from workbench.torch_api.device_specs import DEVICES, DeviceSpec, Known, device_spec, device_specs
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
 
-__all__ = ["DEVICES", "DeviceSpec", "GraphCost", "collective_ms", "device_spec", "device_specs", "flops",
+__all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
            "flops_per_token", "graph_cost", "node_flops", "node_ms"]
 
 _FREE = ("view", "bookkeeping", "wait", "collective")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from workbench.analysis.collectives import list_collectives
-from workbench.analysis.cost import DeviceSpec, collective_ms, device_spec, node_ms
+from workbench.analysis.cost import DeviceSpec, Known, collective_ms, device_spec, node_ms
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Costs:
     waits: dict[Node, Node]
 
 
-def costs_of(gm: GraphModule, device: str | DeviceSpec) -> Costs:
-    """What each node takes on a device, from shapes alone: the same on every rank whose graph is the same."""
+def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None) -> Costs:
+    """What each node takes on a device, from shapes alone where it is not known: the same on ranks with one graph."""
     spec = device_spec(device)
     named = {node.name: node for node in gm.graph.nodes}
     found = list_collectives(gm)
     return Costs(
-        {node: node_ms(node, spec) for node in gm.graph.nodes},
+        {node: node_ms(node, spec) if (ms := known(node)) is None else ms for node in gm.graph.nodes},
         {named[c.node]: collective_ms(c, spec) for c in found},
         {named[c.node]: c.group for c in found},
         {named[wait]: named[c.node] for c in found for wait in c.waits},

@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.analysis.census import clean_path
 from workbench.analysis.effect import Effect
+from workbench.analysis.estimates import estimates_of
 from workbench.errors import WorkbenchError
 from workbench.passes.chains import gather_chains
 from workbench.passes.registry import Graphs, register_pass
@@ -99,9 +100,9 @@ def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, o
 
 @register_pass("autobucketing_reordering", effect=fewer_launches)
 def autobucketing_reordering(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
-    """Bucket and reorder by cost. Estimates are analytical, so that every rank schedules alike."""
+    """Bucket and reorder by cost. Estimates follow from shapes, or are rank 0's: every rank schedules alike."""
     names = {node.name for node in gm.graph.nodes}
-    with device_specs(options.device):
+    with device_specs(options.device, estimates_of(gm, options)):
         return _of_no_region(bucketing.bucket_by_cost(gm, {
             "max_in_flight_gb": options.max_in_flight_gb,
             "max_compute_pre_fetch": options.max_compute_pre_fetch,

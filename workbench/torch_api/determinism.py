@@ -1,4 +1,4 @@
-"""torch's process-wide switch for deterministic algorithms, as a context."""
+"""torch's process-wide switch for deterministic algorithms and its generators, as contexts."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def deterministic(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers start at `seed` inside, and go on outside as if nothing had been drawn; of this rank's device."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -104,19 +104,34 @@ def _roofline_ms(node: torch.fx.Node) -> float:
     return max(compute, estimation.get_transfer_time(inputs, tensors)) / 1e6
 
 
-def _without_benchmarks(stack: ExitStack, overlap: Any) -> None:
+Known = Callable[[torch.fx.Node], float | None]
+"""Milliseconds of a node that are known, or None: then an estimate takes their place."""
+
+
+def _first_known(known: Known, estimate: Callable[..., float]) -> Callable[..., float]:
+    def ms(node: torch.fx.Node, *_: Any) -> float:
+        found = known(node)
+        return estimate(node) if found is None else found
+
+    return ms
+
+
+def _without_benchmarks(stack: ExitStack, overlap: Any, known: Known) -> None:
     """torch 2.11 measures each matmul on a GPU and exchanges the times between ranks: give it estimates.
 
     They follow from shapes alone, so the ranks agree without an exchange; later releases skip it likewise.
     """
+    later = "estimate_roofline_runtime_ms"
+    if hasattr(overlap, later):
+        stack.enter_context(patch.object(overlap, later, _first_known(known, getattr(overlap, later))))
     if not hasattr(overlap, "estimate_runtime_analytical"):
         return
+    ms = _first_known(known, _roofline_ms)
     scheduler = overlap.OverlapScheduler
     align = "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks"
-    stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", _roofline_ms))
-    stack.enter_context(patch.object(overlap, "benchmark_node", lambda node, *_: _roofline_ms(node)))
-    stack.enter_context(patch.object(overlap, "benchmark_node_with_cache_key",
-                                     lambda node, *_: (_roofline_ms(node), None)))
+    stack.enter_context(patch.object(overlap, "estimate_runtime_analytical", ms))
+    stack.enter_context(patch.object(overlap, "benchmark_node", ms))
+    stack.enter_context(patch.object(overlap, "benchmark_node_with_cache_key", lambda node, *_: (ms(node), None)))
     stack.enter_context(patch.object(scheduler, align, lambda self: None))
 
 
@@ -128,8 +143,10 @@ def _clear_estimates() -> None:
 
 
 @contextmanager
-def device_specs(device: str | DeviceSpec) -> Iterator[DeviceSpec]:
+def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Iterator[DeviceSpec]:
     """Inside, Inductor estimates for this device, and keeps its estimates in a folder that goes away at the end.
+
+    known: what a node takes, where that is no question of estimates; the same on every rank.
 
     The private folder is needed: estimates are looked up on disk before anything asks for the device's figures.
     """
@@ -155,7 +172,7 @@ def device_specs(device: str | DeviceSpec) -> Iterator[DeviceSpec]:
             for name, figure in figures.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, figure))
-        _without_benchmarks(stack, overlap)
+        _without_benchmarks(stack, overlap, known)
         for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
             stack.enter_context(patch.object(flop_counter, name, _repeat_heads(getattr(flop_counter, name))))
         generation = comm.NVIDIA_GPU_TYPE[spec.generation]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from workbench.analysis.snapshot import visible_effects
 from workbench.contracts import Numerics, PassContract
+from workbench.torch_api.determinism import seeded
 from workbench.torch_api.ops import is_fake, world_kind
 from workbench.verify.verdicts import Outcome, Verdict
 
@@ -133,8 +134,7 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
 def _call(function: Callable[..., Any], inputs: Sequence[Any], seed: int) -> tuple[list[Any], list[Any]]:
     """(outputs, the inputs after the run) on clones of the inputs, with random numbers that start at `seed`."""
     own = [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in inputs]
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         out = function(list(own)) if getattr(function, "_boxed_call", False) else function(*own)
     return (list(out) if isinstance(out, list | tuple) else [out]), own
 
