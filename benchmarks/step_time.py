@@ -2,7 +2,8 @@
 
     python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--ranks 4] [--seconds 200] [--set KEY=VALUE ...]
 
-A variant is `eager` (FSDP2 + TP), `compile` (the same, each block by torch.compile) or the name of a recipe. Each runs
+A variant is `eager` (FSDP2 + TP), `compile` (the same, each block by torch.compile), one of benchmarks/reference.py
+(torchtitan's compiler toolkit, the extra `reference`) or the name of a recipe of ours. Each runs
 in processes of its own with a limit of `--seconds`, and appends one line to RESULTS.jsonl; a variant that has a line
 with the same settings is not run again, but for one that is named twice.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
     import torch
 
     from benchmarks.peers import fsdp2
+    from benchmarks.reference import RECIPES, close, toolkit
     from workbench import build, load_recipe
     from workbench.machine import machine, versions
     from workbench.parallel.author import Authored
@@ -55,15 +57,18 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
     from workbench.world.mesh import current_world
 
     world = current_world()
-    recipe = load_recipe("llama3" if variant in PEERS else variant).override({**MODEL, **changes})
+    peer = variant in PEERS or variant in RECIPES
+    recipe = load_recipe("llama3" if peer else variant).override({**MODEL, **changes})
     begun = time.perf_counter()
-    built = None if variant in PEERS else build(recipe, world)
-    if built is None:
-        module = fsdp2(recipe, world, compiled=PEERS[variant])
-        authored = Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
+    built, step = None, None
+    if variant in RECIPES:
+        module, step = toolkit(recipe, world, variant)
+    elif variant in PEERS:
+        module = step = fsdp2(recipe, world, compiled=PEERS[variant])
     else:
-        authored = built.authored
-    step: Callable[..., Any] = authored.module if built is None else built.step
+        built = build(recipe, world)
+        module, step = built.authored.module, built.step
+    authored = built.authored if built else Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
     batches = Batches(authored)
     data = [batches.at(i) for i in range(steps + warmup + 1)]
     parameters = list(authored.module.parameters())
@@ -77,7 +82,7 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
         torch.nn.utils.clip_grads_with_norm_(parameters, recipe.training.clip, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach().clone())
+        losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).detach().clone())
 
     cuda = torch.cuda.is_available()
     wait = torch.cuda.synchronize if cuda else lambda: None
@@ -120,6 +125,8 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
         prove_replay(built.records)
         found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
         built.step.close()
+    if variant in RECIPES:
+        close(module)
     return found
 
 

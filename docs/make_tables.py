@@ -23,7 +23,14 @@ from workbench.recipe_rules import cuda_reasons  # noqa: E402
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
-PEERS = {"eager": "eager FSDP2 + TP", "compile": "FSDP2 + TP, each block by `torch.compile`"}
+PEERS = {
+    "eager": "torch: eager FSDP2 + TP", "compile": "torch: FSDP2 + TP, each block by `torch.compile`",
+    "reference": "torchtitan 0.2.2 compiler toolkit, no passes",
+    "reference_block_bucketing": "the same, block bucketing",
+    "reference_full_inductor": "the same, full Inductor",
+    "reference_cudagraph": "the same, cudagraph",
+    "reference_block_bucketing_cudagraph": "the same, block bucketing and cudagraph",
+}
 STEPS = (  # what goes in, and the public function that takes it on
     ("Recipe", "author"), ("model on a World", "capture"), ("JointGraph", "run_joint"), ("JointGraph", "partition"),
     ("ForwardBackward", "run_partitioned"), ("ForwardBackward", "compile_step"), ("CompiledStep", "train"),
@@ -97,7 +104,7 @@ def tables(root: Path = ROOT) -> str:
         table(["recipe", "mesh", "passes", *where, STEP], [recipe_row(recipe, runs, steps) for recipe in recipes]),
         table(["pass", "stage", "numerics", "needs", *where],
               [pass_row(contract, runs) for contract in CONTRACTS.values() if contract.source != "user"]),
-        table(["torch's own, from the same initial values", STEP], peers),
+        table(["others, from the same initial values", STEP], peers),
     ))
 
 
