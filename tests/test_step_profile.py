@@ -13,5 +13,9 @@ def test_exposed_is_what_no_compute_kernel_covers():
     spans = [("matmul", 0, 4000), ("ncclDevKernel_AllGather_RING_LL(x)", 3000, 6000), ("add", 5500, 7000),
              ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", 1000, 2000)]
     by = {"AllGather": 1.5, "ReduceScatter": 0.0}
-    assert step_profile(spans, 3) == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3, exposed_by=by)
+    found = step_profile([*spans, ("add", 6000, 6500)], 3)
+    assert list(found.longest.items())[:2] == [("matmul", 4.0), ("ncclDevKernel_AllGather_RING_LL(x)", 3.0)]
+    assert found.longest["add"] == 2.0
+    found = step_profile(spans, 3)
+    assert found == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3, exposed_by=by, longest=found.longest)
     assert str(step_profile(spans, 3)) == "kernels 5.5 ms, NCCL 4.0 ms, 1.5 ms of it exposed; 4 kernels in 3 launches"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+LONGEST, NAME = 20, 120
 _KIND = re.compile(r"^ncclDevKernel_([A-Za-z]+).*$")
 
 
@@ -18,6 +20,7 @@ class StepProfile:
     """One step of one rank's GPU, in milliseconds. launches: calls that start kernels; a CUDA graph's is one.
 
     exposed_by: what would be exposed if this kind of collective were the only one, by the name of NCCL's kernel.
+    longest: the kernels, by name, that take most of all, with their time together.
     """
 
     kernels_ms: float
@@ -26,6 +29,7 @@ class StepProfile:
     kernels: int
     launches: int = 0
     exposed_by: dict[str, float] = field(default_factory=dict)
+    longest: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return (f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
@@ -45,7 +49,9 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
     """From (name, start, end) of each kernel, in µs: kernels that are not NCCL's, NCCL's, and NCCL's alone."""
     nccl: dict[str, list[tuple[float, float]]] = {}
     compute = []
+    spent: Counter[str] = Counter()
     for name, begin, end in kernels:
+        spent[name[:NAME]] += (end - begin) / 1e3  # type: ignore[assignment]
         if "nccl" in name.lower():
             nccl.setdefault(_KIND.sub(r"\1", name), []).append((begin, end))
         else:
@@ -54,7 +60,7 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
     every = [span for spans in nccl.values() for span in spans]
     exposed = {kind: (covered(spans + compute) - busy) / 1e3 for kind, spans in nccl.items()}
     return StepProfile(busy / 1e3, covered(every) / 1e3, (covered(every + compute) - busy) / 1e3, len(kernels),
-                       launches, exposed)
+                       launches, exposed, dict(spent.most_common(LONGEST)))
 
 
 def profile_step(step: Callable[[], Any]) -> StepProfile:
