@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from workbench.models.llama3 import Llama3
 from workbench.parallel.author import llama3_config
 from workbench.parallel.materialise import default_initialise, seed_of
-from workbench.parallel.plans import LLAMA3_PLAN
+from workbench.parallel.plans import llama3_plan
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.recipe import Recipe
 from workbench.world.mesh import World
@@ -29,7 +29,7 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
             with torch.no_grad():
                 default_initialise(name, parameter, generator)
     if "tp" in mesh.mesh_dim_names:
-        apply_tensor_plan(module, LLAMA3_PLAN, mesh["tp"])
+        apply_tensor_plan(module, llama3_plan(module.config.vocab_size, recipe.mesh.tp), mesh["tp"])
     if compiled:
         for block in module.layers:
             block.compile()

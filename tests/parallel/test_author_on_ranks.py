@@ -17,7 +17,7 @@ from workbench.models.llama3 import Llama3
 from workbench.parallel import simple_fsdp
 from workbench.parallel.author import author, llama3_config
 from workbench.parallel.materialise import default_initialise, seed_of
-from workbench.parallel.plans import LLAMA3_PLAN
+from workbench.parallel.plans import llama3_plan
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.recipe import Recipe
 from workbench.world.mesh import World, current_world
@@ -123,7 +123,7 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
     assert mesh is not None and mesh.mesh_dim_names is not None
     axes = mesh.mesh_dim_names
     if "tp" in axes:
-        apply_tensor_plan(theirs, LLAMA3_PLAN, mesh["tp"])
+        apply_tensor_plan(theirs, llama3_plan(theirs.config.vocab_size, mesh["tp"].size()), mesh["tp"])
     dtype, reduce = (getattr(torch, name) for name in (described.precision.param, described.precision.reduce))
     options: dict[str, Any] = {
         "mesh": mesh[tuple(axis for axis in axes if axis != "tp")],

@@ -32,8 +32,10 @@ def test_styles_are_read():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("columns", "here: unknown style 'columns'; styles are colwise, rowwise, sequence, inputs, outputs"),
-        ({"input": "replicate"}, "here: unknown style None; styles are colwise, rowwise, sequence, inputs, outputs"),
+        ("columns", "here: unknown style 'columns'; styles are colwise, rowwise, sequence, inputs, outputs, "
+         "vocabulary"),
+        ({"input": "replicate"}, "here: unknown style None; styles are colwise, rowwise, sequence, inputs, outputs, "
+         "vocabulary"),
         (
             {"style": "colwise", "input": "shard"},
             'here: placement \'shard\' is not "replicate", "partial" or "shard(dim)"',

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from workbench.models.attention import ATTENTION, BlockMask, block_mask
+from workbench.models.loss import CrossEntropy
 from workbench.sizes import SIZES
 from workbench.torch_api.regions import region
 
@@ -61,17 +62,17 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(config: Llama3Config, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each (max_seq_len, head_dim / 2), float32."""
+    """cos, and sin with its sign for the first half, each (max_seq_len, head_dim), float32."""
     half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
     angles = torch.outer(torch.arange(config.max_seq_len, device=device, dtype=torch.float32), config.rope_theta**-half)
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of x (batch, seq, heads, head_dim) by its position's angle; cos, sin (seq, head_dim / 2)."""
+    """Turn each pair of x (batch, seq, heads, head_dim) by its position's angle; cos, sin (seq, head_dim)."""
     first, second = x.chunk(2, dim=-1)
-    cos, sin = cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.addcmul(x * cos.unsqueeze(1), torch.cat((second, first), dim=-1), sin.unsqueeze(1))
 
 
 class Attention(nn.Module):
@@ -152,6 +153,7 @@ class Llama3(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.loss = CrossEntropy()
         cos, sin = rope_table(config)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
@@ -167,8 +169,7 @@ class Llama3(nn.Module):
         flex = self.config.attention == "flex"
         mask = block_mask(self.config.mask, tokens, self.config.document_token) if flex else None
         x = self.tok_embeddings(tokens)
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         for block in self.layers:
             x = block(x, cos, sin, mask)
-        logits = self.output(self.norm(x)).flatten(0, 1)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(logits, targets.flatten())
+        return self.loss(self.output(self.norm(x)), targets)

@@ -20,7 +20,7 @@ from workbench.parallel.materialise import (
     stored_parameter,
     whole_parameter,
 )
-from workbench.parallel.plans import LLAMA3_PLAN, AuthoringError, ParallelPlan, expand_units
+from workbench.parallel.plans import AuthoringError, ParallelPlan, expand_units, llama3_plan
 from workbench.parallel.simple_fsdp import Gather, Precision, parametrise
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.torch_api.simulated import make_per_rank
@@ -181,7 +181,7 @@ def author(recipe: Recipe, world: World) -> Authored:
         module,
         world,
         mesh,
-        LLAMA3_PLAN,
+        llama3_plan(config.vocab_size, recipe.mesh.tp),
         precision=precision,
         seed=recipe.training.seed,
         batch=lambda: random_tokens(

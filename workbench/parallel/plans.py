@@ -46,10 +46,20 @@ LLAMA3_PLAN = ParallelPlan(
         "layers.*.feed_forward.w3": "colwise",
         "layers.*.feed_forward.w2": {"style": "rowwise", "output": "shard(1)"},
         "norm": "sequence",
-        "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"},
+        "output": {"style": "colwise", "input": "shard(1)"},
+        "loss": "vocabulary",
     },
     units=("tok_embeddings", "layers.*", ("norm", "output")),
 )
+
+
+def llama3_plan(vocab_size: int, tp: int) -> ParallelPlan:
+    """LLAMA3_PLAN; where tp does not divide the vocabulary, the logits are gathered, and the loss is every rank's."""
+    if vocab_size % tp == 0:
+        return LLAMA3_PLAN
+    tensor = {**LLAMA3_PLAN.tensor, "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}}
+    del tensor["loss"]
+    return ParallelPlan(tensor, LLAMA3_PLAN.units)
 
 
 def matching(pattern: str, paths: Iterable[str]) -> list[str]:

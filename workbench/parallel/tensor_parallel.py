@@ -61,12 +61,21 @@ def _outputs(*, output: Any, wanted: Any, local: bool = True) -> ParallelStyle:
     return PrepareModuleOutput(output_layouts=output, desired_output_layouts=wanted, use_local_output=local)
 
 
+class _Vocabulary(ParallelStyle):
+    """Tells a loss that its logits are cut over the mesh: see `models.loss.CrossEntropy`."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.mesh = device_mesh  # type: ignore[assignment]
+        return module
+
+
 STYLES: dict[str, Callable[..., ParallelStyle]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
     "sequence": _sequence,
     "inputs": _inputs,
     "outputs": _outputs,
+    "vocabulary": _Vocabulary,
 }
 
 
