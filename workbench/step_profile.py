@@ -70,6 +70,6 @@ def profile_step(step: Callable[[], Any]) -> StepProfile:
         torch.cuda.synchronize()
     events = seen.events() or []
     spans = [(e.name, e.time_range.start, e.time_range.end) for e in events
-             if e.device_type == torch.autograd.DeviceType.CUDA]
+             if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
     launches = sum("LaunchKernel" in e.name or "GraphLaunch" in e.name for e in events)
     return step_profile(spans, launches)
