@@ -84,7 +84,7 @@ def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch
             _, ours, _ = through(authored, [NAME])
         assert records["naive"].verdict("lint").outcome is Outcome.FAIL
         assert not any(module_path(n) for n in naive.backward.graph.nodes)
-        assert repeated(naive) > 0.9 and repeated(ours) < 0.1
+        assert repeated(naive) > 0.9 and repeated(ours) < 0.25
         _, with_min_cut, _ = through(authored, [name])
     assert repeated(with_min_cut) < 0.2  # either repair is enough; we make both
 
