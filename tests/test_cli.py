@@ -88,8 +88,8 @@ BAD = {
                       "you mean 'autobucketing_reordering'?"),
     "unknown pass": (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, "
                      "or use one of activation_checkpointing, autobucketing_reordering, cudagraph, "
-                     "full_inductor_compilation, inductor_decomposition, overlap_collectives, regional_inductor, "
-                     "reshard_after_forward, transformer_block_bucketing"),
+                     "full_inductor_compilation, graph_cleanup, inductor_decomposition, overlap_collectives, "
+                     "regional_inductor, reshard_after_forward, transformer_block_bucketing"),
     "conflict": (["llama3", "--set", 'passes=["autobucketing_reordering","transformer_block_bucketing"]'],
                  "recipe 'llama3' with passes=[\"autobucketing_reordering\",\"transformer_block_bucketing\"]: "
                  "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: "

@@ -29,6 +29,7 @@ LISTS = {
     BLOCKS: ((), (BLOCKS,)),
     AUTO: ((), (AUTO,)),
     "overlap_collectives": ((), (BLOCKS, "overlap_collectives")),
+    "graph_cleanup": ((), (BLOCKS, "graph_cleanup")),
     "the tour's": ((DECOMPOSE, AC, RESHARD), (BLOCKS,)),
 }
 LOSSY = {DECOMPOSE, f"{DECOMPOSE} at capture", "the tour's"}

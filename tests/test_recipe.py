@@ -53,6 +53,7 @@ def test_the_recipes_by_name() -> None:
         "llama3_block_bucketing",
         "llama3_block_bucketing_cudagraph",
         "llama3_block_bucketing_overlap",
+        "llama3_block_bucketing_overlap_cleanup",
         "llama3_block_bucketing_overlap_cudagraph",
         "llama3_checkpointing",
         "llama3_checkpointing_block_bucketing",

@@ -159,11 +159,16 @@ declare(PassContract(
     OverlapOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
 ))
 declare(PassContract(
+    "graph_cleanup", Stage.PARTITIONED, Numerics.EXACT,
+    "no view that changes nothing, no transposes that undo each other, no dead code",
+    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing", "overlap_collectives"}),
+))
+declare(PassContract(
     "regional_inductor", Stage.PARTITIONED, Numerics.LOSSY,
     "each named region of the model is one call of a compiled function",
     RegionalOptions, tolerance=5e-6, conflicts=frozenset({"full_inductor_compilation"}),
-    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing", "overlap_collectives"}),
-    needs=frozenset({"compiler"}),
+    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing", "overlap_collectives",
+                     "graph_cleanup"}), needs=frozenset({"compiler"}),
     source="torch._inductor.standalone_compile, as torch.fx.passes.regional_inductor does",
 ))
 declare(PassContract(

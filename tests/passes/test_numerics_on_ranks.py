@@ -20,6 +20,7 @@ BITWISE = {
     "block bucketing": ((), (BLOCKS,)),
     "auto bucketing": ((), (AUTO,)),
     "overlap": ((), (BLOCKS, "overlap_collectives")),
+    "cleanup": ((AC, RESHARD), (BLOCKS, "graph_cleanup")),
     "all but decomposition": ((AC, RESHARD), (BLOCKS,)),
 }
 BOUNDED = {
@@ -30,7 +31,7 @@ BOUNDED = {
 BOUND = 5e-5  # five steps of AdamW on gradients that differ by 5e-6
 
 
-QUICK = ("no pass", "overlap", "checkpointing full", "all but decomposition", "auto bucketing")
+QUICK = ("no pass", "overlap", "cleanup", "checkpointing full", "all but decomposition", "auto bucketing")
 CASES = [pytest.param(FSDP4, name, id=f"{name}, dp_shard 4") for name in BITWISE] + [
     pytest.param(FSDP_TP, name, id=f"{name}, dp_shard 2 x tp 2", marks=() if name in QUICK else pytest.mark.slow)
     for name in BITWISE

@@ -3,6 +3,7 @@
 from workbench.passes import (
     activation_checkpointing,
     bucketing,
+    cleanup,
     cudagraph,
     decomposition,
     full_inductor,
@@ -14,6 +15,7 @@ from workbench.passes import (
 __all__ = [
     "activation_checkpointing",
     "bucketing",
+    "cleanup",
     "cudagraph",
     "decomposition",
     "full_inductor",

@@ -1,0 +1,101 @@
+"""graph_cleanup: what is idle goes, what only looks idle stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule
+
+from workbench import run_partitioned
+from workbench.passes.cleanup import graph_cleanup
+from workbench.torch_api.fake import new_fake_mode
+from workbench.torch_api.ops import op_name
+from workbench.verify.verdicts import Outcome
+
+aten = torch.ops.aten
+NAME, BLOCKS = "graph_cleanup", "transformer_block_bucketing"
+
+
+def graph_of(*steps, shape=(2, 3, 4)):
+    """x through each (operator, *arguments) in turn, and + 1 at the end; each node with its fake value."""
+    graph = Graph()
+    with new_fake_mode():
+        node = graph.placeholder("x")
+        node.meta["val"] = torch.empty(shape)
+        for target, *args in (*steps, (aten.add.Tensor, 1)):
+            made = graph.call_function(target, (node, *args))
+            made.meta["val"] = target(node.meta["val"], *args)
+            node = made
+    graph.output((node,))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def left(*steps, **keywords):
+    gm = graph_of(*steps, **keywords)
+    x = torch.randn(gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape)
+    before = gm(x)[0]
+    graph_cleanup(gm, [], options=None)
+    gm.recompile()
+    after = gm(x)[0]
+    assert torch.equal(before, after) and before.stride() == after.stride()
+    return [op_name(n.target) for n in gm.graph.nodes if n.op == "call_function"][:-1]
+
+
+VIEW, TURN = aten.view.default, aten.transpose.int
+
+
+@pytest.mark.parametrize("steps", [
+    [(VIEW, [2, 3, 4])],
+    [(VIEW, [6, 4]), (VIEW, [2, 3, 4])],
+    [(TURN, 0, 1), (TURN, 0, 1)],
+    [(aten.permute.default, [2, 0, 1]), (aten.permute.default, [1, 2, 0])],
+    [(aten.detach.default,), (aten.alias.default,)],
+    [(TURN, 0, 2), (VIEW, [4, 3, 2]), (TURN, 0, 2)],
+], ids=str)
+def test_idle_nodes_go(steps):
+    assert left(*steps) == []
+
+
+@pytest.mark.parametrize(("steps", "kept"), [
+    ([(VIEW, [6, 4])], ["aten.view"]),
+    ([(VIEW, [6, 4]), (VIEW, [24])], ["aten.view"]),  # one view is enough
+    ([(TURN, 0, 1), (TURN, 1, 2)], ["aten.transpose"] * 2),
+    ([(aten.permute.default, [2, 0, 1]), (aten.permute.default, [2, 0, 1])], ["aten.permute"] * 2),
+    ([(aten.clone.default,), (aten.detach.default,)], ["aten.clone"]),
+    ([(aten.slice.Tensor, 0, 0, 1), (aten.slice.Tensor, 0, 0, 1)], ["aten.slice"] * 2),
+], ids=str)
+def test_what_changes_something_stays(steps, kept):
+    assert left(*steps) == kept
+
+
+def test_one_transposed_matrix_is_no_idle_view():
+    """Of one shape, and other strides: by its shape alone it would go."""
+    assert left((TURN, 0, 1), shape=(3, 3)) == ["aten.transpose"]
+
+
+def test_what_the_graph_returns_and_what_it_writes_stay():
+    graph = Graph()
+    with new_fake_mode():
+        x = graph.placeholder("x")
+        x.meta["val"] = torch.empty(4)
+        same = graph.call_function(VIEW, (x, [4]))
+        same.meta["val"] = x.meta["val"].view(4)
+        written = graph.call_function(aten.add_.Tensor, (same, 1))
+        written.meta["val"] = same.meta["val"]
+        out = graph.call_function(aten.detach.default, (x,))
+        out.meta["val"] = x.meta["val"].detach()
+    graph.output((out,))
+    gm = graph_cleanup(GraphModule(torch.nn.Module(), graph), [], options=None)
+    assert [op_name(n.target) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.add_", "aten.detach"]
+
+
+def test_on_a_model_and_once_more(authored, through):
+    plain = through(authored, (), (BLOCKS,))[1]
+    records, pair, _ = through(authored, (), (BLOCKS, "overlap_collectives", NAME))
+    assert records[NAME].outcome is Outcome.PASS
+    for before, after in zip(plain.graphs, pair.graphs, strict=True):
+        assert len(after.graph.nodes) < 0.9 * len(before.graph.nodes)
+        assert len(after.graph.output_node().args[0]) == len(before.graph.output_node().args[0])
+    (again,), _ = run_partitioned(pair, [NAME])
+    found = again.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and found.message == "no view and no transpose is idle"

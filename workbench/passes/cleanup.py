@@ -1,0 +1,74 @@
+"""graph_cleanup: views that change nothing, transposes that undo each other and dead code are left out.
+
+What runs node by node pays for each of them on the host, in microseconds that add up where launches are the limit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.analysis.effect import Effect
+from workbench.passes.registry import Graphs, register_pass
+from workbench.torch_api.ops import op_name
+
+_VIEWS = frozenset({"aten.view", "aten._unsafe_view", "aten.reshape"})
+_TURNS = frozenset({"aten.t", "aten.transpose", "aten.permute"})
+_NAMES = frozenset({"aten.alias", "aten.detach"})
+
+
+def fewer_nodes(before: Graphs, after: Graphs, options: Any) -> Effect:
+    """Fewer operators than before, over forward and backward; none that was not there."""
+    was, now = (Counter(op_name(n.target) for g in graphs for n in g.graph.nodes if n.op == "call_function")
+                for graphs in (before, after))
+    gone = dict(was - now)
+    return Effect(bool(gone), "" if gone else "no view and no transpose is idle", {"removed": gone})
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """The same shape, strides, offset and dtype: over the same storage, the same tensor."""
+    return (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
+            and a.stride() == b.stride() and a.storage_offset() == b.storage_offset() and a.dtype == b.dtype)
+
+
+def _source(node: Node) -> Node | None:
+    """What may be read in the place of this node, or None."""
+    name, given = op_name(node.target), node.args[0] if node.args else None
+    if not isinstance(given, Node):
+        return None
+    value = node.meta.get("val")
+    if name in _NAMES or (name in _VIEWS | _TURNS and _alike(value, given.meta.get("val"))):
+        return given
+    if name in _TURNS and op_name(given.target) in _TURNS:
+        base = given.args[0]
+        return base if isinstance(base, Node) and _alike(value, base.meta.get("val")) else None
+    return None
+
+
+def _base(node: Node) -> Node | None:
+    """Behind a view of a view: the tensor that both are views of, if it is contiguous."""
+    given = node.args[0]
+    if op_name(node.target) not in _VIEWS or not isinstance(given, Node) or op_name(given.target) not in _VIEWS:
+        return None
+    base = given.args[0]
+    value = base.meta.get("val") if isinstance(base, Node) else None
+    plain = isinstance(value, torch.Tensor) and value.is_contiguous() and node.meta["val"].is_contiguous()
+    return base if plain and isinstance(base, Node) else None
+
+
+@register_pass("graph_cleanup", effect=fewer_nodes)
+def graph_cleanup(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+    """Each reader reads past what is idle. What the graph returns stays, and so does every operator that writes."""
+    output = gm.graph.output_node()
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        while (base := _base(node)) is not None:
+            node.replace_input_with(node.args[0], base)  # type: ignore[arg-type]
+        if (source := _source(node)) is not None:
+            node.replace_all_uses_with(source, delete_user_cb=lambda user: user is not output)
+    gm.graph.eliminate_dead_code()
+    return gm
