@@ -20,7 +20,7 @@ NOTEBOOKS = sorted(p.stem for p in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]
-FIRST_PICTURE_SECONDS = 60
+FIRST_PICTURE_SECONDS, RUN_SECONDS = 60, 180
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
@@ -51,7 +51,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
                 time.sleep(0.1)
             said = json.loads(found[0].read_text())
-            yield f"{said['url']}lab/tree/{{}}?token={said['token']}"
+            # without `reset` it opens what the last page left open, and may ask about it
+            yield f"{said['url']}lab/tree/{{}}?token={said['token']}&reset"
         finally:
             server.terminate()
             server.wait(30)
@@ -93,6 +94,11 @@ def test_the_first_picture_is_on_the_screen_within_a_minute(page: Page, lab: str
     assert errors == []
 
 
+RAN = """() => {
+    const { content, sessionContext } = jupyterapp.shell.currentWidget;
+    const code = content.model.toJSON().cells.filter(cell => cell.cell_type === 'code');
+    return code.every(cell => cell.execution_count) && sessionContext.session?.kernel?.status === 'idle';
+}"""
 CELLS = "() => jupyterapp.shell.currentWidget.content.model.toJSON().cells"
 
 
@@ -107,9 +113,12 @@ def test_all_cells_run_and_show_what_was_committed(page: Page, lab: str) -> None
     page.wait_for_function("() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
     page.evaluate("() => jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
     assert not any(outputs(page))
-    page.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")  # waited for below, with a limit
+    try:
+        page.wait_for_function(RAN, timeout=RUN_SECONDS * 1000)
+    finally:
+        looked_at(page, f"{name}_run")
     again = outputs(page)
-    looked_at(page, f"{name}_run")
     assert [o["output_type"] for cell in again for o in cell] == [o["output_type"] for cell in committed for o in cell]
 
     def text(cells: list[list[dict[str, Any]]]) -> list[str]:
