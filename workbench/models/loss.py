@@ -20,10 +20,13 @@ class CrossEntropy(nn.Module):
         In float32; float64 stays.
         """
         logits, targets = logits.flatten(0, 1), targets.flatten()
-        logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.mesh is None:
-            return F.cross_entropy(logits, targets)
+            return F.cross_entropy(_exact(logits), targets)
         return vocabulary_parallel(logits, targets, self.mesh)
+
+
+def _exact(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _reduced(x: torch.Tensor, mesh: DeviceMesh, op: str) -> torch.Tensor:
@@ -43,9 +46,10 @@ def vocabulary_parallel(logits: torch.Tensor, targets: torch.Tensor, mesh: Devic
     index = targets - mine[0]
     held = (index >= 0) & (index < size)
     index = index.clamp(0, size - 1)
-    # one column of the logits and of their logarithmic softmax gives what it subtracted
-    column = -F.nll_loss(logits, index, reduction="none")
-    part = column + F.nll_loss(F.log_softmax(logits, 1), index, reduction="none")
+    # one column of the logits and of their logarithmic softmax gives what it subtracted; picked before the cast, which
+    # is exact, the logits are kept for the backward in their own dtype
+    column = -_exact(F.nll_loss(logits, index, reduction="none"))
+    part = column + F.nll_loss(F.log_softmax(_exact(logits), 1), index, reduction="none")
     most = _reduced(part.detach(), mesh, "max")
     sums = torch.stack(((part - most).exp(), torch.where(held, column - most, 0.0)))
     total, target = _reduced(sums, mesh, "sum").unbind()
