@@ -11,7 +11,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tour lab lint check unit notebooks small-tour test test-all test-fast schemas clean
+.PHONY: help venv tour lab lint check unit notebooks small-tour test test-all test-fast execute schemas clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.
 	@$(PYTHON) .ci/make_venv $(COMPAT_VENV) --torch $(TORCH)
 	@mkdir -p benchmarks/results
 	@$(COMPAT_VENV)/bin/pytest tests -m compat --results-json benchmarks/results/compat_torch_$(TORCH).json
+
+execute: venv ## execute the notebooks in place, after a change of the code they show
+	@WORKBENCH_PROGRESS=0 $(BIN)/jupyter nbconvert --config .ci/execute_notebooks.py --execute --inplace notebooks/*.ipynb
 
 schemas: venv ## write lessons/*.schema.json again
 	@$(BIN)/python -m workbench.schemas lessons
