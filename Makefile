@@ -11,7 +11,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tour lab lint check unit notebooks small-tour test test-all test-fast execute schemas clean
+.PHONY: help venv tour lab lint check unit tests notebooks small-tour test test-all test-fast execute schemas clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -29,7 +29,10 @@ lint: venv
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-unit: venv
+unit: venv ## the unit tests alone: about a minute
+	@$(BIN)/pytest tests -m "not integration"
+
+tests: venv
 	@$(BIN)/pytest tests -m "not slow"
 
 notebooks: venv
@@ -39,11 +42,11 @@ small-tour: venv
 	@mkdir -p out
 	@$(BIN)/papermill -k python3 --cwd notebooks --no-progress-bar notebooks/00_tour.ipynb out/tour_small.ipynb $(SMALL)
 
-check: lint unit ## linter, types and tests: no notebooks
+check: lint tests ## linter, types and tests: no notebooks
 
 test: ## everything that CI checks
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory notebooks
 	@$(MAKE) --no-print-directory small-tour
 

@@ -20,15 +20,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _cost(item: pytest.Item) -> int:
-    """0 for what needs no ranks, 1 for real ranks, 2 for slow ones."""
+    """0 for unit tests, 1 for what captures whole models or runs notebooks, 2 for real ranks, 3 for slow ones."""
     if item.get_closest_marker("slow"):
+        return 3
+    if {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("ranks"):
         return 2
-    ranked = {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ()))
-    return 1 if ranked or item.get_closest_marker("ranks") else 0
+    return 1 if item.get_closest_marker("integration") else 0
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m picks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_cost)
+    for item in items:
+        if _cost(item):
+            item.add_marker("integration")
     needing = {item: next(iter(many.args), 2) if many else 1 for item in items
                if (many := item.get_closest_marker("multi_gpu")) or item.get_closest_marker("gpu")}
     if needing:

@@ -19,6 +19,8 @@ from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 
+pytestmark = pytest.mark.integration
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TOUR = ("inductor_decomposition", "activation_checkpointing", "reshard_after_forward"), (
     "transformer_block_bucketing",)

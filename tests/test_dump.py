@@ -14,6 +14,8 @@ from workbench.errors import WorkbenchError
 from workbench.recipe import load_recipe
 from workbench.run_recipe import run
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parent.parent
 
 

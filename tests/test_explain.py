@@ -14,6 +14,8 @@ from workbench import inductor_passes, load_recipe
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 
+pytestmark = pytest.mark.integration
+
 RECIPE = load_recipe("llama3_full_inductor_block_bucketing").override({
     "mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 1, "data.seq_len": 16})
 TORCH = Path(torch.__file__).parent.parent

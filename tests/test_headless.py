@@ -15,6 +15,8 @@ from workbench.lesson import LessonError
 from workbench.progress import PROGRESS
 from workbench.run_recipe import REPORTS
 
+pytestmark = pytest.mark.integration
+
 RUN = """
 from workbench import load_recipe, run
 recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": dp_shard, "model.n_layers": 1})

@@ -17,6 +17,8 @@ from workbench.pipeline import run_joint
 from workbench.torch_api.aot import parameter_of
 from workbench.world.fake import fake_world
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def authored():

@@ -13,6 +13,8 @@ from workbench.errors import WorkbenchError
 from workbench.matrix import Entry, run_matrix, table
 from workbench.recipe import RecipeError
 
+pytestmark = pytest.mark.integration
+
 SMALL = {"model.n_layers": "1", "training.steps": "2", "mesh.dp_shard": "2", "mesh.tp": "1"}
 
 

@@ -17,6 +17,8 @@ import pytest
 
 from workbench.lesson import load_lesson
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

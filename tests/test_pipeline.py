@@ -35,6 +35,8 @@ from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, ranks
 
+pytestmark = pytest.mark.integration
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
 from workbench.world.ranks import ranks
 
+pytestmark = pytest.mark.integration
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

@@ -20,6 +20,8 @@ from workbench.recipe import PassSpec
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankError, ranks
 
+pytestmark = pytest.mark.integration
+
 MEASURED = {"estimates": "measured"}
 
 

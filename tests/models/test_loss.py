@@ -12,6 +12,8 @@ from workbench.parallel.plans import LLAMA3_PLAN, llama3_plan
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 
+pytestmark = pytest.mark.integration
+
 
 def data(scale):
     generator = torch.Generator().manual_seed(0)

@@ -16,6 +16,8 @@ from workbench.pipeline import run_joint, saved_bytes
 from workbench.recipe import PassSpec
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 NAME = "activation_checkpointing"
 
 

@@ -15,6 +15,8 @@ from workbench.recipe import PassSpec
 from workbench.torch_api import bucketing
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 BLOCKS, AUTO = "transformer_block_bucketing", "autobucketing_reordering"
 ONE_GROUP = PassSpec(name=BLOCKS, options={"separate_gather_group": False})
 

@@ -12,6 +12,8 @@ from workbench.torch_api.fake import new_fake_mode
 from workbench.torch_api.ops import op_name
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 aten = torch.ops.aten
 NAME, BLOCKS = "graph_cleanup", "transformer_block_bucketing"
 

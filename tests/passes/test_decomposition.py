@@ -20,6 +20,8 @@ from workbench.recipe import PassSpec
 from workbench.torch_api import inductor
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 NAME = "inductor_decomposition"
 AT_CAPTURE = PassSpec(name=NAME, options={"at": "capture"})
 

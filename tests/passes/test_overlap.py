@@ -15,6 +15,8 @@ from workbench.passes.overlap import constraints, schedule
 from workbench.recipe import PassSpec
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 BLOCKS, OVERLAP, aten = "transformer_block_bucketing", "overlap_collectives", torch.ops.aten
 SIZES = {"model.n_layers": 2, "data.seq_len": 512, "data.batch_per_rank": 8, "model.dim": 512, "model.ffn_dim": 2048}
 

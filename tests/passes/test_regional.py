@@ -18,6 +18,8 @@ from workbench.torch_api import regions
 from workbench.torch_api.ops import COMPILED_REGION
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 NAME, BLOCKS = "regional_inductor", "transformer_block_bucketing"
 
 

@@ -16,6 +16,8 @@ from workbench.pipeline import run_joint, saved_bytes
 from workbench.recipe import PassSpec
 from workbench.verify.verdicts import Outcome
 
+pytestmark = pytest.mark.integration
+
 NAME = "reshard_after_forward"
 ALWAYS, NEVER = PassSpec(name=NAME), PassSpec(name=NAME, options={"policy": "never"})
 

@@ -9,6 +9,8 @@ from workbench.verify.numerics import compare, reduction_order_bound, run_pair
 from workbench.verify.verdicts import Outcome
 from workbench.world.ranks import ranks
 
+pytestmark = pytest.mark.integration
+
 EXACT = PassContract("a", Stage.JOINT, Numerics.EXACT, "nothing")
 ORDER = PassContract("b", Stage.JOINT, Numerics.REDUCTION_ORDER, "order")
 LOSSY = PassContract("c", Stage.JOINT, Numerics.LOSSY, "rounding", tolerance=1e-2)
