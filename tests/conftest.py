@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item, need in needing.items():
             if have < need:
                 item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), and this machine has {have}"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The rows that tests/world/test_fault_matrix.py recorded, as a table."""
+    rows = [value for reports in terminalreporter.stats.values() for report in reports
+            for name, value in getattr(report, "user_properties", ()) if name == "fault_row" and report.when == "call"]
+    if rows:
+        terminalreporter.section("faults on ranks")
+        for row in [("ranks", "fault", "seconds to report", "orphans", "next call works"), *rows]:
+            terminalreporter.write_line("{:<8}{:<48}{:>18}{:>9}{:>17}".format(*row))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

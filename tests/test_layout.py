@@ -30,7 +30,7 @@ LAYERS = [
     {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
      "report_text", "progress", "step_profile", "machine", "explain", "run_recipe"},
     {"draw", "widgets"},
-    {"matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
+    {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Plain data that any layer may hold: no torch in them.

@@ -66,3 +66,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext workbench`: the magics `%%ranks` and `%ranks`."""
+    import_module("workbench.magics").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext workbench`: the ranks end."""
+    import_module("workbench.magics").unload(shell)

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from processes import wait_until_gone
 
 from workbench.errors import WorkbenchError
-from workbench.world import worker
-from workbench.world.channel import Echo, rank_env
+from workbench.world import cells
+from workbench.world.echo import Echo
+from workbench.world.local import rank_env
 from workbench.world.ranks import RankError, RankPool, ranks
 
 pytestmark = pytest.mark.ranks
@@ -87,10 +88,10 @@ def test_a_module_on_the_callers_path_is_found_in_the_ranks(pool, tmp_path, monk
 
 def test_namespace_lasts_from_call_to_call(pool):
     def leave(value):
-        worker.NAMESPACE["kept"] = value + dist.get_rank()
+        vars(cells.MAIN)["kept"] = value + dist.get_rank()
 
     pool.run(leave, 5)
-    assert pool.run(lambda: worker.NAMESPACE["kept"]) == [5, 6]
+    assert pool.run(lambda: vars(cells.MAIN)["kept"]) == [5, 6]
 
 
 def test_a_view_does_not_drag_its_storage_along_and_tied_parameters_stay_tied(pool):

@@ -13,12 +13,19 @@ from workbench.errors import WorkbenchError
 
 MAX_FRAMES = 20
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<name>.*)$')
-_WORKER_FILE = '/workbench/world/worker.py"'
+_WORKER_FILES = ('/workbench/world/worker.py"', '/workbench/world/cells.py"')
 _COLLECTIVE_FILES = ("/distributed/distributed_c10d.py", "/distributed/_functional_collectives.py")
+# Those files hold what only asks, too, such as get_rank.
+_COLLECTIVES = ("all_", "barrier", "batch_", "broadcast", "gather", "irecv", "isend", "monitored_barrier", "new_group",
+                "recv", "reduce", "scatter", "send", "wait")
 # What a rank says when another one left it alone in a collective: a consequence, seldom the cause.
 _BROKEN_PEER = re.compile(
     r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)|Broken pipe|gloo|NCCL|aborted", re.IGNORECASE
 )
+
+_FINGERPRINT = re.compile(r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, OpType=(\w+)"
+                          r"(?:, TensorShape=\[([^]]*)\], TensorDtypes=(\w+))?")
+_MISMATCH = re.compile(r"Detected mismatch between collectives on ranks\..*")
 
 
 @dataclass(frozen=True)
@@ -46,22 +53,26 @@ class RankError(WorkbenchError):
     """A call failed on at least one rank. The text names the first failing rank and its cause first.
 
     `rank` is that rank, `summary` its cause, `remote_traceback` its traceback or stack as text, and `failures` every
-    rank's part, the cause first. `timed_out` is true when no rank failed but some did not answer in time.
+    rank's part, the cause first. `timed_out` is true when no rank failed but some did not answer in time, `kept` when
+    the ranks live on with what they hold; otherwise they were ended.
     """
 
-    def __init__(self, headline: str, failures: Iterable[Failure], timed_out: bool = False, notes: str = "") -> None:
+    def __init__(
+        self, headline: str, failures: Iterable[Failure], timed_out: bool = False, notes: Sequence[str] = (),
+        kept: bool = False,
+    ) -> None:
         self.failures = sorted(failures, key=lambda failure: failure.order)
         first = self.failures[0]
-        self.headline, self.timed_out = headline, timed_out
+        self.headline, self.timed_out, self.kept = headline, timed_out, kept
         self.rank, self.summary, self.remote_traceback = first.rank, first.summary, first.detail
         parts = [headline]
         parts += [f"  {text}" for text in _consequences(self.failures[0 if timed_out else 1 :], first, timed_out)]
-        parts += _details(self.failures)
-        super().__init__("\n".join(parts + ([notes] if notes else [])))
+        parts += [f"\n{note}" for note in notes]
+        super().__init__("\n".join(parts + _details(self.failures)))
 
     def _render_traceback_(self, *_: object) -> list[str]:
         """IPython shows these lines instead of the pool's own frames."""
-        return f"{type(self).__name__}: {self}".splitlines()
+        return "\n".join([f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]).splitlines()
 
 
 def note_interrupt(error: BaseException, waits: Sequence[Failure]) -> None:
@@ -77,8 +88,15 @@ def cause(failures: Sequence[Failure]) -> Failure:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 0, 2`."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+    """`rank 1`, `ranks 0, 2`, `ranks 0 to 7, 12`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
 def _consequences(failures: Sequence[Failure], first: Failure, timed_out: bool) -> list[str]:
@@ -115,6 +133,13 @@ def exit_text(status: int) -> str:
     return f"the process was killed by {name}{hint}"
 
 
+def without_fingerprints(text: str) -> str:
+    """torch's detailed check of collectives in few words: `rank 0 runs allreduce of float [3], rank 1 ...`."""
+    return _MISMATCH.sub(lambda found: "the ranks run different collectives: " + ", ".join(
+        f"rank {rank} {op.lower()}" + (f" of {dtypes.lower()} [{shape}]" if shape is not None else "")
+        for rank, op, shape, dtypes in _FINGERPRINT.findall(found[0])), text)
+
+
 def with_source(text: str) -> str:
     """Add the source line to every frame that lacks one. The parent knows the cells' text, the ranks do not."""
     lines, out = text.splitlines(), []
@@ -122,9 +147,14 @@ def with_source(text: str) -> str:
         out.append(line)
         frame = _FRAME.match(line)
         if frame and not (index + 1 < len(lines) and lines[index + 1].startswith("    ")):
-            source = linecache.getline(frame["file"], int(frame["line"])).strip()
+            source = source_line(frame["file"], int(frame["line"]))
             out += [f"    {source}"] if source else []
     return "\n".join(out)
+
+
+def source_line(file: str, line: int) -> str:
+    """That line's text, stripped; empty where it cannot be had."""
+    return linecache.getline(file, line).strip()
 
 
 def read_stack(text: str) -> list[str]:
@@ -135,10 +165,10 @@ def read_stack(text: str) -> list[str]:
     threads = []
     for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
         frames = [line for line in block.splitlines() if _FRAME.match(line)]
-        own = next((i for i, line in enumerate(frames) if _WORKER_FILE in line), None)
+        own = next((i for i, line in enumerate(frames) if any(file in line for file in _WORKER_FILES)), None)
         if own is None:
             threads.append((1, frames))
-        elif "in _listen" not in frames[own]:
+        elif not any(line.endswith("in listen") for line in frames[own:]):
             # The main thread. Waiting for work or joining, it has no frame but ours: then show those.
             threads.append((0, frames[:own] or frames[own : own + 2]))
     threads.sort(key=lambda thread: thread[0])
@@ -150,10 +180,11 @@ def where(frames: Sequence[str]) -> str:
     found = [match for match in map(_FRAME.match, frames) if match]
     if not found:
         return "no answer, and no stack could be had"
-    if _WORKER_FILE in frames[0] and found[0]["name"] == "main":
+    if _WORKER_FILES[0] in frames[0] and found[0]["name"] == "serve":
         return "waiting for the call"
-    collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)), None)
-    user = next((f for f in found if not _is_library(f["file"])), found[0])
+    collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)
+                       and f["name"].startswith(_COLLECTIVES)), None)
+    user = next((f for f in found if not is_library(f["file"])), found[0])
     place = f"{user['name']} ({os.path.basename(user['file'])}, line {user['line']})"
     return f"waiting in the collective {collective}, called from {place}" if collective else f"busy in {place}"
 
@@ -169,5 +200,6 @@ def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
     return Failure(rank, "waiting", summary, with_source("\n".join(shown)), order)
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a frame's file is Python's or an installed package's."""
     return "/site-packages/" in file or file.startswith((os.path.dirname(os.__file__), "<frozen"))

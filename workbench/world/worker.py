@@ -2,13 +2,16 @@
 
 It joins the default process group, says "ready", then runs one call after another until it is told to stop
 or its parent goes away. torch is imported late, so that a parent that dies meanwhile is noticed.
+
+A pool that listens (`ranks(n, listen=...)`) is called by workers that torchrun starts, on any machine:
+
+    torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench.world.worker --connect HOST:PORT [--key-file PATH]
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
-import io
 import json
 import os
 import pickle
@@ -16,66 +19,104 @@ import queue
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import cloudpickle
+from workbench.world.payload import dumps
 
-NAMESPACE: dict[str, Any] = {}
-"""Lives as long as the rank does: what one call leaves here the next call finds."""
+if TYPE_CHECKING:
+    from workbench.world.remote import Output
 
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
+IDLE_SECONDS = 2.0
+GROUP_TIMEOUT = timedelta(days=1)
+"""The pool's own time limit must strike first: it shows stacks, the process group's does not."""
 
 
-class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles for another process: tensors on the host, and no more storage than they show."""
+class Parent:
+    """The channel to the pool: one thread listens, and several speak."""
 
-    def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(obj, torch.Tensor):
-            dtensor = sys.modules.get("torch.distributed.tensor")
-            if dtensor is not None and isinstance(obj, dtensor.DTensor):
-                raise TypeError("a DTensor means nothing outside its ranks: send x.to_local() or x.full_tensor()")
-            if type(obj) in (torch.Tensor, torch.nn.Parameter):
-                sent = _on_host(obj)
-                if sent is not obj:
-                    return sent.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return super().reducer_override(obj)
+    def __init__(self, channel: Connection, local: bool = True) -> None:
+        self.channel, self.local, self._speaking = channel, local, threading.Lock()
+        self.output: Output | None = None
+        self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+
+    def send(self, kind: str, body: Any) -> None:
+        raw = isinstance(body, bytes)  # a pickle already, and maybe a large one: once more would copy it
+        with self._speaking:
+            self.channel.send_bytes(pickle.dumps((kind, None if raw else body, raw)))
+            if raw:
+                self.channel.send_bytes(body)
+
+    def listen(self, job: dict[str, Any]) -> None:
+        """Feed the main thread. When the parent is gone, end this rank and what it started, whatever it is doing."""
+        try:
+            while True:
+                while not self.channel.poll(PARENT_CHECK_SECONDS):
+                    # A child that the parent forked may hold the other end open: look for the parent as well.
+                    if self.local and os.getppid() != job["parent"]:
+                        raise EOFError
+                command, *body = pickle.loads(self.channel.recv_bytes())
+                if command == "aside":
+                    self.send("aside", _aside(*body))
+                else:
+                    self.calls.put((command, *body))
+        except (EOFError, OSError):
+            if self.local:
+                shutil.rmtree(job["folder"], ignore_errors=True)
+                if os.getpgrp() == os.getpid():
+                    os.killpg(os.getpid(), signal.SIGKILL)
+            os._exit(1)
 
 
-def _on_host(tensor: Any) -> Any:
-    import torch
-
-    on_device = tensor.device.type not in ("cpu", "meta")
-    dense = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-    # A view would drag the whole storage along; sharing between the tensors of a result is worth less.
-    wasteful = dense and tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()
-    if not (on_device or wasteful):
-        return tensor
-    host = tensor.detach().cpu() if on_device else tensor.detach().clone()
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(host, tensor.requires_grad)
-    return host.requires_grad_(tensor.requires_grad)
+def _aside(what: str, *args: Any) -> Any:
+    """Answer a question while the main thread may be in a call. One that fails is answered with nothing."""
+    questions: dict[str, Callable[..., Any]] = {"look": _look, "stacks": _stacks, "complete": _complete}
+    try:
+        return questions[what](*args)
+    except Exception as error:
+        print(f"asked for {what}: {type(error).__name__}: {error}", file=sys.stderr)
+        return {"look": {"launches": [], "host_bytes": 0, "gpu_bytes": None}, "stacks": "", "complete": []}[what]
 
 
-def dumps(value: Any) -> bytes:
-    """Pickle `value` for another process, cell-defined functions and classes by value.
+def _look(what: str = "last") -> dict[str, Any]:
+    """This rank's memory, and its collectives: the last one, "all", or all with their source "lines"."""
+    from workbench.torch_api.flight_recorder import launches
+    from workbench.world.divergence import user_frame
 
-    CUDA tensors arrive on the host. Raises TypeError for a DTensor and whatever pickle raises for the rest.
-    """
-    buffer = io.BytesIO()
-    _ResultPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
+    found = launches(stacks=what == "lines")
+    torch = sys.modules["torch"]
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"launches": [user_frame(launch) for launch in (found[-1:] if what == "last" else found)],
+            "host_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+            "gpu_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None}
+
+
+def _stacks() -> str:
+    """The stacks of all threads, as faulthandler writes them."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _complete(text: str) -> list[str]:
+    from workbench.world.cells import complete
+
+    return complete(text)
 
 
 def _describe(error: BaseException) -> dict[str, str]:
-    """The error as text: the parent may not have its class. Frames of this file are left out."""
+    """The error as text: the parent may not have its class. Frames of the pool itself are left out."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -99,39 +140,19 @@ def _call(path: list[str], payload: bytes) -> tuple[str, Any]:
             stream.flush()
 
 
-def _listen(channel: Connection, calls: queue.SimpleQueue[tuple[Any, ...]], job: dict[str, Any]) -> None:
-    """Feed the main thread. When the parent is gone, end this rank and what it started, whatever it is doing."""
-    try:
-        while True:
-            while not channel.poll(PARENT_CHECK_SECONDS):
-                # A child that the parent forked may hold the other end open: look for the parent as well.
-                if os.getppid() != job["parent"]:
-                    raise EOFError
-            calls.put(pickle.loads(channel.recv_bytes()))
-    except (EOFError, OSError):
-        shutil.rmtree(job["folder"], ignore_errors=True)
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-
-
 def _join(job: dict[str, Any]) -> None:
-    """Initialise the default process group through a file that only this user can read."""
+    """Initialise the default process group, on one machine through a file that only this user can read."""
     import torch
     import torch.distributed as dist
 
     device = None
     if job["backend"] == "nccl":
-        device = torch.device("cuda", job["rank"])
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        job["backend"],
-        store=dist.FileStore(os.path.join(job["folder"], "store"), job["size"]),
-        rank=job["rank"],
-        world_size=job["size"],
-        timeout=timedelta(seconds=job["group_timeout"]),
-        device_id=device,
-    )
+    meet: dict[str, Any] = {}
+    if "store" in job:
+        meet = {"store": dist.FileStore(job["store"], job["size"]), "rank": job["rank"], "world_size": job["size"]}
+    dist.init_process_group(job["backend"], timeout=GROUP_TIMEOUT, device_id=device, **meet)
 
 
 def _leave() -> None:
@@ -139,46 +160,90 @@ def _leave() -> None:
     bound = threading.Timer(LEAVE_SECONDS, os._exit, (0,))
     bound.daemon = True
     bound.start()
-    NAMESPACE.clear()
-    gc.collect()
     import torch.distributed as dist
 
     from workbench.torch_api.cuda_graphs import close_recorders
+    from workbench.world.cells import forget
 
+    forget()
+    gc.collect()
     close_recorders()
 
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def main() -> None:
-    """Serve the job described by the first argument (JSON; `ranks._job` writes it)."""
-    job = json.loads(sys.argv[1])
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-    stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it as long as the process lives
-    faulthandler.enable(file=stacks)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    channel = Connection(job["channel"])
-    calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, calls, job), daemon=True, name="parent").start()
+def serve(parent: Parent, job: dict[str, Any]) -> None:
+    """Join the group, and answer one call after another."""
+    threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
         _join(job)
     except BaseException as error:
-        channel.send_bytes(pickle.dumps(("error", _describe(error))))
+        parent.send("error", _describe(error))
         raise SystemExit(1) from None
-    channel.send_bytes(pickle.dumps(("ready", None)))
+    parent.send("ready", None)
+    idle: float | None = IDLE_SECONDS
     while True:
-        command, *body = calls.get()
+        try:
+            command, *body = parent.calls.get(timeout=idle)
+        except queue.Empty:
+            _aside("look", "lines")  # its first time takes a second, which a report should not
+            idle = None
+            continue
         if command == "stop":
             break
-        channel.send_bytes(pickle.dumps(_call(*body)))
-        del body  # do not keep the arguments alive until the next call
+        answer = _call(*body)
+        if parent.output is not None:
+            parent.output.drain()
+        parent.send(*answer)
+        del body, answer  # do not keep the arguments alive until the next call
     _leave()
 
 
+def main() -> None:
+    """Serve the job described by the first argument (JSON, from `LocalGang`), or the pool at `--connect`."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    if sys.argv[1].startswith("--"):
+        _serve_far()
+    else:
+        job = json.loads(sys.argv[1])
+        stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it while the process lives
+        faulthandler.enable(file=stacks)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        serve(Parent(Connection(job["channel"])), job)
+
+
+def _serve_far() -> None:
+    """Serve the pool that listens at `--connect`; torchrun started this process."""
+    import argparse
+
+    from workbench.errors import WorkbenchError
+    from workbench.world.remote import Output, dial, read_key
+
+    parser = argparse.ArgumentParser(prog="python -m workbench.world.worker", description="one rank of a pool that "
+                                     "listens: start it with torchrun, once for each rank")
+    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="where `ranks(n, listen=...)` listens")
+    parser.add_argument("--key-file", metavar="PATH", help="the shared key; default: the variable WORKBENCH_KEY")
+    asked = parser.parse_args()
+    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    try:
+        if missing:
+            raise WorkbenchError(f"{', '.join(missing)} not set: start this with torchrun")
+        hello = {"rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
+        channel, job = dial(asked.connect, read_key(asked.key_file), hello)
+    except WorkbenchError as error:
+        raise SystemExit(f"error: {error}") from None
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # CUDA graphs need it, and NCCL reads it once
+    faulthandler.enable(file=os.dup(2))  # torchrun's log
+    parent = Parent(channel, local=False)
+    parent.output = Output(parent.send)
+    threading.Thread(target=parent.output.pump, daemon=True, name="output").start()
+    serve(parent, job)
+
+
 if __name__ == "__main__":
-    # The module under its own name, not __main__, so that NAMESPACE exists once.
+    # The module under its own name: what is pickled must not name __main__, which belongs to the cells.
     from workbench.world.worker import main as _main
 
     _main()

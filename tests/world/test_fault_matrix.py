@@ -1,0 +1,257 @@
+"""Every fault on 2 and 4 ranks: when it is told, what is said first, who is left, and whether the next call works.
+
+The rows are printed as a table at the end of the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from processes import wait_until_gone
+
+from workbench.world.ranks import RankError, ranks
+
+pytestmark = pytest.mark.ranks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+TIMEOUT = 4.0
+TELL_SECONDS = 3.0
+
+
+def device():
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def total():
+    value = torch.ones(1, device=device())
+    dist.all_reduce(value)
+    return value.item()
+
+
+def raises():
+    if dist.get_rank() == 1:
+        raise ValueError("boom")
+    total()
+
+
+def killed():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    total()
+
+
+def segfault():
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)
+    total()
+
+
+def out_of_memory():
+    if dist.get_rank() == 1:
+        if device() == "cuda":
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        bytearray(1 << 30)
+    total()
+
+
+def skipped():
+    if dist.get_rank() != 1:
+        total()
+
+
+def other_collective():
+    value = torch.ones(4, device=device())
+    dist.all_reduce(value) if dist.get_rank() != 1 else dist.broadcast(value, 0)
+    return value.sum().item()
+
+
+def other_shape():
+    value = torch.ones(4 if dist.get_rank() != 1 else 400_000, device=device())
+    dist.all_reduce(value)
+    return value.sum().item()
+
+
+def other_dtype():
+    value = torch.ones(4, dtype=torch.float32 if dist.get_rank() != 1 else torch.float64, device=device())
+    dist.all_reduce(value)
+    return value.sum().item()
+
+
+def endless():
+    while dist.get_rank() == 1:
+        pass
+    total()
+
+
+@dataclass
+class Fault:
+    """`told`: the first line of the report. `at_once`: told when it happens, and not when the time is over."""
+
+    run: Callable[[], Any]
+    told: str
+    then: str = ""
+    at_once: bool = True
+    check: bool = False
+
+
+WAITS = r"waiting in the collective \w+, called from total \(test_fault_matrix.py, line \d+\)"
+PARTS = r"the ranks run different collectives: rank \d"
+FAULTS = {
+    "an exception on one rank, the others wait": Fault(raises, "rank 1 failed: ValueError: boom"),
+    "SIGKILL of a rank": Fault(killed, r"rank 1 died: the process was killed by SIGKILL"),
+    "segmentation fault of a rank": Fault(segfault, "rank 1 died: the process was killed by SIGSEGV"),
+    "out of memory": Fault(out_of_memory, r"rank 1 failed: (MemoryError|.*OutOfMemoryError)"),
+    "a collective that one rank skips": Fault(
+        skipped, r"ranks? .* gave no answer within 4 s\. \(rank 1 had returned\.\)", "rank 1: did not launch it",
+        at_once=False),
+    "different collectives": Fault(
+        other_collective, r"ranks? .* gave no answer within 4 s\.|rank \d (failed|died)",
+        "rank 1: broadcast of float32", at_once=False),
+    "different collectives, checked": Fault(other_collective, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
+    "different shapes, checked": Fault(other_shape, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
+    "different dtypes, checked": Fault(other_dtype, rf"rank \d failed: RuntimeError: {PARTS}", check=True),
+    "endless loop": Fault(
+        endless, r"ranks .* gave no answer within 4 s\.", r"rank 1: busy in endless", at_once=False),
+}
+ON_GLOO = {
+    "different shapes": Fault(
+        other_shape, r"rank \d (died: the process was killed by SIGABRT|failed: RuntimeError: )", "EnforceNotMet"),
+    "different dtypes": Fault(
+        other_dtype, r"rank \d (died: the process was killed by SIGABRT|failed: RuntimeError: )", "EnforceNotMet"),
+}
+GROUPS = [
+    pytest.param("gloo", 2, id="2 gloo"),
+    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.slow),
+    pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
+    pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
+]
+CASES = [pytest.param(backend, n, name, fault, id=f"{name}, {n} {backend}", marks=param.marks)
+         for param in GROUPS for backend, n in [param.values]
+         for name, fault in (FAULTS | (ON_GLOO if backend == "gloo" else {})).items()]
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """One pool for each kind of ranks; faults end its ranks, and it starts others."""
+    made = {}
+
+    def pool(backend, n, check=False):
+        key = (backend, n, check)
+        if key not in made:
+            made[key] = ranks(n, backend=backend, timeout=TIMEOUT, echo="none", check=check)
+        made[key].timeout = TIMEOUT
+        return made[key]
+
+    yield pool
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture
+def row(request, record_property):
+    """Puts a row into the table at the end."""
+
+    def add(n, backend, fault, seconds, orphans, works):
+        record_property("fault_row", (f"{n} {backend}", fault, f"{seconds:.1f}", orphans, "yes" if works else "NO"))
+        assert works and not orphans
+
+    return add
+
+
+@pytest.mark.parametrize(("backend", "n", "name", "fault"), CASES)
+def test_fault(pools, row, backend, n, name, fault):
+    pool = pools(backend, n, fault.check)
+    pool.run(total)
+    pids, start = pool.pids, time.monotonic()
+    with pytest.raises(RankError) as caught:
+        pool.run(fault.run)
+    seconds = time.monotonic() - start - (0 if fault.at_once else TIMEOUT)
+    left = wait_until_gone(pids, 0)
+    pool.timeout = 60
+    works = pool.run(total) == [float(n)] * n
+    row(n, backend, name, seconds, len(left), works)
+    first, *rest = str(caught.value).splitlines()
+    assert re.match(fault.told, first), first
+    assert re.search(fault.then, "\n".join(rest)), "\n".join(rest)
+    assert seconds < TELL_SECONDS
+
+
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_interrupts_in_mid_call_twice_in_a_row(pools, row, backend, n):
+    pool = pools(backend, n)
+    pool.timeout = 60
+    for turn in range(2):
+        pool.run(total)
+        pids = pool.pids
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            pool.run(endless)
+        seconds = time.monotonic() - start - 0.5
+        works = pool.run(total) == [float(n)] * n
+        row(n, backend, f"interrupt in mid-call, number {turn + 1}", seconds, len(wait_until_gone(pids, 0)), works)
+        assert "rank 1: busy in endless" in "".join(caught.value.__notes__)
+        assert seconds < TELL_SECONDS
+
+
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_a_result_that_cannot_be_pickled(pools, row, backend, n):
+    pool = pools(backend, n)
+    pool.run(total)
+    pids, start = pool.pids, time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 could not send its result: TypeError: cannot pickle '_thread.lock'"):
+        pool.run(lambda: threading.Lock() if dist.get_rank() == 1 else 0)
+    seconds = time.monotonic() - start
+    assert pool.pids == pids and seconds < TELL_SECONDS  # they live on, and are no orphans
+    row(n, backend, "a result that cannot be pickled", seconds, 0, pool.run(total) == [float(n)] * n)
+
+
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_a_result_of_1_gb(pools, row, backend, n):
+    pool = pools(backend, n)
+    pool.timeout = 60
+
+    def large():
+        return torch.full((250_000_000,), 2.0, device=device()) if dist.get_rank() == 0 else None
+
+    start = time.monotonic()
+    value = pool.run(large)[0]
+    row(n, backend, "a result of 1 GB", time.monotonic() - start, 0, pool.run(total) == [float(n)] * n)
+    assert value.device.type == "cpu" and value.sum(dtype=torch.float64).item() == 5e8
+
+
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_printing_100_000_lines(row, backend, n, capsys):
+    def chatter():
+        for line in range(100_000 // dist.get_world_size()):
+            print("line", line)
+
+    with ranks(n, backend=backend, timeout=60, echo="grouped") as pool:
+        start = time.monotonic()
+        pool.run(chatter)
+        seconds = time.monotonic() - start
+        shown = capsys.readouterr().out.splitlines()
+        row(n, backend, "printing 100 000 lines", seconds, 0, pool.run(total) == [float(n)] * n)
+    each = 100_000 // n
+    assert len(shown) == each * n and shown[each - 1 : each + 1] == [f"[rank 0] line {each - 1}", "[rank 1] line 0"]
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path

@@ -1,0 +1,174 @@
+"""What a cell gave on each rank: once where the ranks agree, side by side where they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import torch
+
+from workbench.draw.show import Table
+from workbench.world.cells import ADDRESS, Shard
+from workbench.world.diagnose import ranks_text
+
+MAX_LEAVES = 8
+MAX_GROUPS = 8
+
+
+class RankValues(Sequence[Any]):
+    """The value of each rank, in rank order. Its text and its HTML hold each distinct value once."""
+
+    def __init__(self, ranks: Sequence[int], values: Sequence[Any]) -> None:
+        self.ranks, self._values = tuple(ranks), list(values)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def agree(self) -> bool:
+        """Whether all ranks have the same value: tensors bit by bit."""
+        return len(_groups(self.ranks, self._values)) == 1
+
+    def __repr__(self) -> str:
+        return "\n".join(str(part) for part in self._parts())
+
+    def _repr_html_(self) -> str:
+        return "".join(part._repr_html_() for part in self._parts())
+
+    def _parts(self) -> Iterator[Table | _Value]:
+        if self.agree:
+            yield _Value(ranks_text(self.ranks), self._values[0])
+            return
+        leaves = [dict(_leaves(value, "")) for value in self._values]
+        if all(own.keys() == leaves[0].keys() for own in leaves) and list(leaves[0]) != [""]:
+            apart = [path for path in leaves[0] if len(_groups(self.ranks, [own[path] for own in leaves])) > 1]
+            for path in apart[:MAX_LEAVES]:
+                yield from _compared(path, self.ranks, [own[path] for own in leaves])
+            hidden, equal = len(apart[MAX_LEAVES:]), len(leaves[0]) - len(apart)
+            yield _Value(f"{equal} of {len(leaves[0])} entries agree" + (f", {hidden} more differ" if hidden else ""))
+        else:
+            yield from _compared("", self.ranks, self._values)
+
+
+class _Value:
+    def __init__(self, title: str, *value: Any) -> None:
+        self.title, self.text = title, ADDRESS.sub("", "".join(map(repr, value)))
+
+    def __str__(self) -> str:
+        if not self.text:
+            return self.title
+        return f"{self.title}:{chr(10) if chr(10) in self.text else ' '}{self.text}"
+
+    def _repr_html_(self) -> str:
+        body = f"<pre style='margin:0 0 0.6em 0'>{html.escape(self.text)}</pre>" if self.text else ""
+        return f"<div><b>{html.escape(self.title)}</b></div>{body}"
+
+
+def _compared(path: str, ranks: Sequence[int], values: Sequence[Any]) -> Iterator[Table | _Value]:
+    """One value that is not the same everywhere: facts of the tensors side by side, then each distinct value."""
+    groups = _groups(ranks, values)
+    shown = groups[:MAX_GROUPS]
+    names = [ranks_text(own) for own, _ in shown]
+    title = f"{path} differs" if path else "the ranks differ"
+    if all(_tensor(value) is not None for _, value in shown):
+        facts = [_facts(value, shown[0][1] if index else None) for index, (_, value) in enumerate(shown)]
+        rows = [(name, *(own[name] for own in facts)) for name in facts[0]]
+        yield Table(title, ("", *names), tuple(rows), notes=tuple(_suspicious(groups)))
+    else:
+        yield _Value(title)
+    for name, (_, value) in zip(names, shown, strict=True):
+        yield _Value(name, value.local if isinstance(value, Shard) else value)
+    if groups[MAX_GROUPS:]:
+        yield _Value(f"and {len(groups) - MAX_GROUPS} more values, all different")
+
+
+def _facts(value: Any, first: Any) -> dict[str, str]:
+    tensor = _tensor(value)
+    assert tensor is not None
+    facts = {"shape": str(list(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    if isinstance(value, Shard):
+        axes = zip(value.axes, value.placements, strict=True)
+        facts |= {"of": str(list(value.shape)), "placement": ", ".join(f"{axis}: {placed}" for axis, placed in axes)}
+    return facts | {"differs": "" if first is None else _where(_tensor(first), tensor)}
+
+
+def _where(a: Any, b: Any) -> str:
+    """Where tensor `b` departs from `a`."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return "in shape" if a.shape != b.shape else "in dtype"
+    apart = ~((a == b) | ((a != a) & (b != b)))
+    count = int(apart.sum())
+    if not count:
+        return "in bits only: signed zeros or NaNs"
+    at = apart.nonzero()[0].tolist()
+    text = f"in {count:,} of {a.numel():,}, first at {at}: {b[tuple(at)].item():g}, not {a[tuple(at)].item():g}" \
+        if not a.is_complex() else f"in {count:,} of {a.numel():,}, first at {at}"
+    return text
+
+
+def _suspicious(groups: Sequence[tuple[list[int], Any]]) -> Iterator[str]:
+    values = [value for _, value in groups]
+    if all(isinstance(value, Shard) and set(value.placements) == {"R"} for value in values):
+        yield "Replicated on every mesh axis, and yet not equal: the ranks have parted."
+
+
+def _tensor(value: Any) -> Any:
+    value = value.local if isinstance(value, Shard) else value
+    return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(path, leaf) of nested dictionaries, lists, tuples, dataclasses and modules' parameters."""
+    if isinstance(value, dict) and value:
+        items = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)) and value:
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, torch.nn.Module):
+        items = [(f"{path}.{name}", own) for name, own in [*value.named_parameters(), *value.named_buffers()]]
+        items.append((path or "its text", repr(value)))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Shard)):
+        items = [(f"{path}.{own.name}", getattr(value, own.name)) for own in dataclasses.fields(value)]
+    else:
+        yield path, value
+        return
+    for name, item in items:
+        yield from _leaves(item, name)
+
+
+def _groups(ranks: Sequence[int], values: Sequence[Any]) -> list[tuple[list[int], Any]]:
+    """The distinct values, each with the ranks that have it, in order of their first rank."""
+    groups: dict[Any, tuple[list[int], Any]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        groups.setdefault(_identity(value), ([], value))[0].append(rank)
+    return list(groups.values())
+
+
+def _identity(value: Any) -> Any:
+    """Equal for equal values: tensors by their bits, the rest by their text and, where it can be had, their pickle."""
+    if isinstance(value, Shard):
+        return "shard", value.shape, value.placements, _identity(value.local)
+    if (tensor := _tensor(value)) is not None:
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return "tensor", tuple(tensor.shape), tensor.dtype, data.numpy().tobytes()
+    if isinstance(value, (set, frozenset)):
+        return "set", frozenset(map(_identity, value))
+    leaves = list(_leaves(value, ""))
+    if [path for path, _ in leaves] != [""]:
+        return type(value).__name__, tuple((path, _identity(leaf)) for path, leaf in leaves)
+    text = repr(value)
+    if (told := ADDRESS.sub("", text)) != text:
+        return type(value).__name__, told
+    try:
+        return type(value).__name__, told, pickle.dumps(value)
+    except Exception:
+        return type(value).__name__, told

@@ -1,0 +1,66 @@
+"""torch's flight recorder: the collectives that this process has launched, whether or not they ever end.
+
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp; gloo and NCCL both write to it, TORCH_FR_BUFFER_SIZE entries.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+_DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+           "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One collective of one rank: the `number`-th that it launched on the group of `ranks`.
+
+    `shapes` and `dtypes` are the inputs'; `stack` holds (file, line, function), innermost first.
+    """
+
+    group: str
+    axis: str
+    ranks: tuple[int, ...]
+    number: int
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    done: bool
+    stack: tuple[tuple[str, int, str], ...]
+
+
+def launches(stacks: bool) -> list[Launch]:
+    """What the recorder holds, oldest first, without point-to-point operations. Safe in any thread, and never waits.
+
+    With `stacks` the first call takes a second, in which torch reads its own symbols.
+    """
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as c10d
+    from torch.distributed.distributed_c10d import _world
+
+    if not dist.is_initialized():
+        return []
+    groups = {str(name): tuple(sorted(_world.pg_group_ranks[group])) for group, name in dict(_world.pg_names).items()
+              if group in _world.pg_group_ranks}
+    entries = []
+    for dump in ("_dump_fr_trace", "_dump_nccl_trace"):  # CPU backends; NCCL, where torch has it
+        if hasattr(c10d, dump):
+            # The binding pickles the dictionary that it has just made.
+            entries += pickle.loads(getattr(c10d, dump)(includeStackTraces=stacks))["entries"]
+    return [_launch(entry, groups) for entry in entries if not entry["is_p2p"]]
+
+
+def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type: ignore[type-arg]
+    group, about = entry["process_group"]
+    return Launch(
+        group,
+        about.removeprefix("mesh_"),
+        groups.get(group, ()),
+        entry["collective_seq_id"],
+        entry["profiling_name"].split(":")[-1],
+        tuple(map(tuple, entry["input_sizes"])),
+        tuple(_DTYPES.get(name, name.lower()) for name in entry["input_dtypes"]),
+        bool(entry["retired"]) or entry["state"] == "completed",
+        tuple((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())),
+    )

@@ -1,0 +1,88 @@
+"""Where the ranks part: the first collective of a group that some of them launched and others did not, or not so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.torch_api.flight_recorder import Launch
+from workbench.world.diagnose import is_library, ranks_text, source_line
+
+_UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
+"""How the collectives begin whose inputs may differ from rank to rank."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """`launched` holds what each rank that got there launched as collective `number` of the group, `missing` the
+    last launch in that group of each that did not (None: it launched none)."""
+
+    axis: str
+    ranks: tuple[int, ...]
+    number: int
+    launched: dict[int, Launch]
+    missing: dict[int, Launch | None]
+
+    def __str__(self) -> str:
+        over = f"group {self.axis or 'of'} ({ranks_text(self.ranks)})"
+        lines = [f"The ranks part at collective {self.number} of {over}:"]
+        lines += [f"  rank {rank}: {described(launch)}" for rank, launch in sorted(self.launched.items())]
+        for rank, last in sorted(self.missing.items()):
+            said = f"its last one there is {described(last)}" if last else "it launched none there"
+            lines.append(f"  rank {rank}: did not launch it; {said}")
+        return "\n".join(lines)
+
+
+def user_frame(launch: Launch) -> Launch:
+    """The launch with the one frame of its stack that is neither torch's nor Python's, where there is one."""
+    return replace(launch, stack=tuple(f for f in launch.stack if not is_library(f[0]))[:1] or launch.stack[:1])
+
+
+def described(launch: Launch) -> str:
+    """`all_reduce of float32 [3, 4], in step (cell 3, line 2): dist.all_reduce(x)`."""
+    tensors = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in zip(launch.dtypes, launch.shapes, strict=True))
+    text = launch.op + (f" of {tensors}" if tensors else "")
+    for file, line, name in launch.stack[:1]:
+        source = source_line(file, line)
+        text += f", in {name} ({os.path.basename(file)}, line {line})" + (f": {source}" if source else "")
+    return text
+
+
+def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | None:
+    """The first difference between what the ranks launched, or None. `launches`: each rank's, oldest first.
+
+    Different collectives come before a missing one, and a missing one of a rank that waits in no other group first:
+    a rank that hangs elsewhere is missing here as a consequence.
+    """
+    groups: dict[str, dict[int, dict[int, Launch]]] = {}
+    for rank, own in launches.items():
+        for launch in own:
+            for member in launch.ranks:
+                if member in launches:
+                    groups.setdefault(launch.group, {}).setdefault(member, {})
+            groups.setdefault(launch.group, {}).setdefault(rank, {})[launch.number] = launch
+    found = [d for by_rank in groups.values() if (d := _in_group(by_rank))]
+    waiting = {rank for rank, own in launches.items() if any(not launch.done for launch in own)}
+    found.sort(key=lambda d: (bool(d.missing), bool(waiting & set(d.missing)), d.number))
+    return found[0] if found else None
+
+
+def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:
+    held = [own for own in by_rank.values() if own]
+    first = max(min(own) for own in held)  # the recorder forgets the oldest
+    for number in range(first, max(max(own) for own in held) + 1):
+        launched = {rank: own[number] for rank, own in by_rank.items() if number in own}
+        if not launched:  # torch's detailed checks count, too
+            continue
+        some = next(iter(launched.values()))
+        if len(launched) < len(by_rank) or len({_signature(launch) for launch in launched.values()}) > 1:
+            missing = {rank: own[max(own)] if own else None for rank, own in by_rank.items() if rank not in launched}
+            return Divergence(some.axis, some.ranks, number, launched, missing)
+    return None
+
+
+def _signature(launch: Launch) -> tuple[object, ...]:
+    if launch.op.lower().startswith(_UNEVEN):
+        return (launch.op,)
+    return launch.op, launch.shapes, launch.dtypes

@@ -1,0 +1,142 @@
+"""One message to the ranks and their answers; whatever goes wrong becomes a RankError that names the cause first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from workbench.world.diagnose import (
+    Failure,
+    RankError,
+    cause,
+    exit_text,
+    note_interrupt,
+    ranks_text,
+    waiting,
+    with_source,
+    without_fingerprints,
+)
+from workbench.world.divergence import Divergence, first_divergence
+from workbench.world.gang import Gang
+
+GRACE_SECONDS = 1.0
+"""After the first failure, how long the other ranks may take to say what happened to them."""
+LOOK_SECONDS = 1.8
+TICK_SECONDS = 0.5
+
+
+def gather(
+    gang: Gang,
+    seconds: float,
+    message: tuple[Any, ...] | None,
+    ranks: Sequence[int],
+    tick: Callable[[Gang], None] | None = None,
+) -> dict[int, bytes]:
+    """Send `message` (None: the ranks are starting) to `ranks` and wait until each has answered.
+
+    `tick` is called twice a second while they work. Raises RankError for anything else than an answer of each rank in
+    time; its `kept` says whether the ranks can take the next call. Where it is False, and on any other error, they
+    must be killed: a half-done exchange must not meet the next call.
+    """
+    gang.bound(max(seconds, 1.0))
+    answers: dict[int, bytes] = {}
+    failures: dict[int, Failure] = {}
+    start = time.monotonic()
+    limit, ticked = start + seconds, start
+    try:
+        if message is not None:
+            gang.send(message, ranks)
+        while len(answers) + len(failures) < len(ranks) and (left := limit - time.monotonic()) > 0:
+            for rank, kind, body in gang.events(min(left, TICK_SECONDS) if tick else left):
+                if kind in ("ok", "ready") and rank in ranks:
+                    answers[rank] = body
+                    continue
+                answers.pop(rank, None)
+                failures.setdefault(rank, _failure(gang, rank, kind, body))
+                if kind != "unsent":
+                    limit = min(limit, time.monotonic() + GRACE_SECONDS)
+            if tick and time.monotonic() > ticked + TICK_SECONDS:
+                tick(gang)
+                ticked = time.monotonic()
+        gang.drain()
+    except KeyboardInterrupt as error:
+        note_interrupt(error, _waits(gang, [rank for rank in ranks if rank not in answers]))
+        raise
+    finally:
+        gang.echo.finish()
+    if len(answers) < len(ranks):
+        _fail(gang, answers, failures, ranks, f"{seconds:g} s", message is None)
+    return answers
+
+
+def _fail(
+    gang: Gang, answers: Mapping[int, bytes], failures: dict[int, Failure], ranks: Sequence[int], limit: str,
+    starting: bool,
+) -> NoReturn:
+    late = [rank for rank in ranks if rank not in answers and rank not in failures]
+    timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
+    unsent = not late and all(failure.kind == "unsent" for failure in failures.values())
+    same = len(failures) == gang.size and len({(f.kind, f.summary) for f in failures.values()}) == 1
+    everyone = [*failures.values(), *_waits(gang, late)]
+    first = cause(everyone)
+    notes = []
+    if timed_out:
+        state = "did not start" if starting else "gave no answer"
+        headline = f"{ranks_text(late)} {state} within {limit}."
+        if answers:
+            headline += f" ({ranks_text(list(answers))} {'did' if starting else 'had returned'}.)"
+    else:
+        headline = f"rank {first.rank} {_verb(first.kind, starting)}: {first.summary}"
+    parted, all_told = (None, False) if starting or unsent else compared(gang)
+    same = same and first.kind == "error" and "CUDA" not in first.summary
+    kept = unsent or (same and all_told and parted is None)
+    if parted is not None and not same:
+        notes.append(str(parted))
+    if first.kind == "died" and any("EnforceNotMet" in line for line in gang.echo.tail[first.rank]):
+        notes.append("gloo ends a rank whose peer sends another size than it expects: run it again with check=True "
+                     "(%%ranks --check), and torch names the operators and shapes.")
+    shown = {late[0]} if timed_out and starting else {first.rank} if first.kind == "died" else set()
+    for rank in shown:
+        if gang.echo.tail[rank]:
+            notes.append("\n".join([f"rank {rank}, last output:", *(f"  {line}" for line in gang.echo.tail[rank])]))
+    raise RankError(headline, everyone, timed_out, notes, kept) from None
+
+
+def compared(gang: Gang) -> tuple[Divergence | None, bool]:
+    """Where the ranks' collectives part, with source lines where those come in time; and whether all could tell."""
+    everyone, limit = range(gang.size), time.monotonic() + LOOK_SECONDS
+    gang.ask(everyone, "look", "all")
+    told = {rank: look["launches"] for rank, look in gang.told(everyone, LOOK_SECONDS / 3).items()}
+    if (parted := first_divergence(told)) is not None:
+        gang.ask(told, "look", "lines")
+        lines = gang.told(list(told), limit - time.monotonic())
+        parted = first_divergence(told | {rank: look["launches"] for rank, look in lines.items()})
+    return parted, len(told) == gang.size
+
+
+def _waits(gang: Gang, late: Sequence[int]) -> list[Failure]:
+    stacks, now = gang.stacks(late), time.monotonic()
+    return [waiting(rank, stacks.get(rank, []), now) for rank in late]
+
+
+def _failure(gang: Gang, rank: int, kind: str, body: Any) -> Failure:
+    now = time.monotonic()
+    if kind == "died":
+        stack = with_source("\n".join(gang.stacks([rank], ask=False).get(rank, [])))
+        summary = exit_text(body) if body is not None else "the process closed its channel"
+        return Failure(rank, "died", summary, stack, now)
+    if kind == "stuck":
+        return Failure(rank, "waiting", body, "", now)
+    summary, trace = without_fingerprints(body["summary"]), without_fingerprints(body["traceback"])
+    return Failure(rank, kind, summary, with_source(trace), now)
+
+
+def _verb(kind: str, starting: bool) -> str:
+    if starting:
+        return "did not start"
+    return {
+        "died": "died",
+        "load": "could not load the function or an argument",
+        "unsent": "could not send its result",
+    }.get(kind, "failed")

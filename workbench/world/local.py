@@ -1,0 +1,147 @@
+"""Ranks on this machine: starting their processes, reading their stacks, ending them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from workbench.world.diagnose import read_stack
+from workbench.world.echo import Echo
+from workbench.world.gang import Gang
+
+STACK_SECONDS = 1.0
+
+
+class LocalGang(Gang):
+    """Ranks on this machine: they meet in a file of a private folder, and their sockets are bound to loopback."""
+
+    def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
+        super().__init__(size, echo)
+        self.folder = Path(tempfile.mkdtemp(prefix="workbench-ranks-"))  # mode 0700
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(size):
+                job = {
+                    "rank": rank,
+                    "size": size,
+                    "backend": backend,
+                    "parent": self.owner,
+                    "folder": str(self.folder),
+                    "store": str(self.folder / "store"),
+                    "stacks": str(self._stack_file(rank)),
+                }
+                self._spawn(job, rank_env(rank, size, env))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _spawn(self, job: dict[str, Any], env: dict[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        read, write = os.pipe()
+        with theirs:
+            job = job | {"channel": theirs.fileno()}
+            self._channels.append(Connection(ours.detach()))
+            os.set_blocking(read, False)
+            self._pipes[read] = job["rank"]
+            try:
+                process = subprocess.Popen(
+                    # A new process that imports nothing of the caller's; -P: no module of the working folder either.
+                    [sys.executable, "-P", "-m", "workbench.world.worker", json.dumps(job)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=write,
+                    stderr=write,
+                    pass_fds=(theirs.fileno(),),
+                    env=env,
+                    start_new_session=True,  # a terminal's or Jupyter's interrupt stays with the parent
+                )
+            finally:
+                os.close(write)
+        self._processes.append(process)
+        self.pids.append(process.pid)
+
+    def _ended(self, rank: int) -> bool:
+        return self._wait_result(rank) is not None
+
+    def _wait_result(self, rank: int) -> Any:
+        # WNOWAIT leaves the zombie in place, so that its process group cannot be another's when it is killed.
+        try:
+            return os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+
+    def _last_words(self, rank: int) -> int | None:
+        limit = time.monotonic() + 2.0
+        while not self._ended(rank) and time.monotonic() < limit:
+            time.sleep(0.005)
+        result = self._wait_result(rank)
+        if not result:
+            return self._processes[rank].returncode
+        return int(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+
+    def stacks(self, ranks: Sequence[int], ask: bool = True) -> dict[int, list[str]]:
+        if ask:
+            for rank in ranks:
+                if not self._ended(rank):
+                    self._processes[rank].send_signal(signal.SIGUSR1)
+            limit = time.monotonic() + STACK_SECONDS
+            sizes: list[int] = []
+            while time.monotonic() < limit:
+                before, sizes = sizes, [_size(self._stack_file(rank)) for rank in ranks]
+                if all(sizes) and sizes == before:
+                    break
+                time.sleep(0.05)
+        found = {}
+        for rank in ranks:
+            with suppress(OSError):
+                found[rank] = read_stack(self._stack_file(rank).read_text("utf-8", "replace"))
+        return found
+
+    def _stack_file(self, rank: int) -> Path:
+        return self.folder / f"stacks.{rank}"
+
+    def kill(self) -> None:
+        """End every rank and what it started in its process group, now, and remove the folder."""
+        if os.getpid() != self.owner:
+            return
+        for process in self._processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        super().kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment: this process's, its place, sockets on loopback, its share of threads, then `extra`."""
+    env = dict(os.environ)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+    env |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_GRAPH_REGISTER": "0",  # CUDA graphs need it, and NCCL reads it once
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    }
+    return env | dict(extra)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,279 @@
+"""`RankPool`: calls to warm ranks. A rank that fails is named, and a call that hangs ends with every rank's stack."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.world.cells import close_stream, next_of, open_stream
+from workbench.world.diagnose import Failure, RankError
+from workbench.world.echo import ECHOES, Echo
+from workbench.world.exchange import compared, gather
+from workbench.world.gang import Gang
+from workbench.world.local import LocalGang
+from workbench.world.payload import dumps
+from workbench.world.remote import Door
+
+START_SECONDS = 120.0
+ASK_SECONDS = 1.0
+_STREAM_KEYS = itertools.count()
+
+
+class RankPool:
+    """`size` ranks with an initialised default process group. Make one with `ranks`."""
+
+    def __init__(
+        self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str], door: Door | None
+    ) -> None:
+        self._size, self._backend, self._env, self._door = size, backend, dict(env), door
+        self.timeout, self.echo = timeout, echo
+        self._gang: list[Gang] = []  # none or one
+        self._closed = False
+        self._busy = threading.Lock()
+        self._finalizer = weakref.finalize(self, _stop, self._gang, door)  # also at interpreter exit
+        self._start()
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
+    @property
+    def backend(self) -> str:
+        """`gloo` or `nccl`."""
+        return self._backend
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take; may be set between calls."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+            raise WorkbenchError(f"ranks(timeout={seconds!r}): timeout must be a number of seconds above 0.")
+        self._timeout = float(seconds)
+
+    @property
+    def echo(self) -> str:
+        """How the ranks' output is shown: "live", "grouped", "rank0" or "none"; may be set between calls."""
+        return self._echo
+
+    @echo.setter
+    def echo(self, mode: str) -> None:
+        if mode not in ECHOES:
+            raise WorkbenchError(f"ranks(echo={mode!r}): echo must be one of {', '.join(ECHOES)}.")
+        self._echo = mode
+
+    @property
+    def pids(self) -> list[int]:
+        """The ranks' process ids, in rank order; empty while none run: closed, or after a failure."""
+        return [pid for gang in self._gang for pid in gang.pids]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is running."""
+        return self._busy.locked()
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank and return the results in rank order.
+
+        Functions, classes and modules defined in a notebook cell are sent by value, tensors by copy: CUDA tensors
+        arrive on the host, DTensors are refused (send `to_local()` or `full_tensor()`). Imported modules are
+        loaded once in each rank: after editing one, call `restart`.
+
+        Raises RankError when a rank raises, dies or does not answer in time. Where all ranks raised the same, with
+        no collective begun that others did not begin, or where a result cannot be pickled, the ranks live on; in
+        all other cases they are killed, and the next call starts new ones. Raises WorkbenchError when the call
+        itself cannot be pickled. KeyboardInterrupt kills the ranks.
+        """
+        return self.run_on(range(self._size), fn, args, kwargs)
+
+    def run_on(
+        self, some: Sequence[int], fn: Callable[..., Any], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None, tick: Callable[[Gang], None] | None = None,
+    ) -> list[Any]:
+        """Like `run`, on some ranks only: their results, in the order of `some`. `tick` is called while they work."""
+        payload = self._payload(fn, args, kwargs or {})
+        self._claim()
+        try:
+            return self._exchange(some, payload, tick)
+        finally:
+            self._busy.release()
+
+    def call_async(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
+        """Like `run`, without waiting: a Future of the results. The pool takes no other call until it is done."""
+        payload = self._payload(fn, args, kwargs)
+        self._claim()
+        future: Future[list[Any]] = Future()
+
+        def work() -> None:
+            try:
+                results = self._exchange(range(self._size), payload)
+            except BaseException as error:
+                self._busy.release()
+                future.set_exception(error)
+            else:
+                self._busy.release()  # before the result: who waits for it may call at once
+                future.set_result(results)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=work, daemon=True, name="call_async").start()
+        return future
+
+    def stream(self, fn: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
+        """Call a generator function on every rank: its values as they come, each a list in rank order.
+
+        The ranks go in step: each computes its next value when all are asked for it, so the loop may be left at any
+        time. RankError where some ranks end before the others, else as `run`.
+        """
+        key = next(_STREAM_KEYS)
+        self.run(open_stream, key, fn, args, kwargs)
+        gang, count = self._gang[0], 0
+        try:
+            while True:
+                items = self.run(next_of, key)
+                ended = [rank for rank, (more, _) in enumerate(items) if not more]
+                if len(ended) == self._size:
+                    return
+                if ended:
+                    said = f"its stream ended after {count} values, and other ranks have more"
+                    raise RankError(f"rank {ended[0]}: {said}", [Failure(rank, "error", said) for rank in ended])
+                yield [value for _, value in items]
+                count += 1
+        finally:
+            if self._gang == [gang]:
+                with suppress(WorkbenchError):
+                    self.run(close_stream, key)
+
+    def restart(self) -> None:
+        """End the ranks, and a call that is running; the next call starts new ones, which load edited modules."""
+        self._end()
+
+    def close(self) -> None:
+        """End the ranks: the process group is destroyed, then whatever is left is killed. May be called twice."""
+        self._closed = True
+        self._end()
+        if self._door is not None:
+            self._door.close()
+        self._finalizer.detach()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._gang else "idle, restarts with the next call"
+        return f"RankPool(size={self._size}, backend={self._backend!r}, {state})"
+
+    def ask(self, some: Sequence[int], what: str, *args: Any) -> dict[int, Any]:
+        """Ask some ranks "look" or "complete" (`workbench.world.worker`); empty while a call runs, or none live."""
+        if not self._gang or not self._busy.acquire(blocking=False):
+            return {}
+        try:
+            self._gang[0].ask(some, what, *args)
+            return self._gang[0].told(some, ASK_SECONDS)
+        finally:
+            self._busy.release()
+
+    def refuse_divergence(self) -> None:
+        """RankError where ranks have run unlike collectives and none of them failed: their values are wrong.
+
+        Backends move the bytes and do not look at their type. The ranks are ended then. Takes some 20 ms.
+        """
+        self._claim()
+        try:
+            parted = compared(self._gang[0])[0] if self._gang else None
+        finally:
+            self._busy.release()
+        if parted is not None and not parted.missing:
+            self.restart()
+            said = "ran another collective than the others, and none of them noticed: their values are wrong"
+            odd = max(parted.launched)
+            raise RankError(f"rank {odd} {said}", [Failure(odd, "error", said)], notes=[str(parted)])
+
+    def _payload(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        if self._closed:
+            raise WorkbenchError("the rank pool is closed: make a new one with ranks(n).")
+        try:
+            return dumps((fn, tuple(args), dict(kwargs)))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise WorkbenchError(f"the function or an argument cannot be sent to the ranks: {what}") from None
+
+    def _claim(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise WorkbenchError("the rank pool is running another call: wait for it, or make a second pool.")
+
+    def _exchange(
+        self, some: Sequence[int], payload: bytes, tick: Callable[[Gang], None] | None = None
+    ) -> list[Any]:
+        if not self._gang:
+            self._start()
+        path = [entry or os.getcwd() for entry in sys.path]
+        answers = self._gather(self._timeout, ("run", path, payload), some, tick)
+        return [_unpickle(rank, answers[rank]) for rank in some]
+
+    def _start(self) -> None:
+        echo = Echo(self._echo, self._size)
+        if self._door is not None:
+            gang: Gang = self._door.admit(self._size, self._backend, START_SECONDS, echo)
+        else:
+            gang = LocalGang(self._size, self._backend, self._env, echo)
+        self._gang[:] = [gang]
+        self._gather(START_SECONDS, None, range(self._size))
+        echo.quiet = False
+
+    def _gather(
+        self, seconds: float, message: tuple[Any, ...] | None, some: Sequence[int],
+        tick: Callable[[Gang], None] | None = None,
+    ) -> dict[int, bytes]:
+        gang = self._gang[0]
+        gang.echo.mode = self._echo
+        try:
+            return gather(gang, seconds, message, some, tick)
+        except BaseException as error:
+            if not (isinstance(error, RankError) and error.kept):
+                self._gang.clear()
+                gang.kill()
+            if gang.dismissed:
+                raise WorkbenchError("the ranks were ended during the call, by restart or close.") from None
+            raise
+
+    def _end(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            for gang in self._gang:  # another thread is in a call: it notices, and cleans up
+                gang.dismiss()
+            self._busy.acquire()
+        try:
+            _stop(self._gang)
+        finally:
+            self._busy.release()
+
+
+def _unpickle(rank: int, answer: bytes) -> Any:
+    try:
+        return pickle.loads(answer)
+    except Exception as error:
+        summary = f"{type(error).__name__}: {error}"
+        raise RankError(
+            f"rank {rank}: its result cannot be read here: {summary}", [Failure(rank, "unsent", summary)]
+        ) from None
+
+
+def _stop(gangs: list[Gang], door: Door | None = None) -> None:
+    while gangs:
+        gangs.pop().stop()
+    if door is not None:
+        door.close()

@@ -1,0 +1,197 @@
+"""Ranks on other machines: torchrun starts the workers, and they call the pool, which listens where it is told to.
+
+Both sides prove that they know the key (HMAC challenges of `multiprocessing.connection`) before anything is
+unpickled. What is sent is not encrypted: use it inside a private network, or through a tunnel.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from pickle import dumps, loads
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.world.diagnose import read_stack
+from workbench.world.echo import Echo
+from workbench.world.gang import Gang, bound_waits
+
+KEY = "WORKBENCH_KEY"
+HANDSHAKE_SECONDS = 5.0
+DIAL_SECONDS = 120.0
+STACK_SECONDS = 1.0
+_REFUSALS = (AuthenticationError, EOFError, OSError)
+
+
+def read_key(path: str | os.PathLike[str] | None) -> bytes:
+    """The shared key from a file that only its owner can read, or else from the environment variable WORKBENCH_KEY.
+
+    WorkbenchError, which never shows the key, where there is none or it is too short or open to others.
+    """
+    if path is None:
+        key, where = os.environ.get(KEY, "").strip().encode(), f"the environment variable {KEY}"
+    else:
+        file, where = Path(path), f"the key file {path}"
+        try:
+            if stat.S_IMODE(file.stat().st_mode) & 0o077:
+                raise WorkbenchError(f"{where} can be read by others: chmod 600 {path}")
+            key = file.read_bytes().strip()
+        except OSError as error:
+            raise WorkbenchError(f"{where} cannot be read: {error.strerror}") from None
+    if len(key) < 16:
+        make = "python -c 'import secrets; print(secrets.token_hex(32))'"
+        raise WorkbenchError(f"{where} holds {len(key)} bytes, and a key needs 16 or more: make one with {make}, and "
+                             f"give the same to every machine, in a file or in {KEY}")
+    return key
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, or `PORT` for loopback. WorkbenchError for anything else."""
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise WorkbenchError(f"address {text!r}: expected HOST:PORT, with a port from 1 to 65535")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class Door:
+    """A listening socket, at which the workers of one generation after another report."""
+
+    def __init__(self, address: str, key: bytes) -> None:
+        self.address, self._key = address, key
+        host, port = read_address(address)
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise WorkbenchError(f"ranks(listen={address!r}): cannot listen there: {error.strerror}") from None
+
+    def admit(self, size: int, backend: str, seconds: float, echo: Echo) -> RemoteGang:
+        """Wait for `size` workers. WorkbenchError where they are not as many, or too few come in time."""
+        admitted: dict[int, tuple[Connection, dict[str, Any]]] = {}
+        refused, limit = 0, time.monotonic() + seconds
+        try:
+            while len(admitted) < size:
+                if (left := limit - time.monotonic()) <= 0:
+                    more = f"; {refused} connections were refused, for want of the key" if refused else ""
+                    raise WorkbenchError(
+                        f"{len(admitted)} of {size} ranks called {self.address} within {seconds:g} s{more}. On each "
+                        f"machine: torchrun ... -m workbench.world.worker --connect {self.address}")
+                if not select.select([self._socket], [], [], left)[0]:
+                    continue
+                try:
+                    channel, hello = self._greet(self._socket.accept()[0])
+                except _REFUSALS:
+                    refused += 1
+                    continue
+                admitted[hello["rank"]] = (channel, hello)
+                if hello["size"] != size:
+                    raise WorkbenchError(f"ranks(n={size}, listen={self.address!r}): torchrun started "
+                                         f"{hello['size']} ranks: start {size}, or make n {hello['size']}")
+        except BaseException:
+            for channel, _ in admitted.values():
+                channel.close()
+            raise
+        return RemoteGang(size, backend, [admitted[rank] for rank in range(size)], echo)
+
+    def _greet(self, accepted: socket.socket) -> tuple[Connection, dict[str, Any]]:
+        _keep_alive(accepted)
+        channel = Connection(accepted.detach())
+        try:
+            bound_waits(channel, HANDSHAKE_SECONDS)
+            deliver_challenge(channel, self._key)
+            answer_challenge(channel, self._key)
+            return channel, loads(channel.recv_bytes())
+        except BaseException:
+            channel.close()
+            raise
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+
+class RemoteGang(Gang):
+    """Ranks that torchrun started. It ends them, and starts them anew, as `--max-restarts` allows."""
+
+    def __init__(
+        self, size: int, backend: str, admitted: Sequence[tuple[Connection, dict[str, Any]]], echo: Echo
+    ) -> None:
+        super().__init__(size, echo)
+        self._channels = [channel for channel, _ in admitted]
+        self.pids = [hello["pid"] for _, hello in admitted]
+        self.send_job({"backend": backend, "size": size})
+
+    def send_job(self, job: dict[str, Any]) -> None:
+        """What every rank needs to know before it joins the others."""
+        for channel in self._channels:
+            with suppress(OSError):
+                channel.send_bytes(dumps(job))
+
+    def stacks(self, ranks: Sequence[int], ask: bool = True) -> dict[int, list[str]]:
+        if not ask:
+            return {}
+        self.ask(ranks, "stacks")
+        return {rank: read_stack(text) for rank, text in self.told(ranks, STACK_SECONDS).items()}
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """A machine that vanishes is noticed within half a minute."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, dict[str, Any]]:
+    """In a worker: call the pool, show the key and see its, and take the job. WorkbenchError where that fails."""
+    host, port = read_address(address)
+    limit = time.monotonic() + DIAL_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=5)
+            break
+        except OSError as error:
+            if time.monotonic() > limit:
+                raise WorkbenchError(f"--connect {address}: no pool listens there: {error.strerror or error}") from None
+            time.sleep(0.5)
+    connection.settimeout(None)  # the pool answers when its next call comes
+    _keep_alive(connection)
+    channel = Connection(connection.detach())
+    try:
+        answer_challenge(channel, key)
+        deliver_challenge(channel, key)
+    except AuthenticationError:
+        raise WorkbenchError(f"--connect {address}: the pool there has another key") from None
+    channel.send_bytes(dumps(hello))
+    return channel, loads(channel.recv_bytes())
+
+
+class Output:
+    """What this process and its children write to stdout and stderr, sent to the pool instead."""
+
+    def __init__(self, send: Callable[[str, bytes], None]) -> None:
+        self._send, self._reading = send, threading.Lock()
+        self._read, write = os.pipe()
+        for fd in (1, 2):
+            os.dup2(write, fd)
+        os.close(write)
+
+    def pump(self) -> None:
+        """Send what comes, for ever: for a thread of its own."""
+        while True:
+            select.select([self._read], [], [])
+            self.drain()
+
+    def drain(self) -> None:
+        """Send what has been written so far."""
+        with self._reading:
+            while select.select([self._read], [], [], 0)[0]:
+                self._send("output", os.read(self._read, 1 << 16))
