@@ -30,7 +30,8 @@ from workbench.world.gang import Gang
 from workbench.world.pool import RankPool
 from workbench.world.ranks import BACKENDS, ranks
 
-DEFAULT_RANKS = 4
+DEFAULTS = (4, "auto", False)
+"""How many ranks, their backend, and whether torch checks their collectives: until a cell says otherwise."""
 COMMANDS = ("status", "restart", "stop")
 
 
@@ -43,11 +44,11 @@ class RanksMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.pool: RankPool | None = None
-        self._asked: tuple[int, str, bool] = (DEFAULT_RANKS, "auto", False)
+        self._asked = DEFAULTS
 
     @magic_arguments()
     @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
-    @argument("-n", type=int, help=f"how many ranks; {DEFAULT_RANKS} if it is never said")
+    @argument("-n", type=int, help=f"how many ranks; {DEFAULTS[0]} if it is never said")
     @argument("--backend", choices=BACKENDS, help="auto takes nccl where there are enough GPUs, else gloo")
     @argument("--timeout", type=float, default=60.0, help="seconds that the cell may take; 60 if not said")
     @argument("--only", metavar="0,1", help="run on these ranks only")
@@ -84,13 +85,13 @@ class RanksMagics(Magics):
         return None
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks, and forget what was said of them."""
         if self.pool is not None:
             self.pool.close()
-            self.pool = None
+        self.pool, self._asked = None, DEFAULTS
 
     def _run(self, asked: Any, cell: str) -> RankValues | None:
-        name = f"cell {self.shell.execution_count}"
+        name = f"cell {len(self.shell.user_ns['In']) - 1}"
         _refuse_what_is_not_python(cell, name)
         given = {name: self._named(name) for name in _names(asked.send)}
         pool = self._pool_for(asked)

@@ -40,7 +40,11 @@ class RankPool:
         self._closed = False
         self._busy = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop, self._gang, door)  # also at interpreter exit
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def size(self) -> int:

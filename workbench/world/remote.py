@@ -1,15 +1,21 @@
-"""Ranks on other machines: torchrun starts the workers, and they call the pool, which listens where it is told to.
+"""Ranks on other machines: torchrun starts a keeper for each, which starts the rank, and another when that has ended.
 
+The ranks call the pool, which listens where it is told to.
 Both sides prove that they know the key (HMAC challenges of `multiprocessing.connection`) before anything is
 unpickled. What is sent is not encrypted: use it inside a private network, or through a tunnel.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import secrets
 import select
+import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +24,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from pickle import dumps, loads
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench.errors import WorkbenchError
 from workbench.world.diagnose import read_stack
@@ -120,7 +126,7 @@ class Door:
 
 
 class RemoteGang(Gang):
-    """Ranks that torchrun started. It ends them, and starts them anew, as `--max-restarts` allows."""
+    """Ranks that called. They end when they lose their channel, and their keepers start others."""
 
     def __init__(
         self, size: int, backend: str, admitted: Sequence[tuple[Connection, dict[str, Any]]], echo: Echo
@@ -128,13 +134,10 @@ class RemoteGang(Gang):
         super().__init__(size, echo)
         self._channels = [channel for channel, _ in admitted]
         self.pids = [hello["pid"] for _, hello in admitted]
-        self.send_job({"backend": backend, "size": size})
-
-    def send_job(self, job: dict[str, Any]) -> None:
-        """What every rank needs to know before it joins the others."""
-        for channel in self._channels:
+        generation = secrets.token_hex(8)
+        for rank, channel in enumerate(self._channels):
             with suppress(OSError):
-                channel.send_bytes(dumps(job))
+                channel.send_bytes(dumps({"backend": backend, "size": size, "rank": rank, "generation": generation}))
 
     def stacks(self, ranks: Sequence[int], ask: bool = True) -> dict[int, list[str]]:
         if not ask:
@@ -150,6 +153,35 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def read_arguments() -> argparse.Namespace:
+    """The worker's command line. WorkbenchError where torchrun did not start it."""
+    parser = argparse.ArgumentParser(prog="python -m workbench.world.worker", description="one rank of a pool that "
+                                     "listens: start it with torchrun, once for each rank")
+    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="where `ranks(n, listen=...)` listens")
+    parser.add_argument("--key-file", metavar="PATH", help=f"the shared key; default: the variable {KEY}")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # the rank itself, under its keeper
+    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    asked = parser.parse_args()
+    if missing:
+        raise WorkbenchError(f"{', '.join(missing)} not set: start this with torchrun")
+    return asked
+
+
+def keep_a_rank() -> NoReturn:
+    """Start a rank, and another whenever one ends, until the pool lets it go: torchrun sees no failure."""
+    def leave(*_: object) -> NoReturn:
+        rank.kill()
+        raise SystemExit(1)
+
+    signal.signal(signal.SIGTERM, leave)
+    while True:
+        rank = subprocess.Popen([sys.executable, "-m", "workbench.world.worker", *sys.argv[1:], "--rank"],
+                                start_new_session=True)
+        status = rank.wait()
+        if status in (0, 2):  # the pool is closed; it could not be reached
+            raise SystemExit(status)
+
+
 def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, dict[str, Any]]:
     """In a worker: call the pool, show the key and see its, and take the job. WorkbenchError where that fails."""
     host, port = read_address(address)
@@ -162,10 +194,10 @@ def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, d
             if time.monotonic() > limit:
                 raise WorkbenchError(f"--connect {address}: no pool listens there: {error.strerror or error}") from None
             time.sleep(0.5)
-    connection.settimeout(None)  # the pool answers when its next call comes
+    connection.settimeout(None)
     _keep_alive(connection)
     channel = Connection(connection.detach())
-    try:
+    try:  # the pool answers when its next call comes
         answer_challenge(channel, key)
         deliver_challenge(channel, key)
     except AuthenticationError:

@@ -43,8 +43,8 @@ GROUP_TIMEOUT = timedelta(days=1)
 class Parent:
     """The channel to the pool: one thread listens, and several speak."""
 
-    def __init__(self, channel: Connection, local: bool = True) -> None:
-        self.channel, self.local, self._speaking = channel, local, threading.Lock()
+    def __init__(self, channel: Connection) -> None:
+        self.channel, self._speaking = channel, threading.Lock()
         self.output: Output | None = None
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
@@ -61,7 +61,7 @@ class Parent:
             while True:
                 while not self.channel.poll(PARENT_CHECK_SECONDS):
                     # A child that the parent forked may hold the other end open: look for the parent as well.
-                    if self.local and os.getppid() != job["parent"]:
+                    if os.getppid() != job["parent"]:
                         raise EOFError
                 command, *body = pickle.loads(self.channel.recv_bytes())
                 if command == "aside":
@@ -69,10 +69,10 @@ class Parent:
                 else:
                     self.calls.put((command, *body))
         except (EOFError, OSError):
-            if self.local:
+            if "folder" in job:
                 shutil.rmtree(job["folder"], ignore_errors=True)
-                if os.getpgrp() == os.getpid():
-                    os.killpg(os.getpid(), signal.SIGKILL)
+            if os.getpgrp() == os.getpid():
+                os.killpg(os.getpid(), signal.SIGKILL)
             os._exit(1)
 
 
@@ -141,7 +141,7 @@ def _call(path: list[str], payload: bytes) -> tuple[str, Any]:
 
 
 def _join(job: dict[str, Any]) -> None:
-    """Initialise the default process group, on one machine through a file that only this user can read."""
+    """Initialise the default process group: through a file that only this user can read, or torchrun's store."""
     import torch
     import torch.distributed as dist
 
@@ -149,10 +149,15 @@ def _join(job: dict[str, Any]) -> None:
     if job["backend"] == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    meet: dict[str, Any] = {}
+    store: dist.Store
     if "store" in job:
-        meet = {"store": dist.FileStore(job["store"], job["size"]), "rank": job["rank"], "world_size": job["size"]}
-    dist.init_process_group(job["backend"], timeout=GROUP_TIMEOUT, device_id=device, **meet)
+        store = dist.FileStore(job["store"], job["size"])
+    else:
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # The store outlives the ranks: each generation has its own part of it.
+        store = dist.PrefixStore(job["generation"], dist.TCPStore(*address, is_master=False))
+    dist.init_process_group(job["backend"], store=store, rank=job["rank"], world_size=job["size"],
+                            timeout=GROUP_TIMEOUT, device_id=device)
 
 
 def _leave() -> None:
@@ -215,31 +220,25 @@ def main() -> None:
 
 
 def _serve_far() -> None:
-    """Serve the pool that listens at `--connect`; torchrun started this process."""
-    import argparse
-
+    """Serve the pool that listens at `--connect`. What torchrun started stays, and starts rank after rank."""
     from workbench.errors import WorkbenchError
-    from workbench.world.remote import Output, dial, read_key
+    from workbench.world.remote import Output, dial, keep_a_rank, read_arguments, read_key
 
-    parser = argparse.ArgumentParser(prog="python -m workbench.world.worker", description="one rank of a pool that "
-                                     "listens: start it with torchrun, once for each rank")
-    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="where `ranks(n, listen=...)` listens")
-    parser.add_argument("--key-file", metavar="PATH", help="the shared key; default: the variable WORKBENCH_KEY")
-    asked = parser.parse_args()
-    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     try:
-        if missing:
-            raise WorkbenchError(f"{', '.join(missing)} not set: start this with torchrun")
+        asked = read_arguments()
+        if not asked.rank:
+            keep_a_rank()
         hello = {"rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
         channel, job = dial(asked.connect, read_key(asked.key_file), hello)
     except WorkbenchError as error:
-        raise SystemExit(f"error: {error}") from None
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # CUDA graphs need it, and NCCL reads it once
     faulthandler.enable(file=os.dup(2))  # torchrun's log
-    parent = Parent(channel, local=False)
+    parent = Parent(channel)
     parent.output = Output(parent.send)
     threading.Thread(target=parent.output.pump, daemon=True, name="output").start()
-    serve(parent, job)
+    serve(parent, job | {"parent": os.getppid()})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""Where the ranks part, from what each of them launched."""
+
+from __future__ import annotations
+
+from workbench.torch_api.flight_recorder import Launch
+from workbench.world.divergence import described, first_divergence, user_frame
+
+STACK = (("/x/site-packages/torch/distributed/distributed_c10d.py", 5, "all_reduce"), ("cell 3", 2, "step"))
+
+
+def launch(number, op="all_reduce", shape=(4,), dtype="float32", group="0", ranks=(0, 1), done=True, axis="tp"):
+    return Launch(group, axis, ranks, number, op, (shape,), (dtype,), done, (("cell 3", number, "step"),))
+
+
+def test_equal_lists_have_none_whatever_the_recorder_has_forgotten():
+    assert first_divergence({}) is None
+    assert first_divergence({0: [], 1: []}) is None
+    assert first_divergence({0: [launch(1), launch(2)], 1: [launch(2)]}) is None
+
+
+def test_a_different_operator_shape_or_dtype_is_found_and_both_lines_are_told():
+    for other in ({"op": "broadcast"}, {"shape": (2, 2)}, {"dtype": "int32"}):
+        found = first_divergence({0: [launch(1), launch(2)], 1: [launch(1), launch(2, **other)]})
+        assert found is not None and (found.number, found.missing) == (2, {})
+    assert str(found).splitlines() == [
+        "The ranks part at collective 2 of group tp (ranks 0, 1):",
+        "  rank 0: all_reduce of float32 [4], in step (cell 3, line 2)",
+        "  rank 1: all_reduce of int32 [4], in step (cell 3, line 2)",
+    ]
+
+
+def test_inputs_of_a_scatter_may_differ():
+    ours = {rank: [launch(1, op="scatter", shape=(rank,))] for rank in (0, 1)}
+    assert first_divergence(ours) is None
+    assert first_divergence({r: [launch(1, op="reduce_scatter", shape=(r,))] for r in (0, 1)}) is not None
+
+
+def test_a_missing_one_is_told_with_the_last_there_was():
+    found = first_divergence({0: [launch(1), launch(2, done=False)], 1: [launch(1)]})
+    assert str(found).splitlines()[1:] == [
+        "  rank 0: all_reduce of float32 [4], in step (cell 3, line 2)",
+        "  rank 1: did not launch it; its last one there is all_reduce of float32 [4], in step (cell 3, line 1)",
+    ]
+    found = first_divergence({0: [launch(1, done=False)], 1: []})
+    assert str(found).splitlines()[-1] == "  rank 1: did not launch it; it launched none there"
+
+
+def test_a_rank_that_hangs_elsewhere_is_the_consequence():
+    # Rank 1 waits for rank 2 in `b`, and so rank 0 waits for rank 1 in `a`.
+    a, b = {"group": "a", "ranks": (0, 1), "done": False}, {"group": "b", "ranks": (1, 2), "done": False}
+    found = first_divergence({0: [launch(1, **a)], 1: [launch(1, **b)], 2: []})
+    assert found is not None and found.ranks == (1, 2) and set(found.missing) == {2}
+
+
+def test_unlike_collectives_come_before_a_missing_one():
+    others = {"group": "b", "ranks": (0, 1)}
+    lists = {0: [launch(1), launch(1, **others)], 1: [launch(1, **others, op="broadcast")]}
+    found = first_divergence(lists)
+    assert found is not None and set(found.launched) == {0, 1} and not found.missing
+
+
+def test_the_users_frame_is_kept():
+    whole = Launch("0", "tp", (0, 1), 1, "all_reduce", ((2, 3),), ("bfloat16",), True, STACK)
+    assert user_frame(whole).stack == (("cell 3", 2, "step"),)
+    assert described(user_frame(whole)) == "all_reduce of bfloat16 [2, 3], in step (cell 3, line 2)"
+    only_torch = Launch("0", "", (0,), 1, "barrier", (), (), True, STACK[:1])
+    assert user_frame(only_torch).stack == STACK[:1]

@@ -1,0 +1,169 @@
+"""Calls in the background, streams, some ranks only, and what can be asked while a call runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from workbench.errors import WorkbenchError
+from workbench.world.ranks import RankError, ranks
+
+pytestmark = pytest.mark.ranks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ranks(2, timeout=30, echo="none", backend="gloo") as running:
+        yield running
+
+
+def total(value=1.0):
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def losses(steps, ends=None):
+    try:
+        for step in range(steps if dist.get_rank() else ends or steps):
+            yield total(step)
+    finally:
+        dist.barrier()  # all ranks are here together, however the loop was left
+
+
+def test_a_call_in_the_background(pool):
+    future = pool.call_async(lambda: (time.sleep(0.3), total())[1])
+    assert pool.busy and not future.done()
+    with pytest.raises(WorkbenchError, match="running another call"):
+        pool.run(total)
+    assert pool.ask([0], "look") == {}  # the call has the channel
+    assert future.result(20) == [2.0, 2.0] and not pool.busy
+    assert pool.run(total) == [2.0, 2.0]
+
+
+def test_an_error_in_the_background(pool):
+    def fails():
+        raise ValueError("boom")
+
+    with pytest.raises(RankError, match="ValueError: boom"):
+        pool.call_async(fails).result(20)
+    assert pool.run(total) == [2.0, 2.0]
+
+
+def test_a_call_in_the_background_ends_with_a_restart(pool):
+    future = pool.call_async(time.sleep, 60)
+    time.sleep(0.2)
+    pids, start = pool.pids, time.monotonic()
+    pool.restart()
+    with pytest.raises(WorkbenchError, match="the ranks were ended during the call"):
+        future.result(20)
+    assert time.monotonic() - start < 5
+    assert pool.run(total) == [2.0, 2.0] and not set(pids) & set(pool.pids)
+
+
+def test_a_stream_gives_values_as_they_come(pool):
+    assert list(pool.stream(losses, 3)) == [[0.0, 0.0], [2.0, 2.0], [4.0, 4.0]]
+    seen = []
+    for values in pool.stream(losses, 1000):
+        seen.append(values)
+        if len(seen) == 2:
+            break
+    assert seen == [[0.0, 0.0], [2.0, 2.0]] and pool.run(total) == [2.0, 2.0]
+
+
+def test_a_call_between_two_values(pool):
+    for number, values in enumerate(pool.stream(losses, 3)):
+        assert values == [2.0 * number] * 2 and pool.run(total) == [2.0, 2.0]
+
+
+def test_a_stream_that_ends_early_on_one_rank_is_told(pool):
+    def uneven():
+        yield from range(1 if dist.get_rank() else 2)
+
+    with pytest.raises(RankError, match="rank 1: its stream ended after 1 values, and other ranks have more"):
+        list(pool.stream(uneven))
+    assert pool.run(total) == [2.0, 2.0]
+
+
+def test_some_ranks_only(pool):
+    assert pool.run_on([1], dist.get_rank) == [1]
+    assert pool.run_on([1, 0], dist.get_rank) == [1, 0]
+
+
+def test_a_look_from_outside(pool):
+    pool.run(total)
+    looks = pool.ask(range(2), "look")
+    assert sorted(looks) == [0, 1] and looks[0]["host_bytes"] > 2**20 and looks[0]["gpu_bytes"] is None
+    last = looks[1]["launches"][-1]
+    assert (last.op, last.ranks, last.shapes, last.dtypes) == ("all_reduce", (0, 1), ((1,),), ("float32",))
+    assert last.done
+
+
+def test_looks_come_while_the_ranks_work(pool):
+    looks = []
+
+    def tick(gang):
+        looks.append(gang.told([], 0))
+        gang.ask(range(2), "look")
+
+    pool.run_on(range(2), time.sleep, [2], tick=tick)
+    assert len(looks) >= 2 and sorted(looks[-1]) == [0, 1]
+
+
+def test_a_question_that_fails_is_answered_with_nothing(pool):
+    assert pool.ask([0], "complete", 5) == {0: []}
+    assert pool.run(total) == [2.0, 2.0]
+
+
+def test_unlike_collectives_that_nobody_notices_are_refused(pool):
+    def one_byte_pattern_two_types():
+        dist.all_reduce(torch.ones(2, dtype=torch.int32 if dist.get_rank() else torch.float32))
+
+    pool.run(total)
+    pool.refuse_divergence()
+    pool.run(one_byte_pattern_two_types)
+    with pytest.raises(RankError) as caught:
+        pool.refuse_divergence()
+    assert caught.value.headline == (
+        "rank 1 ran another collective than the others, and none of them noticed: their values are wrong")
+    assert "rank 0: all_reduce of float32 [2]" in str(caught.value)
+    assert "rank 1: all_reduce of int32 [2]" in str(caught.value)
+    assert not pool.pids and pool.run(total) == [2.0, 2.0]
+
+
+def test_large_tensors_keep_their_kind(pool):
+    def make():
+        whole = torch.arange(600_000.0)
+        return {"plain": whole, "grad": (whole * 1).requires_grad_(), "bf16": whole.bfloat16().reshape(2, -1),
+                "parameter": torch.nn.Parameter(whole.clone(), False), "cut": whole[:300_000].t()}
+
+    back = pool.run(make)[1]
+    assert torch.equal(back["plain"], torch.arange(600_000.0)) and back["bf16"].shape == (2, 300_000)
+    assert back["grad"].requires_grad and isinstance(back["parameter"], torch.nn.Parameter)
+    assert back["bf16"].dtype is torch.bfloat16 and back["cut"].shape == (300_000,)
+    back["plain"].add_(1)  # its own memory
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), True, "5"])
+def test_a_timeout_that_is_none(pool, seconds):
+    with pytest.raises(WorkbenchError, match="timeout must be a number of seconds above 0"):
+        pool.timeout = seconds
+    assert pool.timeout == 30
+
+
+def test_close_during_a_call_in_the_background():
+    pool = ranks(1, backend="gloo", echo="none")
+    future = pool.call_async(time.sleep, 60)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive() and isinstance(future.exception(5), WorkbenchError)
+    with pytest.raises(WorkbenchError, match="closed"):
+        pool.call_async(time.sleep, 0)
