@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -197,6 +198,25 @@ def test_a_run_under_torchrun_and_what_it_leaves(tmp_path: Path) -> None:
     assert checks == dict.fromkeys(("lint", "effect", "collectives", "numerics", "memory", "time"), "PASS")
     assert len(data["training"]["losses"]) == 2 and data["tokens_per_second"] > 0
     assert data["roofline"]["ceiling"] > 0 and 0 < data["roofline"]["fraction"] < 1
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_run_under_two_agents_of_torchrun(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents = [subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node",
+         "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "workbench", "run",
+         "llama3_block_bucketing", "--set", "mesh.dp_shard=2", "mesh.tp=2", "model.n_layers=1", "training.steps=2",
+         "--level", "full", "--json", str(tmp_path / "r.json")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in range(2)]
+    said = [agent.communicate(timeout=240) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert said[0][0].splitlines()[-1] == "PASS" and said[1][0] == ""  # rank 0 alone tells it
+    assert "llama3_block_bucketing on 4 gloo ranks (dp_shard 2 x tp 2), level full" in said[0][0]
+    assert json.loads((tmp_path / "r.json").read_text())["schedule"]["outcome"] == "PASS"
 
 
 @pytest.mark.ranks

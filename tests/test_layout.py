@@ -28,7 +28,7 @@ LAYERS = [
     {"verify"},
     {"pipeline"},
     {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
-     "report_text", "progress", "step_profile", "machine", "explain", "run_recipe"},
+     "report_text", "progress", "step_profile", "machine", "explain", "schedules", "run_recipe"},
     {"draw", "widgets"},
     {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workbench.commands import parser
 from workbench.contracts import CONTRACTS, PassContract
 from workbench.declare import DeclarationError
 from workbench.errors import WorkbenchError
@@ -31,9 +32,9 @@ FIRST_RANK_SECONDS = 3.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status says pass (0), fail (1) or bad input (2)."""
-    args = _parser().parse_args(argv, argparse.Namespace(line=list(sys.argv[1:] if argv is None else argv)))
+    args = parser().parse_args(argv, argparse.Namespace(line=list(sys.argv[1:] if argv is None else argv)))
     try:
-        return args.command(args)
+        return _COMMANDS[args.command](args)
     except WorkbenchError as error:
         return _tell(error)
     except KeyboardInterrupt:
@@ -66,86 +67,6 @@ def _tell(error: WorkbenchError) -> int:
 def _first_rank() -> bool:
     """False on the ranks that torchrun started beside rank 0: what all of them find is said once."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="workbench", description="Carry one distributed model from authoring to "
-                                     "real ranks; every graph pass proves itself.")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    run = commands.add_parser("run", help="build and train a recipe, and report what each pass proved",
-                              description="Build and train a recipe on its ranks, and report what each pass did and "
-                              "proved. Also works under torchrun. Exit status: 0 all held, 1 something failed, "
-                              "2 bad input.")
-    run.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
-    _add_set(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
-    run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
-                     help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
-    run.add_argument("--level", choices=("light", "full"), default="light",
-                     help="full: also run each pass's graph against the one it received")
-    run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
-    run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
-    run.add_argument("--dump", type=Path, metavar="DIR", help="write each rank's graphs there, as files that run")
-    run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
-    run.set_defaults(command=_run)
-
-    matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
-                                 description="Run recipes one by one, each in processes of its own; keep each report "
-                                 "in a folder; what has its report there is not run again. Exit status: 0 all that "
-                                 "can run here held, 1 something failed, 2 bad input.")
-    matrix.add_argument("recipes", nargs="*", metavar="RECIPE", help="names or files; none: all recipes")
-    _add_set(matrix, "change every recipe, such as mesh.tp=2; may be repeated")
-    matrix.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto", help="as for run")
-    matrix.add_argument("--level", choices=("light", "full"), default="light", help="as for run")
-    matrix.add_argument("--repeats", type=_count, default=1, metavar="N", help="runs of each, in turn (default 1)")
-    matrix.add_argument("--timeout", type=_seconds, default=300.0, metavar="S",
-                        help="seconds of one run (default 300)")
-    matrix.add_argument("--out", type=Path, default=Path("out/matrix"), metavar="DIR",
-                        help="where reports are kept (default: out/matrix)")
-    matrix.set_defaults(command=_matrix)
-
-    explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
-                                  description="Capture a recipe on a fake world and let Inductor run its own passes on "
-                                  "its graphs: which, in what order, what each changed, and where torch defines it. "
-                                  "Nothing is compiled or run.")
-    explain.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
-    _add_set(explain, "change the recipe, such as model.n_layers=1; may be repeated")
-    explain.add_argument("--config", action="extend", nargs="+", default=[], metavar="OPTION=VALUE",
-                         help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
-    explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
-    explain.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
-    explain.set_defaults(command=_explain)
-
-    commands.add_parser("recipes", help="list the recipes").set_defaults(command=_recipes)
-    commands.add_parser("passes", help="list the passes with their contracts").set_defaults(command=_passes)
-    commands.add_parser("doctor", help="what works on this machine, and what to do about the rest"
-                        ).set_defaults(command=_doctor)
-
-    tour = commands.add_parser("tour", help="run the tour's notebook and show its verdicts",
-                               description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
-                               "and print the verdicts.")
-    _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated")
-    tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where results go (default: out)")
-    tour.set_defaults(command=_tour)
-    return parser
-
-
-def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=text)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
 
 
 def _changes(given: Sequence[str], option: str = "--set") -> dict[str, str]:
@@ -192,6 +113,17 @@ def _explain(args: argparse.Namespace) -> int:
     if args.json is not None:
         args.json.write_text(found.to_json(), encoding="utf-8")
     return PASSED
+
+
+def _schedule(args: argparse.Namespace) -> int:
+    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    named = all(part.strip().isdigit() for part in args.ranks.split(","))
+    require_torch()
+    from workbench.schedules import compare_schedules
+
+    found = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks)
+    print(found)
+    return FAILED if found.verdict.outcome == "FAIL" else PASSED
 
 
 def _value(text: str) -> Any:
@@ -284,3 +216,7 @@ def _tour(args: argparse.Namespace) -> int:
         print(f"\n{table.rstrip()}")
     print(f"\nexecuted notebook: {done.notebook}\nas a page:         {done.page}")
     return PASSED
+
+
+_COMMANDS = {"run": _run, "matrix": _matrix, "explain": _explain, "schedule": _schedule, "recipes": _recipes,
+             "passes": _passes, "doctor": _doctor, "tour": _tour}

@@ -162,17 +162,6 @@ def pools():
         each.close()
 
 
-@pytest.fixture
-def row(request, record_property):
-    """Puts a row into the table at the end."""
-
-    def add(n, backend, fault, seconds, orphans, works):
-        record_property("fault_row", (f"{n} {backend}", fault, f"{seconds:.1f}", orphans, "yes" if works else "NO"))
-        assert works and not orphans
-
-    return add
-
-
 @pytest.mark.parametrize(("backend", "n", "name", "fault"), CASES)
 def test_fault(pools, row, backend, n, name, fault):
     pool = pools(backend, n, fault.check)
@@ -184,7 +173,7 @@ def test_fault(pools, row, backend, n, name, fault):
     left = wait_until_gone(pids, 0)
     pool.timeout = 60
     works = pool.run(total) == [float(n)] * n
-    row(n, backend, name, seconds, len(left), works)
+    row(f"{n} {backend}", name, seconds, left, works)
     first, *rest = str(caught.value).splitlines()
     assert re.match(fault.told, first), first
     assert re.search(fault.then, "\n".join(rest)), "\n".join(rest)
@@ -204,7 +193,8 @@ def test_interrupts_in_mid_call_twice_in_a_row(pools, row, backend, n):
             pool.run(endless)
         seconds = time.monotonic() - start - 0.5
         works = pool.run(total) == [float(n)] * n
-        row(n, backend, f"interrupt in mid-call, number {turn + 1}", seconds, len(wait_until_gone(pids, 0)), works)
+        left = wait_until_gone(pids, 0)
+        row(f"{n} {backend}", f"interrupt in mid-call, number {turn + 1}", seconds, left, works)
         assert "rank 1: busy in endless" in "".join(caught.value.__notes__)
         assert seconds < TELL_SECONDS
 
@@ -218,7 +208,7 @@ def test_a_result_that_cannot_be_pickled(pools, row, backend, n):
         pool.run(lambda: threading.Lock() if dist.get_rank() == 1 else 0)
     seconds = time.monotonic() - start
     assert pool.pids == pids and seconds < TELL_SECONDS  # they live on, and are no orphans
-    row(n, backend, "a result that cannot be pickled", seconds, 0, pool.run(total) == [float(n)] * n)
+    row(f"{n} {backend}", "a result that cannot be pickled", seconds, [], pool.run(total) == [float(n)] * n)
 
 
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
@@ -231,7 +221,7 @@ def test_a_result_of_1_gb(pools, row, backend, n):
 
     start = time.monotonic()
     value = pool.run(large)[0]
-    row(n, backend, "a result of 1 GB", time.monotonic() - start, 0, pool.run(total) == [float(n)] * n)
+    row(f"{n} {backend}", "a result of 1 GB", time.monotonic() - start, [], pool.run(total) == [float(n)] * n)
     assert value.device.type == "cpu" and value.sum(dtype=torch.float64).item() == 5e8
 
 
@@ -246,7 +236,7 @@ def test_printing_100_000_lines(row, backend, n, capsys):
         pool.run(chatter)
         seconds = time.monotonic() - start
         shown = capsys.readouterr().out.splitlines()
-        row(n, backend, "printing 100 000 lines", seconds, 0, pool.run(total) == [float(n)] * n)
+        row(f"{n} {backend}", "printing 100 000 lines", seconds, [], pool.run(total) == [float(n)] * n)
     each = 100_000 // n
     assert len(shown) == each * n and shown[each - 1 : each + 1] == [f"[rank 0] line {each - 1}", "[rank 1] line 0"]
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.distributed import device_mesh
 from torch.distributed.tensor import Placement
 from torch.distributed.tensor import debug as dtensor_debug
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-__all__ = ["clear_dtensor_caches", "open_meshes", "strided_shard"]
+__all__ = ["clear_dtensor_caches", "local_shape", "open_meshes", "strided_shard"]
+
+
+def local_shape(
+    shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
+) -> tuple[int, ...]:
+    """Shape of what the rank at `coordinate` of a mesh of that shape holds of a DTensor; no mesh is made."""
+    return tuple(_compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), list(coordinate), placements)[0])
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:

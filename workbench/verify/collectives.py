@@ -94,16 +94,19 @@ def _shown(entry: Any) -> str:
     return f"{op} {dtype}{list(shape)} {reduction + ' ' if reduction else ''}over {over}({size})"
 
 
-def difference(lists: Sequence[Sequence[Entry]]) -> tuple[int, int, str] | None:
-    """(rank, index, sentence) of the first entry where a rank departs from what most ranks have, or None."""
+def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = None) -> tuple[int, int, str] | None:
+    """(list, index, sentence) of the first entry where a list departs from what most have, or None.
+
+    ranks: whose the lists are; by default those of rank 0, 1 and so on.
+    """
+    names = range(len(lists)) if ranks is None else ranks
     for i in range(max(map(len, lists), default=0)):
         at = [tuple(entries[i]) if i < len(entries) else None for entries in lists]
         if len(set(at)) > 1:
             common = Counter(at).most_common(1)[0][0]
-            rank = next(r for r, entry in enumerate(at) if entry != common)
-            other = at.index(common)
-            return rank, i, (f"rank {rank} would run {_shown(at[rank])} as collective {i}, "
-                             f"where rank {other} runs {_shown(common)}: the ranks would hang")
+            odd = next(r for r, entry in enumerate(at) if entry != common)
+            return odd, i, (f"rank {names[odd]} would run {_shown(at[odd])} as collective {i}, "
+                            f"where rank {names[at.index(common)]} runs {_shown(common)}: the ranks would hang")
     return None
 
 

@@ -1,0 +1,145 @@
+"""`%%ranks` in real Jupyter kernels: what is left when a kernel is interrupted, restarted, shut down or killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+from processes import alive, wait_until_gone
+
+pytestmark = pytest.mark.ranks
+COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
+TELL_SECONDS = 3.0
+
+
+class Notebook:
+    """A kernel, and cells that it runs."""
+
+    def __init__(self, n):
+        path = os.pathsep.join(filter(None, sys.path))
+        self.manager, self.client = start_new_kernel(kernel_name="python3", env={**os.environ, "PYTHONPATH": path})
+        self.n = n
+        self.pids = self.start()
+
+    def start(self):
+        """Starts the ranks; their pids."""
+        self.run("%load_ext workbench")
+        self.run(f"%%ranks -n {self.n} --backend gloo\nimport os, time, torch, torch.distributed as dist")
+        shown = self.run("%%ranks\nos.getpid()")
+        return [int(pid) for pid in re.findall(r"^rank \d+: (\d+)$", shown, re.MULTILINE)]
+
+    def send(self, source):
+        """Begins a cell, and returns its message id."""
+        return self.client.execute(source)
+
+    def read(self, message, seconds=60):
+        """What a cell has shown when it ends: text of outputs and errors."""
+        shown, limit = [], time.monotonic() + seconds
+        while time.monotonic() < limit:
+            got = self.client.get_iopub_msg(timeout=max(0.1, limit - time.monotonic()))
+            if got["parent_header"].get("msg_id") != message:
+                continue
+            content = got["content"]
+            if got["msg_type"] == "status" and content["execution_state"] == "idle":
+                return "\n".join(shown)
+            shown += [content.get("text", ""), content.get("data", {}).get("text/plain", ""),
+                      *content.get("traceback", ())]
+        raise TimeoutError("the cell did not end")
+
+    def run(self, source):
+        return self.read(self.send(source))
+
+    def works(self):
+        """Whether a cell on all ranks does."""
+        self.run("%%ranks\nimport os, time, torch, torch.distributed as dist")
+        shown = self.run("%%ranks\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+        return shown.strip().endswith(f": {float(self.n)}")
+
+    def hang(self):
+        """Begins a cell that never ends: one rank computes, and the others wait for it."""
+        message = self.send("%%ranks\nprint('begun')\nwhile dist.get_rank() == 1:\n    pass\ndist.barrier()")
+        begun, limit = 0, time.monotonic() + 30
+        while begun < self.n and time.monotonic() < limit:
+            got = self.client.get_iopub_msg(timeout=30)
+            begun += str(got["content"].get("text", "")).count("begun")
+        return message
+
+    def close(self):
+        self.client.stop_channels()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def notebook():
+    made = []
+
+    def make(n):
+        made.append(Notebook(n))
+        assert len(made[-1].pids) == n and all(map(alive, made[-1].pids))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, n):
+    book = notebook(n)
+    for turn in range(2):
+        hanging, pids, start = book.hang(), book.pids, time.monotonic()
+        book.manager.interrupt_kernel()
+        shown = book.read(hanging, 10)
+        seconds = time.monotonic() - start
+        left = wait_until_gone(pids, 0)
+        assert "KeyboardInterrupt: the ranks were ended." in shown and "rank 1: busy in <module>" in shown
+        assert seconds < TELL_SECONDS
+        row(f"{n} gloo", f"interrupt of the kernel, number {turn + 1}", seconds, left, book.works())
+        book.pids = book.start()
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_restart_of_the_kernel(notebook, row, n):
+    book = notebook(n)
+    book.hang()
+    start = time.monotonic()
+    book.manager.restart_kernel(now=False)
+    left = wait_until_gone(book.pids, 10)
+    seconds = time.monotonic() - start
+    book.client.wait_for_ready(timeout=60)
+    book.start()
+    row(f"{n} gloo", "restart of the kernel", seconds, left, book.works())
+
+
+@pytest.mark.parametrize("n", COUNTS)
+@pytest.mark.parametrize("how", ["shutdown", "kill -9"])
+def test_the_end_of_the_kernel(notebook, row, n, how):
+    book = notebook(n)
+    book.hang()
+    start = time.monotonic()
+    if how == "shutdown":
+        book.manager.shutdown_kernel()
+    else:
+        os.kill(book.manager.provisioner.pid, signal.SIGKILL)
+    left = wait_until_gone(book.pids, 10)
+    row(f"{n} gloo", f"{how} of the kernel", time.monotonic() - start, left, notebook(n).works())
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_two_notebooks_at_once(notebook, row, n):
+    first, second = notebook(n), notebook(n)
+    hanging = first.hang()
+    assert second.works()
+    start = time.monotonic()
+    first.manager.interrupt_kernel()
+    first.read(hanging, 10)
+    seconds = time.monotonic() - start
+    assert all(map(alive, second.pids))
+    row(f"{n} gloo", "two notebooks, a hang in one", seconds, wait_until_gone(first.pids, 0),
+        first.works() and second.works())

@@ -1,0 +1,97 @@
+"""What the command line takes: commands, arguments and their help."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands; what each parses to has its name in `command`."""
+    made = argparse.ArgumentParser(prog="workbench", description="Carry one distributed model from authoring to "
+                                     "real ranks; every graph pass proves itself.")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = commands.add_parser("run", help="build and train a recipe, and report what each pass proved",
+                              description="Build and train a recipe on its ranks, and report what each pass did and "
+                              "proved. Also works under torchrun. Exit status: 0 all held, 1 something failed, "
+                              "2 bad input.")
+    run.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
+    _add_set(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
+    run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
+                     help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
+    run.add_argument("--level", choices=("light", "full"), default="light",
+                     help="full: also run each pass's graph against the one it received")
+    run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
+    run.add_argument("--dump", type=Path, metavar="DIR", help="write each rank's graphs there, as files that run")
+    run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
+    run.set_defaults(command="run")
+
+    matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
+                                 description="Run recipes one by one, each in processes of its own; keep each report "
+                                 "in a folder; what has its report there is not run again. Exit status: 0 all that "
+                                 "can run here held, 1 something failed, 2 bad input.")
+    matrix.add_argument("recipes", nargs="*", metavar="RECIPE", help="names or files; none: all recipes")
+    _add_set(matrix, "change every recipe, such as mesh.tp=2; may be repeated")
+    matrix.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto", help="as for run")
+    matrix.add_argument("--level", choices=("light", "full"), default="light", help="as for run")
+    matrix.add_argument("--repeats", type=_count, default=1, metavar="N", help="runs of each, in turn (default 1)")
+    matrix.add_argument("--timeout", type=_seconds, default=300.0, metavar="S",
+                        help="seconds of one run (default 300)")
+    matrix.add_argument("--out", type=Path, default=Path("out/matrix"), metavar="DIR",
+                        help="where reports are kept (default: out/matrix)")
+    matrix.set_defaults(command="matrix")
+
+    explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
+                                  description="Capture a recipe on a fake world and let Inductor run its own passes on "
+                                  "its graphs: which, in what order, what each changed, and where torch defines it. "
+                                  "Nothing is compiled or run.")
+    explain.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
+    _add_set(explain, "change the recipe, such as model.n_layers=1; may be repeated")
+    explain.add_argument("--config", action="extend", nargs="+", default=[], metavar="OPTION=VALUE",
+                         help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
+    explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
+    explain.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
+    explain.set_defaults(command="explain")
+
+    schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
+                                   description="Capture a recipe as several ranks of its mesh on a fake world, and "
+                                   "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
+                                   "1 they do not, 2 bad input.")
+    schedule.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
+    _add_set(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
+    schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
+                          help="roles: a rank of each kind of local shapes, and the last (default); all; or these")
+    schedule.set_defaults(command="schedule")
+
+    commands.add_parser("recipes", help="list the recipes").set_defaults(command="recipes")
+    commands.add_parser("passes", help="list the passes with their contracts").set_defaults(command="passes")
+    commands.add_parser("doctor", help="what works on this machine, and what to do about the rest"
+                        ).set_defaults(command="doctor")
+
+    tour = commands.add_parser("tour", help="run the tour's notebook and show its verdicts",
+                               description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
+                               "and print the verdicts.")
+    _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated")
+    tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where results go (default: out)")
+    tour.set_defaults(command="tour")
+    return made
+
+
+def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value

@@ -1,0 +1,131 @@
+"""Do all ranks of a mesh of any size launch the same collectives in the same order? Told before any rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.tensor import DTensor
+
+from workbench.analysis.census import provenance
+from workbench.analysis.collectives import list_collectives
+from workbench.contracts import Stage
+from workbench.errors import WorkbenchError
+from workbench.forward_backward import partition
+from workbench.joint_graph import capture
+from workbench.parallel.author import Authored, author
+from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.registry import find_pass
+from workbench.pipeline import run_joint, run_partitioned
+from workbench.recipe import Recipe
+from workbench.torch_api.dtensor import local_shape
+from workbench.verify.collectives import Entry, difference, schedule
+from workbench.verify.verdicts import Outcome, Verdict
+from workbench.world.fake import fake_world
+
+GRAPHS = (Stage.JOINT, Stage.PARTITIONED)
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """What `compare_schedules` found. roles: the first rank of each role, and how many ranks share it."""
+
+    size: int
+    roles: dict[int, int]
+    checked: tuple[int, ...]
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        roles = ", ".join(f"rank {rank}" + (f" and {count - 1} more" if count > 1 else "")
+                          for rank, count in self.roles.items())
+        return (f"{self.size} ranks in {len(self.roles)} {'role' if len(self.roles) == 1 else 'roles'}: {roles}\n"
+                f"captured as {'rank' if len(self.checked) == 1 else 'ranks'} {', '.join(map(str, self.checked))}\n"
+                f"collectives {self.verdict.outcome}: {self.verdict.message}")
+
+
+def compare_schedules(
+    recipe: Recipe, ranks: str | Sequence[int] = "roles", progress: Callable[[str], None] = lambda _: None
+) -> Schedules:
+    """Capture `recipe` as each of `ranks` on a fake world, run its passes, and compare the ordered collectives.
+
+    ranks: "roles" takes the first rank of each role, and the last rank of all; "all" takes all, or name some. Two
+    ranks have the same role when each of their parameters has the same local shape: uneven shards make others.
+    Passes that leave no graph are left out. A capture a rank, one after the other, in this process.
+
+    Raises WorkbenchError for a rank that is not there, and for what the recipe cannot do.
+    """
+    size = recipe.mesh.world_size
+    with fake_world(size) as world:
+        roles = roles_of(author(recipe, world), size)
+    chosen = _chosen(ranks, size, roles)
+    entries, sources = [], []
+    for rank in chosen:
+        progress(f"rank {rank}")
+        launched, lines = _scheduled(recipe, size, rank)
+        entries.append(launched)
+        sources.append(lines)
+    return Schedules(size, roles, chosen, _verdict(chosen, entries, sources))
+
+
+def roles_of(authored: Authored, size: int) -> dict[int, int]:
+    """The first rank of each role, and how many ranks have it."""
+    kinds = sorted({(tuple(p.shape), p.placements) for p in authored.module.parameters() if isinstance(p, DTensor)},
+                   key=repr)
+    mesh = tuple(authored.mesh.shape) if authored.mesh is not None else ()
+    first: dict[tuple[tuple[int, ...], ...], int] = {}
+    roles: dict[int, int] = {}
+    for rank in range(size):
+        coordinate: list[int] = []
+        left = rank
+        for length in reversed(mesh):
+            left, at = divmod(left, length)
+            coordinate.insert(0, at)
+        role = tuple(local_shape(shape, mesh, coordinate, placements) for shape, placements in kinds)
+        leader = first.setdefault(role, rank)
+        roles[leader] = roles.get(leader, 0) + 1
+    return roles
+
+
+def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tuple[int, ...]:
+    if ranks == "all":
+        return tuple(range(size))
+    if isinstance(ranks, str):
+        if ranks != "roles":
+            raise WorkbenchError(f"ranks {ranks!r}: expected roles, all, or ranks such as 0,3")
+        return tuple(sorted({*roles, size - 1}))
+    wrong = [rank for rank in ranks if not 0 <= rank < size]
+    if wrong or not ranks:
+        raise WorkbenchError(f"rank {wrong[0] if wrong else 'none'}: the mesh has ranks 0 to {size - 1}")
+    return tuple(sorted(set(ranks)))
+
+
+def _scheduled(recipe: Recipe, size: int, rank: int) -> tuple[list[Entry], list[str]]:
+    """The ordered collectives of one rank, and where each comes from."""
+    later = [spec for spec in recipe.passes if find_pass(spec.name).contract.stage in GRAPHS]
+    with fake_world(size, rank) as world:
+        authored = author(recipe, world)
+        with capture(authored, decompositions=capture_decompositions(recipe.joint_passes)) as joint:
+            run_joint(joint, recipe.joint_passes)
+            pair = partition(joint)
+        run_partitioned(pair, later)
+        lines = []
+        for graph in pair.graphs:
+            nodes = {node.name: node for node in graph.graph.nodes}
+            lines += [f"{c.node}, {provenance(nodes[c.node])}" for c in list_collectives(graph)]
+        return schedule(pair.graphs), lines
+
+
+def _verdict(ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequence[list[str]]) -> Verdict:
+    if len(ranks) == 1:
+        why = "one rank was captured, and it has no other to be compared with"
+        return Verdict("collectives", Outcome.UNKNOWN, why)
+    found = difference(entries, ranks)
+    if found is None:
+        text = f"{len(entries[0])} collectives in the same order on all that were captured"
+        return Verdict("collectives", Outcome.PASS, text, {"collectives": len(entries[0])})
+    position, index, sentence = found
+    usual = next(i for i, own in enumerate(entries) if i != position and own[index:index + 1] != entries[position][
+        index:index + 1])
+    lines = [f"rank {ranks[i]}: {sources[i][index]}" for i in sorted({position, usual}) if index < len(sources[i])]
+    return Verdict("collectives", Outcome.FAIL, "\n  ".join([sentence, *lines]), {"rank": ranks[position],
+                                                                                  "index": index})
