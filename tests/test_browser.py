@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -121,8 +123,14 @@ def test_all_cells_run_and_show_what_was_committed(page: Page, lab: str) -> None
     again = outputs(page)
     assert [o["output_type"] for cell in again for o in cell] == [o["output_type"] for cell in committed for o in cell]
 
+    rules = configparser.RawConfigParser()
+    rules.read(ROOT / ".ci" / "nbval_sanitize.cfg")
+
     def text(cells: list[list[dict[str, Any]]]) -> list[str]:
-        return ["".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for cell in cells for o in cell]
+        found = ["".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for cell in cells for o in cell]
+        for rule in map(dict, (rules[name] for name in rules.sections())):
+            found = [re.sub(rule["regex"], rule["replace"], each) for each in found]
+        return found
 
     assert text(again) == text(committed)
     assert errors == []

@@ -73,6 +73,28 @@ def test_only_some_ranks_and_names_that_are_sent(cell, shell):
     assert list(value) == [8] and value.ranks == (1,)
 
 
+def test_names_are_brought_back(cell, shell):
+    cell("%%ranks --bring found,rank\nfound = [torch.ones(2) * (rank + 1)]")
+    assert torch.equal(shell.user_ns["found"][0], torch.ones(2)) and shell.user_ns["rank"] == 0
+    cell("%%ranks --only 1 --bring found\nNone")
+    assert torch.equal(shell.user_ns["found"][0], torch.ones(2) * 2)
+    pids = magics(shell).pool.pids
+    _, printed, _ = cell("%%ranks --bring nowhere\nNone")
+    assert "UsageError: %%ranks --bring nowhere: rank 0 has no such name" in printed
+    assert magics(shell).pool.pids == pids
+
+
+def test_an_error_on_the_only_rank_that_ran_keeps_all(cell, shell):
+    pids = magics(shell).pool.pids
+    assert cell("%%ranks --only 1\nnothing")[2].kept and magics(shell).pool.pids == pids
+
+
+def test_a_cell_that_is_meant_to_fail(cell):
+    _, printed, error = cell("%%ranks --fails\nnothing")
+    assert error is None and printed.startswith("RankError: rank ") and "The ranks live on" in printed
+    assert "the cell was meant to fail, and every rank came to its end" in cell("%%ranks --fails\n1")[1]
+
+
 def test_grouped_output(cell):
     assert cell("%%ranks --echo grouped\nprint('hello')\nprint(rank)")[1] == (
         "[rank 0] hello\n[rank 0] 0\n[rank 1] hello\n[rank 1] 1\n")

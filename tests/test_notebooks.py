@@ -33,6 +33,11 @@ def source(cell: dict[str, Any]) -> str:
     return "".join(cell["source"])
 
 
+def python(cell: dict[str, Any]) -> str:
+    """The source without lines for IPython."""
+    return "\n".join(line for line in source(cell).splitlines() if not line.startswith("%"))
+
+
 def tags(cell: dict[str, Any]) -> list[str]:
     return cell["metadata"].get("tags", [])
 
@@ -65,7 +70,7 @@ def test_cells_are_small_and_the_first_result_is_in_the_third(path: Path) -> Non
 def test_only_the_workbench_torch_and_the_standard_library_are_imported(path: Path) -> None:
     names: set[str] = set()
     for cell in cells(path):
-        for node in ast.walk(ast.parse(source(cell))):
+        for node in ast.walk(ast.parse(python(cell))):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):

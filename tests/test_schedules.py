@@ -62,7 +62,8 @@ def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
         assert compare_schedules(recipe, [1]).verdict.outcome is Outcome.UNKNOWN
     assert verdict.outcome is Outcome.FAIL and verdict.evidence["rank"] == 1
     sentence, *lines = verdict.message.splitlines()
-    assert sentence.startswith("rank 1 would run _c10d_functional.all_gather_into_tensor") and sentence.endswith("would hang")
+    assert sentence.startswith("rank 1 would run _c10d_functional.all_gather_into_tensor")
+    assert sentence.endswith("would hang")
     assert [line.split(":")[0].strip() for line in lines] == ["rank 0", "rank 1"]
     assert all("llama3.py:" in line or "parameter " in line for line in lines) and lines[0][8:] != lines[1][8:]
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.recipe import Recipe, diff_recipes, load_recipe
     from workbench.report import Report
     from workbench.run_recipe import run
+    from workbench.schedules import compare_schedules
     from workbench.torch_api.regions import region
     from workbench.training import train
     from workbench.verify.verdicts import Outcome, Verdict
@@ -46,6 +47,7 @@ _HOMES = {
     "recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "report": ("Report",),
     "run_recipe": ("run",),
+    "schedules": ("compare_schedules",),
     "torch_api.regions": ("region",),
     "training": ("train",),
     "verify.verdicts": ("Outcome", "Verdict"),

@@ -23,7 +23,7 @@ from IPython.display import display
 from workbench.draw.rank_values import RankValues
 from workbench.draw.show import Table, table
 from workbench.errors import WorkbenchError
-from workbench.world.cells import compiled, run_cell
+from workbench.world.cells import compiled, fetch, run_cell
 from workbench.world.diagnose import RankError, ranks_text
 from workbench.world.echo import ECHOES
 from workbench.world.gang import Gang
@@ -45,6 +45,8 @@ class RanksMagics(Magics):
         super().__init__(shell)
         self.pool: RankPool | None = None
         self._asked = DEFAULTS
+        self._prepared: list[int] = []
+        self._count = 0
 
     @magic_arguments()
     @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
@@ -54,7 +56,9 @@ class RanksMagics(Magics):
     @argument("--only", metavar="0,1", help="run on these ranks only")
     @argument("--echo", choices=ECHOES, default="live", help="the ranks' output as it comes, or grouped by rank")
     @argument("--check", action="store_true", help="torch compares every collective among the ranks before it runs")
+    @argument("--fails", action="store_true", help="the cell is meant to fail: its report is printed, and no error")
     @argument("--send", metavar="a,b", help="copy these names of the notebook to the ranks first")
+    @argument("--bring", metavar="a,b", help="copy these names from the first of the ranks to the notebook afterwards")
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> RankValues | Table | None:
         """Run a cell on every rank; `%ranks status`, `restart` and `stop` are about the ranks themselves."""
@@ -64,11 +68,17 @@ class RanksMagics(Magics):
                 return self._command(asked.command)
             if asked.command:
                 raise UsageError(f"%ranks {asked.command} takes no cell: use it with one % on a line of its own")
-            return self._run(asked, cell)
+            found = self._run(asked, cell)
+            if asked.fails:
+                raise UsageError("%%ranks --fails: the cell was meant to fail, and every rank came to its end")
+            return found
         except RankError as error:
             error.add_note("The ranks live on, with all they hold." if error.kept else
                            "The ranks were ended, with all they held: the next %%ranks starts new ones.")
-            raise
+            if not asked.fails:
+                raise
+            print("\n".join(error._render_traceback_()))
+            return None
         except WorkbenchError as error:
             raise UsageError(str(error)) from None
 
@@ -91,7 +101,8 @@ class RanksMagics(Magics):
         self.pool, self._asked = None, DEFAULTS
 
     def _run(self, asked: Any, cell: str) -> RankValues | None:
-        name = f"cell {len(self.shell.user_ns['In']) - 1}"
+        self._count += 1  # for a kernel whose client keeps no history
+        name = f"cell {len(self.shell.user_ns['In']) - 1 or self._count}"
         _refuse_what_is_not_python(cell, name)
         given = {name: self._named(name) for name in _names(asked.send)}
         pool = self._pool_for(asked)
@@ -104,6 +115,11 @@ class RanksMagics(Magics):
             if watch is not None:
                 watch.close()
         pool.refuse_divergence()
+        if pool.pids != self._prepared:
+            self._prepared = pool.pids
+            pool.ask(some, "prepare")
+        if wanted := _names(asked.bring):
+            self._bring(pool, some[0], wanted)
         values = [None if answer is None else pickle.loads(answer) for answer in answers]
         return None if all(value is None for value in values) else RankValues(some, values)
 
@@ -125,6 +141,12 @@ class RanksMagics(Magics):
         if name not in self.shell.user_ns:
             raise UsageError(f"%%ranks --send {name}: the notebook has no such name")
         return self.shell.user_ns[name]
+
+    def _bring(self, pool: RankPool, rank: int, wanted: list[str]) -> None:
+        brought = pickle.loads(pool.run_on([rank], fetch, [wanted])[0])
+        self.shell.push(brought)
+        if missing := [name for name in wanted if name not in brought]:
+            raise UsageError(f"%%ranks --bring {missing[0]}: rank {rank} has no such name")
 
     def complete(self, context: CompletionContext) -> SimpleMatcherResult:
         """Names and attributes as rank 0 knows them, inside a cell that begins with `%%ranks`."""

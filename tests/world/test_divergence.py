@@ -39,10 +39,10 @@ def test_a_missing_one_is_told_with_the_last_there_was():
     found = first_divergence({0: [launch(1), launch(2, done=False)], 1: [launch(1)]})
     assert str(found).splitlines()[1:] == [
         "  rank 0: all_reduce of float32 [4], in step (cell 3, line 2)",
-        "  rank 1: did not launch it; its last one there is all_reduce of float32 [4], in step (cell 3, line 1)",
+        "  rank 1: did not launch it; the last one there is all_reduce of float32 [4], in step (cell 3, line 1)",
     ]
     found = first_divergence({0: [launch(1, done=False)], 1: []})
-    assert str(found).splitlines()[-1] == "  rank 1: did not launch it; it launched none there"
+    assert str(found).splitlines()[-1] == "  rank 1: did not launch it; none was launched there"
 
 
 def test_a_rank_that_hangs_elsewhere_is_the_consequence():

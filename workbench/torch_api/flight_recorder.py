@@ -33,7 +33,7 @@ class Launch:
 def launches(stacks: bool) -> list[Launch]:
     """What the recorder holds, oldest first, without point-to-point operations. Safe in any thread, and never waits.
 
-    With `stacks` the first call takes a second, in which torch reads its own symbols.
+    With `stacks` the first call takes a second, unless `prepare` was called: torch imports its compiler for them.
     """
     import torch.distributed as dist
     from torch._C import _distributed_c10d as c10d
@@ -49,6 +49,13 @@ def launches(stacks: bool) -> list[Launch]:
             # The binding pickles the dictionary that it has just made.
             entries += pickle.loads(getattr(c10d, dump)(includeStackTraces=stacks))["entries"]
     return [_launch(entry, groups) for entry in entries if not entry["is_p2p"]]
+
+
+def prepare() -> None:
+    """Have torch import now what it needs to tell source lines."""
+    from torch._C._profiler import gather_traceback, symbolize_tracebacks
+
+    symbolize_tracebacks([gather_traceback(python=True, script=False, cpp=False)])
 
 
 def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type: ignore[type-arg]

@@ -74,6 +74,11 @@ def run_cell(source: str, name: str, given: dict[str, Any]) -> bytes | None:
         return dumps(Shown(ADDRESS.sub("", repr(value))))
 
 
+def fetch(names: list[str]) -> bytes:
+    """The pickle of {name: value} of what the namespace has of `names`."""
+    return dumps({name: vars(MAIN)[name] for name in names if name in vars(MAIN)}, _CellPickler)
+
+
 def compiled(source: str, name: str) -> tuple[Any, Any]:
     """The cell's statements, and its last expression if it ends in one without a semicolon. SyntaxError as Python's.
 

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from workbench.errors import WorkbenchError
 
@@ -189,15 +190,38 @@ def where(frames: Sequence[str]) -> str:
     return f"waiting in the collective {collective}, called from {place}" if collective else f"busy in {place}"
 
 
+def own_frame(frames: Sequence[str]) -> tuple[str, int, str] | None:
+    """(file, line, function) of the innermost frame that is the user's, from a stack's lines."""
+    found = next((f for f in map(_FRAME.match, frames) if f and not is_library(f["file"])), None)
+    return (found["file"], int(found["line"]), found["name"]) if found else None
+
+
 def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
     """A rank that has not answered, with its stack."""
-    shown = list(frames[:MAX_FRAMES])
-    if len(frames) > MAX_FRAMES:
-        shown.append(f"  ... {len(frames) - MAX_FRAMES} more")
+    shown = _folded(frames)
+    if len(shown) > MAX_FRAMES:
+        shown[MAX_FRAMES:] = [f"  ... {len(shown) - MAX_FRAMES} more"]
     summary = where(frames)
     # A rank outside any collective is more likely the one that the others wait for: it comes first.
     order = now + 1.0 if summary.startswith("waiting") else now
     return Failure(rank, "waiting", summary, with_source("\n".join(shown)), order)
+
+
+def _folded(frames: Sequence[str]) -> list[str]:
+    """The frames, with each run of a library's in one line."""
+    shown: list[str] = []
+    for library, run in groupby(frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])):
+        own = list(run)
+        shown += [f"  ... {len(own)} frame{'s' if len(own) > 1 else ''} of {library}"] if library else own
+    return shown
+
+
+def _library(file: str) -> str:
+    """The package that a frame's file belongs to, or "Python"; empty for the user's own."""
+    if not is_library(file):
+        return ""
+    _, found, inside = file.rpartition("/site-packages/")
+    return inside.split("/")[0].removesuffix(".py") if found else "Python"
 
 
 def is_library(file: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,14 +25,22 @@ class Divergence:
     launched: dict[int, Launch]
     missing: dict[int, Launch | None]
 
+    def odd_one(self) -> int:
+        """A rank that launched what the fewest did."""
+        signatures = {rank: _signature(launch) for rank, launch in self.launched.items()}
+        counts = Counter(signatures.values())
+        return min(self.launched, key=lambda rank: (counts[signatures[rank]], -rank))
+
     def __str__(self) -> str:
         over = f"group {self.axis or 'of'} ({ranks_text(self.ranks)})"
-        lines = [f"The ranks part at collective {self.number} of {over}:"]
-        lines += [f"  rank {rank}: {described(launch)}" for rank, launch in sorted(self.launched.items())]
+        said: dict[str, list[int]] = {}
+        for rank, launch in sorted(self.launched.items()):
+            said.setdefault(described(launch), []).append(rank)
         for rank, last in sorted(self.missing.items()):
-            said = f"its last one there is {described(last)}" if last else "it launched none there"
-            lines.append(f"  rank {rank}: did not launch it; {said}")
-        return "\n".join(lines)
+            before = f"the last one there is {described(last)}" if last else "none was launched there"
+            said.setdefault(f"did not launch it; {before}", []).append(rank)
+        lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in said.items()]
+        return "\n".join([f"The ranks part at collective {self.number} of {over}:", *lines])
 
 
 def user_frame(launch: Launch) -> Launch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from workbench.world.diagnose import (
@@ -12,6 +13,7 @@ from workbench.world.diagnose import (
     cause,
     exit_text,
     note_interrupt,
+    own_frame,
     ranks_text,
     waiting,
     with_source,
@@ -61,7 +63,8 @@ def gather(
                 ticked = time.monotonic()
         gang.drain()
     except KeyboardInterrupt as error:
-        note_interrupt(error, _waits(gang, [rank for rank in ranks if rank not in answers]))
+        late = [rank for rank in ranks if rank not in answers]
+        note_interrupt(error, _waiting(gang.stacks(late), late))
         raise
     finally:
         gang.echo.finish()
@@ -77,8 +80,9 @@ def _fail(
     late = [rank for rank in ranks if rank not in answers and rank not in failures]
     timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
     unsent = not late and all(failure.kind == "unsent" for failure in failures.values())
-    same = len(failures) == gang.size and len({(f.kind, f.summary) for f in failures.values()}) == 1
-    everyone = [*failures.values(), *_waits(gang, late)]
+    same = len(failures) == len(ranks) and len({(f.kind, f.summary) for f in failures.values()}) == 1
+    stacks = gang.stacks(late)
+    everyone = [*failures.values(), *_waiting(stacks, late)]
     first = cause(everyone)
     notes = []
     if timed_out:
@@ -88,7 +92,8 @@ def _fail(
             headline += f" ({ranks_text(list(answers))} {'did' if starting else 'had returned'}.)"
     else:
         headline = f"rank {first.rank} {_verb(first.kind, starting)}: {first.summary}"
-    parted, all_told = (None, False) if starting or unsent else compared(gang)
+    parted, all_told = (None, False) if starting or unsent else compared(
+        gang, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
     same = same and first.kind == "error" and "CUDA" not in first.summary
     kept = unsent or (same and all_told and parted is None)
     if parted is not None and not same:
@@ -103,20 +108,28 @@ def _fail(
     raise RankError(headline, everyone, timed_out, notes, kept) from None
 
 
-def compared(gang: Gang) -> tuple[Divergence | None, bool]:
-    """Where the ranks' collectives part, with source lines where those come in time; and whether all could tell."""
-    everyone, limit = range(gang.size), time.monotonic() + LOOK_SECONDS
+def compared(
+    gang: Gang, seconds: float = LOOK_SECONDS, frames: Mapping[int, tuple[str, int, str]] | None = None
+) -> tuple[Divergence | None, bool]:
+    """Where the ranks' collectives part, and whether all could tell theirs within `seconds`.
+
+    frames: the line on which a rank waits, in case the recorder's own lines do not come in time.
+    """
+    everyone, limit = range(gang.size), time.monotonic() + seconds
     gang.ask(everyone, "look", "all")
-    told = {rank: look["launches"] for rank, look in gang.told(everyone, LOOK_SECONDS / 3).items()}
-    if (parted := first_divergence(told)) is not None:
-        gang.ask(told, "look", "lines")
-        lines = gang.told(list(told), limit - time.monotonic())
-        parted = first_divergence(told | {rank: look["launches"] for rank, look in lines.items()})
-    return parted, len(told) == gang.size
+    told = {rank: look["launches"] for rank, look in gang.told(everyone, seconds / 3).items()}
+    if (parted := first_divergence(told)) is None:
+        return None, len(told) == gang.size
+    gang.ask(told, "look", "lines")
+    lines = {rank: look["launches"] for rank, look in gang.told(list(told), limit - time.monotonic()).items()}
+    for rank, frame in (frames or {}).items():
+        if rank not in lines and (own := told.get(rank)) and not own[-1].done:
+            own[-1] = replace(own[-1], stack=(frame,))
+    return first_divergence(told | lines) or parted, len(told) == gang.size
 
 
-def _waits(gang: Gang, late: Sequence[int]) -> list[Failure]:
-    stacks, now = gang.stacks(late), time.monotonic()
+def _waiting(stacks: Mapping[int, Sequence[str]], late: Sequence[int]) -> list[Failure]:
+    now = time.monotonic()
     return [waiting(rank, stacks.get(rank, []), now) for rank in late]
 
 

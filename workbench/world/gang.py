@@ -26,7 +26,7 @@ class Gang:
         self.size, self.echo, self.owner = size, echo, os.getpid()
         self.dismissed = False
         self.pids: list[int] = []
-        self._asides: dict[int, Any] = {}
+        self._question, self._asides = 0, dict[int, Any]()
         self._channels: list[Connection] = []
         self._gone: set[int] = set()
         self._pipes: dict[int, int] = {}  # file descriptor -> rank
@@ -52,7 +52,9 @@ class Gang:
             if channel in ready or self._ended(rank):
                 event = self._receive(rank, channel)
                 if event[1] == "aside":
-                    self._asides[rank] = event[2]
+                    question, answer = event[2]
+                    if question == self._question:  # and not one that nobody waited for
+                        self._asides[rank] = answer
                 elif event[1] == "output":
                     self.echo.feed(rank, event[2])
                 else:
@@ -73,9 +75,10 @@ class Gang:
                 socket_.shutdown(socket.SHUT_RDWR)
 
     def ask(self, ranks: Iterable[int], what: str, *args: Any) -> None:
-        """Ask these ranks something aside from the call that they may be in: "look" or "complete" (see the worker)."""
+        """Ask these ranks something aside from the call that they may be in (`_aside` in the worker has the list)."""
+        self._question += 1
         self._asides.clear()
-        self.send(("aside", what, *args), [rank for rank in ranks if rank not in self._gone])
+        self.send(("aside", self._question, what, *args), [rank for rank in ranks if rank not in self._gone])
 
     def told(self, ranks: Sequence[int], seconds: float) -> dict[int, Any]:
         """The answers to `ask` that come within `seconds`, by rank."""

@@ -182,7 +182,7 @@ class RankPool:
         return f"RankPool(size={self._size}, backend={self._backend!r}, {state})"
 
     def ask(self, some: Sequence[int], what: str, *args: Any) -> dict[int, Any]:
-        """Ask some ranks "look" or "complete" (`workbench.world.worker`); empty while a call runs, or none live."""
+        """Ask some ranks "look", "complete" or "prepare" (see the worker); empty while a call runs, or none live."""
         if not self._gang or not self._busy.acquire(blocking=False):
             return {}
         try:
@@ -198,13 +198,13 @@ class RankPool:
         """
         self._claim()
         try:
-            parted = compared(self._gang[0])[0] if self._gang else None
+            parted = compared(self._gang[0], seconds=10)[0] if self._gang else None
         finally:
             self._busy.release()
         if parted is not None and not parted.missing:
             self.restart()
             said = "ran another collective than the others, and none of them noticed: their values are wrong"
-            odd = max(parted.launched)
+            odd = parted.odd_one()
             raise RankError(f"rank {odd} {said}", [Failure(odd, "error", said)], notes=[str(parted)])
 
     def _payload(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

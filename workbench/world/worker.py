@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
-IDLE_SECONDS = 2.0
 GROUP_TIMEOUT = timedelta(days=1)
 """The pool's own time limit must strike first: it shows stacks, the process group's does not."""
 
@@ -65,7 +64,8 @@ class Parent:
                         raise EOFError
                 command, *body = pickle.loads(self.channel.recv_bytes())
                 if command == "aside":
-                    self.send("aside", _aside(*body))
+                    question, *asked = body
+                    self.send("aside", (question, _aside(*asked)))
                 else:
                     self.calls.put((command, *body))
         except (EOFError, OSError):
@@ -78,12 +78,14 @@ class Parent:
 
 def _aside(what: str, *args: Any) -> Any:
     """Answer a question while the main thread may be in a call. One that fails is answered with nothing."""
-    questions: dict[str, Callable[..., Any]] = {"look": _look, "stacks": _stacks, "complete": _complete}
+    questions: dict[str, Callable[..., Any]] = {
+        "look": _look, "stacks": _stacks, "complete": _complete, "prepare": _prepare}
     try:
         return questions[what](*args)
     except Exception as error:
         print(f"asked for {what}: {type(error).__name__}: {error}", file=sys.stderr)
-        return {"look": {"launches": [], "host_bytes": 0, "gpu_bytes": None}, "stacks": "", "complete": []}[what]
+        return {"look": {"launches": [], "host_bytes": 0, "gpu_bytes": None}, "stacks": "", "complete": [],
+                "prepare": None}[what]
 
 
 def _look(what: str = "last") -> dict[str, Any]:
@@ -97,6 +99,13 @@ def _look(what: str = "last") -> dict[str, Any]:
     return {"launches": [user_frame(launch) for launch in (found[-1:] if what == "last" else found)],
             "host_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
             "gpu_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None}
+
+
+def _prepare() -> None:
+    """What takes a second at the first look for source lines, done now beside the calls, so that a report need not."""
+    from workbench.torch_api.flight_recorder import prepare
+
+    threading.Thread(target=prepare, daemon=True, name="prepare").start()
 
 
 def _stacks() -> str:
@@ -187,14 +196,8 @@ def serve(parent: Parent, job: dict[str, Any]) -> None:
         parent.send("error", _describe(error))
         raise SystemExit(1) from None
     parent.send("ready", None)
-    idle: float | None = IDLE_SECONDS
     while True:
-        try:
-            command, *body = parent.calls.get(timeout=idle)
-        except queue.Empty:
-            _aside("look", "lines")  # its first time takes a second, which a report should not
-            idle = None
-            continue
+        command, *body = parent.calls.get()
         if command == "stop":
             break
         answer = _call(*body)
