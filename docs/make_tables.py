@@ -20,7 +20,6 @@ from workbench.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
 from workbench.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe_rules import cuda_reasons  # noqa: E402
 
-BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
 PEERS = {
@@ -93,8 +92,13 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def tables(root: Path = ROOT) -> str:
-    """All tables, as Markdown: recipes, passes, and what torch itself takes for the same step."""
+def tables(root: Path = ROOT) -> dict[str, str]:
+    """The tables by the name of their place, as Markdown."""
+    return {"table": recipe_tables(root), "ranks": ranks_table(root)}
+
+
+def recipe_tables(root: Path = ROOT) -> str:
+    """Recipes, passes, and what torch itself takes for the same step."""
     runs = reports(root / "benchmarks" / "results")
     names = sorted(path.stem for path in (root / "lessons" / "recipes").glob("*.toml"))
     recipes = [load_recipe(root / "lessons" / "recipes" / f"{name}.toml") for name in names]
@@ -108,13 +112,30 @@ def tables(root: Path = ROOT) -> str:
     ))
 
 
-def with_tables(text: str, made: str) -> str:
-    """`text` with what stands between the markers replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
-    if not marker:
-        raise SystemExit(f"README.md: no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+def ranks_table(root: Path = ROOT) -> str:
+    """What ranks cost beside torch's own launchers, from benchmarks/results/ranks_gloo.json."""
+    found = json.loads((root / "benchmarks" / "results" / "ranks_gloo.json").read_text(encoding="utf-8"))
+    times = {(row["ranks"], row["way"], row["what"]): row["seconds"] for row in found["rows"]}
+    columns = [("workbench.ranks", "whole"), ("torch.multiprocessing.spawn", "whole"), ("elastic_launch", "whole"),
+               ("workbench.ranks", "warm")]
+    rows = [[f"{n}", *(f"{times[n, way, what] * 1e3:,.{1 if what == 'warm' else 0}f} ms" for way, what in columns)]
+            for n in sorted({row["ranks"] for row in found["rows"]})]
+    heads = [f"{way}: start, a call, end" if what == "whole" else "a warm call" for way, what in columns]
+    machine, versions = found["machine"], found["versions"]
+    said = f"{machine['cores']} cores of {machine['cpu']}, torch {versions['torch'].split('+')[0]}"
+    return f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`)."
+
+
+def with_tables(text: str, made: dict[str, str]) -> str:
+    """`text` with what stands between each pair of markers replaced."""
+    for name, new in made.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, _, rest = text.partition(begin)
+        _, marker, after = rest.partition(end)
+        if not marker:
+            raise SystemExit(f"README.md: no {begin} and {end}")
+        text = f"{before}{begin}\n{new}\n{end}{after}"
+    return text
 
 
 def picture() -> str:

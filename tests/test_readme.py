@@ -80,7 +80,7 @@ def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it(name: str
 
 def test_a_readme_without_markers_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"README\.md: no <!-- table:begin -->"):
-        MADE["with_tables"]("# name\n", "")
+        MADE["with_tables"]("# name\n", {"table": ""})
 
 
 def test_links_lead_somewhere() -> None:

@@ -45,24 +45,26 @@ class RankValues(Sequence[Any]):
     def _repr_html_(self) -> str:
         return "".join(part._repr_html_() for part in self._parts())
 
-    def _parts(self) -> Iterator[Table | _Value]:
+    def _parts(self) -> Iterator[_Once | _SideBySide]:
         if self.agree:
-            yield _Value(ranks_text(self.ranks), self._values[0])
+            yield _Once(ranks_text(self.ranks), self._values[0])
             return
         leaves = [dict(_leaves(value, "")) for value in self._values]
         if all(own.keys() == leaves[0].keys() for own in leaves) and list(leaves[0]) != [""]:
             apart = [path for path in leaves[0] if len(_groups(self.ranks, [own[path] for own in leaves])) > 1]
             for path in apart[:MAX_LEAVES]:
-                yield from _compared(path, self.ranks, [own[path] for own in leaves])
+                yield _SideBySide(f"{path} differs", _groups(self.ranks, [own[path] for own in leaves]))
             hidden, equal = len(apart[MAX_LEAVES:]), len(leaves[0]) - len(apart)
-            yield _Value(f"{equal} of {len(leaves[0])} entries agree" + (f", {hidden} more differ" if hidden else ""))
+            yield _Once(f"{equal} of {len(leaves[0])} entries agree" + (f", {hidden} more differ" if hidden else ""))
         else:
-            yield from _compared("", self.ranks, self._values)
+            yield _SideBySide("the ranks differ", _groups(self.ranks, self._values))
 
 
-class _Value:
+class _Once:
+    """A title, and a value under it if there is one."""
+
     def __init__(self, title: str, *value: Any) -> None:
-        self.title, self.text = title, ADDRESS.sub("", "".join(map(repr, value)))
+        self.title, self.text = title, "".join(map(_text, value))
 
     def __str__(self) -> str:
         if not self.text:
@@ -70,26 +72,48 @@ class _Value:
         return f"{self.title}:{chr(10) if chr(10) in self.text else ' '}{self.text}"
 
     def _repr_html_(self) -> str:
-        body = f"<pre style='margin:0 0 0.6em 0'>{html.escape(self.text)}</pre>" if self.text else ""
-        return f"<div><b>{html.escape(self.title)}</b></div>{body}"
+        return f"<div><b>{html.escape(self.title)}</b></div>" + (_pre(self.text) if self.text else "")
 
 
-def _compared(path: str, ranks: Sequence[int], values: Sequence[Any]) -> Iterator[Table | _Value]:
-    """One value that is not the same everywhere: facts of the tensors side by side, then each distinct value."""
-    groups = _groups(ranks, values)
-    shown = groups[:MAX_GROUPS]
-    names = [ranks_text(own) for own, _ in shown]
-    title = f"{path} differs" if path else "the ranks differ"
-    if all(_tensor(value) is not None for _, value in shown):
-        facts = [_facts(value, shown[0][1] if index else None) for index, (_, value) in enumerate(shown)]
-        rows = [(name, *(own[name] for own in facts)) for name in facts[0]]
-        yield Table(title, ("", *names), tuple(rows), notes=tuple(_suspicious(groups)))
-    else:
-        yield _Value(title)
-    for name, (_, value) in zip(names, shown, strict=True):
-        yield _Value(name, value.local if isinstance(value, Shard) else value)
-    if groups[MAX_GROUPS:]:
-        yield _Value(f"and {len(groups) - MAX_GROUPS} more values, all different")
+class _SideBySide:
+    """One value that is not the same everywhere: facts of the tensors, and each distinct value, in columns."""
+
+    def __init__(self, title: str, groups: Sequence[tuple[list[int], Any]]) -> None:
+        shown = groups[:MAX_GROUPS]
+        self.title, self.names = title, [ranks_text(own) for own, _ in shown]
+        self.values = [_text(value.local if isinstance(value, Shard) else value) for _, value in shown]
+        self.facts: list[tuple[str, ...]] = []
+        if all(_tensor(value) is not None for _, value in shown):
+            facts = [_facts(value, shown[0][1] if index else None) for index, (_, value) in enumerate(shown)]
+            self.facts = [(name, *(own[name] for own in facts)) for name in facts[0]]
+        self.notes = list(_suspicious(groups))
+        if groups[MAX_GROUPS:]:
+            self.notes.append(f"and {len(groups) - MAX_GROUPS} more values, all different")
+
+    def __str__(self) -> str:
+        head = repr(Table(self.title, ("", *self.names), tuple(self.facts))) if self.facts else self.title
+        values = [f"{name}:{chr(10) if chr(10) in text else ' '}{text}"
+                  for name, text in zip(self.names, self.values, strict=True)]
+        return "\n".join([head, *values, *self.notes])
+
+    def _repr_html_(self) -> str:
+        def row(tag: str, cells: Sequence[str]) -> str:
+            style = "text-align:left;vertical-align:top"
+            return "<tr>" + "".join(f"<{tag} style='{style}'>{cell}</{tag}>" for cell in cells) + "</tr>"
+
+        rows = [row("td", [html.escape(cell) for cell in fact]) for fact in self.facts]
+        rows.append(row("td", ["value" if self.facts else "", *map(_pre, self.values)]))
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
+        return (f"<b>{html.escape(self.title)}</b><div style='overflow-x:auto'><table><thead>"
+                f"{row('th', ['', *self.names])}</thead><tbody>{''.join(rows)}</tbody></table></div>{notes}")
+
+
+def _text(value: Any) -> str:
+    return ADDRESS.sub("", repr(value))
+
+
+def _pre(text: str) -> str:
+    return f"<pre style='margin:0 0 0.6em 0'>{html.escape(text)}</pre>"
 
 
 def _facts(value: Any, first: Any) -> dict[str, str]:
