@@ -91,7 +91,7 @@ def test_an_error_on_the_only_rank_that_ran_keeps_all(cell, shell):
 
 def test_a_cell_that_is_meant_to_fail(cell):
     _, printed, error = cell("%%ranks --fails\nnothing")
-    assert error is None and printed.startswith("RankError: rank ") and "The ranks live on" in printed
+    assert error is None and printed.startswith("RankError: rank 0 failed: NameError") and "The ranks live on" in printed
     assert "the cell was meant to fail, and every rank came to its end" in cell("%%ranks --fails\n1")[1]
 
 

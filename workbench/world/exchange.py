@@ -24,7 +24,7 @@ from workbench.world.gang import Gang
 
 GRACE_SECONDS = 1.0
 """After the first failure, how long the other ranks may take to say what happened to them."""
-LOOK_SECONDS = 1.8
+LOOK_SECONDS = 1.4
 TICK_SECONDS = 0.5
 
 
@@ -81,6 +81,8 @@ def _fail(
     timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
     unsent = not late and all(failure.kind == "unsent" for failure in failures.values())
     same = len(failures) == len(ranks) and len({(f.kind, f.summary) for f in failures.values()}) == 1
+    if same:  # whose came first says nothing: the lowest rank's is shown
+        failures = {rank: replace(failure, when=0.0) for rank, failure in failures.items()}
     stacks = gang.stacks(late)
     everyone = [*failures.values(), *_waiting(stacks, late)]
     first = cause(everyone)
