@@ -67,6 +67,19 @@ mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     assert "['d'] differs" in repr(value) and "tp: S(0)" in repr(value) and "1 of 2 entries agree" in repr(value)
 
 
+def test_what_a_functional_collective_gives_is_waited_for(cell):
+    value, _, _ = cell("""%%ranks
+import torch.distributed._functional_collectives as functional
+functional.all_gather_tensor(torch.ones(1) * rank, 0, dist.group.WORLD)""")
+    assert torch.equal(value[0], torch.tensor([0.0, 1.0])) and value.agree
+
+
+def test_the_backend_that_runs_may_be_named_again(cell, shell):
+    pids = magics(shell).pool.pids
+    for name in ("gloo", "auto"):
+        assert "ended" not in cell(f"%%ranks --backend {name}\nrank")[1] and magics(shell).pool.pids == pids
+
+
 def test_only_some_ranks_and_names_that_are_sent(cell, shell):
     shell.user_ns["steps"] = 7
     value, _, _ = cell("%%ranks --only 1 --send steps\nsteps + rank")
@@ -91,7 +104,8 @@ def test_an_error_on_the_only_rank_that_ran_keeps_all(cell, shell):
 
 def test_a_cell_that_is_meant_to_fail(cell):
     _, printed, error = cell("%%ranks --fails\nnothing")
-    assert error is None and printed.startswith("RankError: rank 0 failed: NameError") and "The ranks live on" in printed
+    assert error is None and printed.startswith("RankError: rank 0 failed: NameError")
+    assert "The ranks live on" in printed
     assert "the cell was meant to fail, and every rank came to its end" in cell("%%ranks --fails\n1")[1]
 
 

@@ -125,7 +125,9 @@ class RanksMagics(Magics):
 
     def _pool_for(self, asked: Any) -> RankPool:
         n, backend, check = self._asked
-        wanted = (n if asked.n is None else asked.n, asked.backend or backend, check or asked.check)
+        if asked.backend and (self.pool is None or asked.backend not in ("auto", self.pool.backend)):
+            backend = asked.backend
+        wanted = (n if asked.n is None else asked.n, backend, check or asked.check)
         if self.pool is not None and wanted != self._asked:
             had = self.pool.size if self.pool.pids else 0
             self.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workbench.torch_api.flight_recorder import Launch
 from workbench.world.divergence import described, first_divergence, user_frame
 
@@ -16,6 +18,12 @@ def test_equal_lists_have_none_whatever_the_recorder_has_forgotten():
     assert first_divergence({}) is None
     assert first_divergence({0: [], 1: []}) is None
     assert first_divergence({0: [launch(1), launch(2)], 1: [launch(2)]}) is None
+
+
+def test_a_rank_whose_recorder_has_forgotten_a_group_is_not_said_to_have_skipped_it():
+    other = {"group": "b", "axis": "dp"}
+    busy = [replace(launch(n, **other), record=5000 + n) for n in (1, 2)]
+    assert first_divergence({0: [launch(1), launch(1, **other), launch(2, **other)], 1: busy}) is None
 
 
 def test_a_different_operator_shape_or_dtype_is_found_and_both_lines_are_told():

@@ -16,7 +16,8 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
 class Launch:
     """One collective of one rank: the `number`-th that it launched on the group of `ranks`.
 
-    `shapes` and `dtypes` are the inputs'; `stack` holds (file, line, function), innermost first.
+    `shapes` and `dtypes` are the inputs'; `stack` holds (file, line, function), innermost first; `record` counts all
+    that the rank has launched, on any group, from 0.
     """
 
     group: str
@@ -28,6 +29,7 @@ class Launch:
     dtypes: tuple[str, ...]
     done: bool
     stack: tuple[tuple[str, int, str], ...]
+    record: int = 0
 
 
 def launches(stacks: bool) -> list[Launch]:
@@ -70,4 +72,5 @@ def _launch(entry: dict, groups: dict[str, tuple[int, ...]]) -> Launch:  # type:
         tuple(_DTYPES.get(name, name.lower()) for name in entry["input_dtypes"]),
         bool(entry["retired"]) or entry["state"] == "completed",
         tuple((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())),
+        entry["record_id"],
     )

@@ -50,7 +50,7 @@ def user_frame(launch: Launch) -> Launch:
 
 def described(launch: Launch) -> str:
     """`all_reduce of float32 [3, 4], in step (cell 3, line 2): dist.all_reduce(x)`."""
-    tensors = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in zip(launch.dtypes, launch.shapes, strict=True))
+    tensors = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in zip(launch.dtypes, launch.shapes, strict=False))
     text = launch.op + (f" of {tensors}" if tensors else "")
     for file, line, name in launch.stack[:1]:
         source = source_line(file, line)
@@ -65,10 +65,11 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
     a rank that hangs elsewhere is missing here as a consequence.
     """
     groups: dict[str, dict[int, dict[int, Launch]]] = {}
+    forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}  # of the oldest
     for rank, own in launches.items():
         for launch in own:
             for member in launch.ranks:
-                if member in launches:
+                if member in launches and member not in forgetful:
                     groups.setdefault(launch.group, {}).setdefault(member, {})
             groups.setdefault(launch.group, {}).setdefault(rank, {})[launch.number] = launch
     found = [d for by_rank in groups.values() if (d := _in_group(by_rank))]

@@ -18,15 +18,18 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
+            given = obj
             dtensor = sys.modules.get("torch.distributed.tensor")
             if dtensor is not None and isinstance(obj, dtensor.DTensor):
                 return self.reduce_dtensor(obj)
+            if hasattr(obj, "trigger_wait"):  # what a functional collective returned, maybe still on its way
+                obj = obj.trigger_wait()
             if type(obj) in (torch.Tensor, torch.nn.Parameter):
                 sent = on_host(obj)
                 if _is_plain_and_large(sent):
                     data = pickle.PickleBuffer(sent.detach().reshape(-1).view(torch.uint8).numpy())
                     return _rebuilt, (data, type(obj), sent.dtype, tuple(sent.shape), sent.requires_grad)
-                if sent is not obj:
+                if sent is not given:
                     return sent.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(obj)
 

@@ -35,6 +35,7 @@ KEY = "WORKBENCH_KEY"
 HANDSHAKE_SECONDS = 5.0
 DIAL_SECONDS = 120.0
 STACK_SECONDS = 1.0
+EARLY_SECONDS, EARLY_ENDS = 1.0, 5
 _REFUSALS = (AuthenticationError, EOFError, OSError)
 
 
@@ -174,12 +175,17 @@ def keep_a_rank() -> NoReturn:
         raise SystemExit(1)
 
     signal.signal(signal.SIGTERM, leave)
+    early = 0
     while True:
+        started = time.monotonic()
         rank = subprocess.Popen([sys.executable, "-m", "workbench.world.worker", *sys.argv[1:], "--rank"],
                                 start_new_session=True)
         status = rank.wait()
         if status in (0, 2):  # the pool is closed; it could not be reached
             raise SystemExit(status)
+        early = early + 1 if time.monotonic() < started + EARLY_SECONDS else 0
+        if early == EARLY_ENDS:
+            raise SystemExit(f"error: the rank ended {early} times as soon as it had started: see above")
 
 
 def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, dict[str, Any]]:
