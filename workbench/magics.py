@@ -174,6 +174,7 @@ class Watch:
         table = _status_table(gang.size, gang.pids, looks, "runs the cell")
         page = {"text/html": table._repr_html_(), "text/plain": repr(table)}
         if self._shown is None:
+            gang.echo.clear_bar()
             self._shown = display(page, raw=True, display_id=True)
         else:
             self._shown.update(page, raw=True)
@@ -194,11 +195,11 @@ def _status_table(size: int, pids: Sequence[int], looks: dict[int, dict[str, Any
     for rank in range(size):
         look = looks.get(rank)
         if look is None:
-            rows.append((rank, pids[rank], "no answer yet", "", "", ""))
+            rows.append((rank, str(pids[rank]), "no answer yet", "", "", ""))
             continue
         last = look["launches"][-1] if look["launches"] else None
         held = look["gpu_bytes"]
-        rows.append((rank, pids[rank], f"waits in {last.op}" if last and not last.done else state,
+        rows.append((rank, str(pids[rank]), f"waits in {last.op}" if last and not last.done else state,
                      f"{look['host_bytes'] / 2**20:,.0f} MiB", "" if held is None else f"{held / 2**20:,.0f} MiB",
                      f"{last.op}, number {last.number} of {last.axis or 'a group'} ({ranks_text(last.ranks)})"
                      if last else "none yet"))

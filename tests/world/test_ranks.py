@@ -175,6 +175,23 @@ def test_every_echo_shows_its_lines_and_keeps_the_last_ones(mode, shown, capsys)
     assert [list(tail) for tail in echo.tail] == [["of the start", "b", "e"], ["a", "cd"]]
 
 
+def test_a_live_bar_moves_in_its_place_and_leaves_nothing_behind(capsys, monkeypatch):
+    monkeypatch.setattr("workbench.world.echo.BAR_SECONDS", 0)
+    echo = Echo("live", 2)
+    echo.quiet = False
+    echo.feed(1, b"\r10%")
+    echo.feed(0, b"\r20%")
+    assert capsys.readouterr().out == "[rank 1] 10%\r" + " " * 12 + "\r[rank 0] 20%\r"
+    echo.feed(0, b"\r30%\r40%")  # the lowest rank's bar is the one that moves
+    assert capsys.readouterr().out == " " * 12 + "\r[rank 0] 40%\r"
+    echo.feed(1, b"\n")
+    assert capsys.readouterr().out == " " * 12 + "\r[rank 1] 10%\n[rank 0] 40%\r"
+    echo.clear_bar()
+    assert capsys.readouterr().out == " " * 12 + "\r"
+    echo.finish()
+    assert capsys.readouterr().out == "[rank 0] 40%\n"
+
+
 def test_live_output_comes_during_the_call_with_its_rank(tmp_path, monkeypatch):
     class Log:
         def __init__(self):

@@ -46,6 +46,11 @@ class Echo:
             sys.stdout.write("".join(held))
             held.clear()
 
+    def clear_bar(self) -> None:
+        """Take a moving bar away before something else is shown below it."""
+        sys.stdout.write(self._wiped())
+        sys.stdout.flush()
+
     def _show(self, rank: int, lines: Sequence[str]) -> None:
         self.tail[rank].extend(lines)
         if self.quiet or self.mode == "none" or (self.mode == "rank0" and rank != 0):
