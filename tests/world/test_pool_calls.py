@@ -14,7 +14,7 @@ import torch.distributed as dist
 from workbench.errors import WorkbenchError
 from workbench.world.ranks import RankError, ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.compat]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
