@@ -138,6 +138,27 @@ def test_unlike_collectives_that_nobody_notices_are_refused(pool):
     assert not pool.pids and pool.run(total) == [2.0, 2.0]
 
 
+def test_a_hang_in_a_captured_graph_shows_its_line(pool):
+    def hang():
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        def body(x):
+            reduced = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
+            return torch.ops._c10d_functional.wait_tensor(reduced)
+
+        graph = make_fx(body, tracing_mode="fake")(torch.ones(3))
+        if dist.get_rank() == 0:
+            graph(torch.ones(3))
+
+    pool.timeout = 3
+    with pytest.raises(RankError) as caught:
+        pool.run(hang)
+    pool.timeout = 30
+    told = next(line for line in str(caught.value).splitlines() if "rank 0: all_reduce of float32 [3]" in line)
+    assert ": all_reduce = torch.ops._c10d_functional.all_reduce.default(" in told
+    assert "rank 1: did not launch it" in str(caught.value)
+
+
 def test_large_tensors_keep_their_kind(pool):
     def make():
         whole = torch.arange(600_000.0)

@@ -16,8 +16,8 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
 class Launch:
     """One collective of one rank: the `number`-th that it launched on the group of `ranks`.
 
-    `shapes` and `dtypes` are the inputs'; `stack` holds (file, line, function), innermost first; `record` counts all
-    that the rank has launched, on any group, from 0.
+    `shapes` and `dtypes` are the inputs'; `stack` holds (file, line, function), innermost first; `source` is the
+    text of its first line, where the rank had it; `record` counts all that it has launched, on any group, from 0.
     """
 
     group: str
@@ -30,6 +30,7 @@ class Launch:
     done: bool
     stack: tuple[tuple[str, int, str], ...]
     record: int = 0
+    source: str = ""
 
 
 def launches(stacks: bool) -> list[Launch]:

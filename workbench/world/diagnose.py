@@ -186,8 +186,13 @@ def where(frames: Sequence[str]) -> str:
     collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)
                        and f["name"].startswith(_COLLECTIVES)), None)
     user = next((f for f in found if not is_library(f["file"])), found[0])
-    place = f"{user['name']} ({os.path.basename(user['file'])}, line {user['line']})"
+    place = f"{user['name']} ({file_name(user['file'])}, line {user['line']})"
     return f"waiting in the collective {collective}, called from {place}" if collective else f"busy in {place}"
+
+
+def file_name(file: str) -> str:
+    """A file as it is shown: without its folder, and a generated graph without where it was made."""
+    return file.split(" from ")[0] if file.startswith("<") else os.path.basename(file)
 
 
 def own_frame(frames: Sequence[str]) -> tuple[str, int, str] | None:
@@ -225,5 +230,7 @@ def _library(file: str) -> str:
 
 
 def is_library(file: str) -> bool:
-    """Whether a frame's file is Python's or an installed package's."""
+    """Whether a frame's file is Python's or an installed package's; a generated graph is neither."""
+    if file.startswith("<eval_with_key>"):
+        return False
     return "/site-packages/" in file or file.startswith((os.path.dirname(os.__file__), "<frozen"))

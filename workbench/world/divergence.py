@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.torch_api.flight_recorder import Launch
-from workbench.world.diagnose import is_library, ranks_text, source_line
+from workbench.world.diagnose import file_name, is_library, ranks_text, source_line
 
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
 """How the collectives begin whose inputs may differ from rank to rank."""
@@ -44,8 +43,12 @@ class Divergence:
 
 
 def user_frame(launch: Launch) -> Launch:
-    """The launch with the one frame of its stack that is neither torch's nor Python's, where there is one."""
-    return replace(launch, stack=tuple(f for f in launch.stack if not is_library(f[0]))[:1] or launch.stack[:1])
+    """The launch with the one frame of its stack that is neither torch's nor Python's, and that line's text.
+
+    To be called in the rank: it alone knows the text of a generated graph.
+    """
+    stack = tuple(frame for frame in launch.stack if not is_library(frame[0]))[:1] or launch.stack[:1]
+    return replace(launch, stack=stack, source=source_line(*stack[0][:2]) if stack else "")
 
 
 def described(launch: Launch) -> str:
@@ -53,8 +56,8 @@ def described(launch: Launch) -> str:
     tensors = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in zip(launch.dtypes, launch.shapes, strict=False))
     text = launch.op + (f" of {tensors}" if tensors else "")
     for file, line, name in launch.stack[:1]:
-        source = source_line(file, line)
-        text += f", in {name} ({os.path.basename(file)}, line {line})" + (f": {source}" if source else "")
+        source = launch.source or source_line(file, line)
+        text += f", in {name} ({file_name(file)}, line {line})" + (f": {source}" if source else "")
     return text
 
 
