@@ -180,8 +180,16 @@ def test_fault(pools, row, backend, n, name, fault):
     assert seconds < TELL_SECONDS
 
 
+@pytest.fixture
+def interruptible():
+    """A shell's background jobs inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_interrupts_in_mid_call_twice_in_a_row(pools, row, backend, n):
+def test_interrupts_in_mid_call_twice_in_a_row(pools, row, backend, n, interruptible):
     pool = pools(backend, n)
     pool.timeout = 60
     for turn in range(2):
