@@ -27,7 +27,7 @@ def test_roles_are_what_the_shards_of_each_rank_say():
             authored = author(recipe, world)
             held[rank] = tuple(tuple(p.to_local().shape) for p in authored.module.parameters())
     with fake_world(6) as world:
-        roles = roles_of(author(recipe, world), 6)
+        roles = roles_of(author(recipe, world))
     assert len(roles) == len(set(held.values())) > 1 and sum(roles.values()) == 6
     assert [held[rank] for rank in roles] == list(dict.fromkeys(held.values()))
 

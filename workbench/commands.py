@@ -16,8 +16,7 @@ def parser() -> argparse.ArgumentParser:
                               description="Build and train a recipe on its ranks, and report what each pass did and "
                               "proved. Also works under torchrun. Exit status: 0 all held, 1 something failed, "
                               "2 bad input.")
-    run.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
-    _add_set(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
+    _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
     run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                      help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
     run.add_argument("--level", choices=("light", "full"), default="light",
@@ -47,8 +46,7 @@ def parser() -> argparse.ArgumentParser:
                                   description="Capture a recipe on a fake world and let Inductor run its own passes on "
                                   "its graphs: which, in what order, what each changed, and where torch defines it. "
                                   "Nothing is compiled or run.")
-    explain.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
-    _add_set(explain, "change the recipe, such as model.n_layers=1; may be repeated")
+    _add_recipe(explain, "change the recipe, such as model.n_layers=1; may be repeated")
     explain.add_argument("--config", action="extend", nargs="+", default=[], metavar="OPTION=VALUE",
                          help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
     explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
@@ -59,8 +57,7 @@ def parser() -> argparse.ArgumentParser:
                                    description="Capture a recipe as several ranks of its mesh on a fake world, and "
                                    "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
                                    "1 they do not, 2 bad input.")
-    schedule.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
-    _add_set(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
+    _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
     schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
                           help="roles: a rank of each kind of local shapes, and the last (default); all; or these")
     schedule.set_defaults(command="schedule")
@@ -77,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
     tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where results go (default: out)")
     tour.set_defaults(command="tour")
     return made
+
+
+def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
+    _add_set(parser, changes)
 
 
 def _add_set(parser: argparse.ArgumentParser, text: str) -> None:

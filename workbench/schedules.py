@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from torch.distributed.tensor import DTensor
 
@@ -56,7 +57,7 @@ def compare_schedules(
     """
     size = recipe.mesh.world_size
     with fake_world(size) as world:
-        roles = roles_of(author(recipe, world), size)
+        roles = roles_of(author(recipe, world))
     chosen = _chosen(ranks, size, roles)
     entries, sources = [], []
     for rank in chosen:
@@ -67,19 +68,14 @@ def compare_schedules(
     return Schedules(size, roles, chosen, _verdict(chosen, entries, sources))
 
 
-def roles_of(authored: Authored, size: int) -> dict[int, int]:
+def roles_of(authored: Authored) -> dict[int, int]:
     """The first rank of each role, and how many ranks have it."""
     kinds = sorted({(tuple(p.shape), p.placements) for p in authored.module.parameters() if isinstance(p, DTensor)},
                    key=repr)
     mesh = tuple(authored.mesh.shape) if authored.mesh is not None else ()
     first: dict[tuple[tuple[int, ...], ...], int] = {}
     roles: dict[int, int] = {}
-    for rank in range(size):
-        coordinate: list[int] = []
-        left = rank
-        for length in reversed(mesh):
-            left, at = divmod(left, length)
-            coordinate.insert(0, at)
+    for rank, coordinate in enumerate(product(*map(range, mesh))):
         role = tuple(local_shape(shape, mesh, coordinate, placements) for shape, placements in kinds)
         leader = first.setdefault(role, rank)
         roles[leader] = roles.get(leader, 0) + 1

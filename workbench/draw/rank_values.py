@@ -6,6 +6,7 @@ import dataclasses
 import html
 import pickle
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -34,18 +35,22 @@ class RankValues(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    @property
+    @cached_property
     def agree(self) -> bool:
         """Whether all ranks have the same value: tensors bit by bit."""
         return len(_groups(self.ranks, self._values)) == 1
 
     def __repr__(self) -> str:
-        return "\n".join(str(part) for part in self._parts())
+        return "\n".join(str(part) for part in self._parts)
 
     def _repr_html_(self) -> str:
-        return "".join(part._repr_html_() for part in self._parts())
+        return "".join(part._repr_html_() for part in self._parts)
 
-    def _parts(self) -> Iterator[_Once | _SideBySide]:
+    @cached_property
+    def _parts(self) -> list[_Once | _SideBySide]:
+        return list(self._compared())  # compared once: a notebook asks for the text and for the HTML
+
+    def _compared(self) -> Iterator[_Once | _SideBySide]:
         if self.agree:
             yield _Once(ranks_text(self.ranks), self._values[0])
             return

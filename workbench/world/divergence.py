@@ -77,8 +77,7 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
             groups.setdefault(launch.group, {}).setdefault(rank, {})[launch.number] = launch
     found = [d for by_rank in groups.values() if (d := _in_group(by_rank))]
     waiting = {rank for rank, own in launches.items() if any(not launch.done for launch in own)}
-    found.sort(key=lambda d: (bool(d.missing), bool(waiting & set(d.missing)), d.number))
-    return found[0] if found else None
+    return min(found, key=lambda d: (bool(d.missing), bool(waiting & set(d.missing)), d.number), default=None)
 
 
 def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:

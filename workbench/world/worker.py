@@ -78,14 +78,15 @@ class Parent:
 
 def _aside(what: str, *args: Any) -> Any:
     """Answer a question while the main thread may be in a call. One that fails is answered with nothing."""
-    questions: dict[str, Callable[..., Any]] = {
-        "look": _look, "stacks": _stacks, "complete": _complete, "prepare": _prepare}
+    questions: dict[str, tuple[Callable[..., Any], Any]] = {
+        "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}), "stacks": (_stacks, ""),
+        "complete": (_complete, []), "prepare": (_prepare, None)}
+    answer, nothing = questions[what]
     try:
-        return questions[what](*args)
+        return answer(*args)
     except Exception as error:
         print(f"asked for {what}: {type(error).__name__}: {error}", file=sys.stderr)
-        return {"look": {"launches": [], "host_bytes": 0, "gpu_bytes": None}, "stacks": "", "complete": [],
-                "prepare": None}[what]
+        return nothing
 
 
 def _look(what: str = "last") -> dict[str, Any]:
