@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _RESULTS: dict[str, str] = {}
 _SECONDS: dict[str, float] = {}
+_FAULTS: list[tuple[str, ...]] = []
+FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,11 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The rows that tests/world/test_fault_matrix.py recorded, as a table."""
-    rows = [value for reports in terminalreporter.stats.values() for report in reports
-            for name, value in getattr(report, "user_properties", ()) if name == "fault_row" and report.when == "call"]
-    if rows:
+    if _FAULTS:
         terminalreporter.section("faults on ranks")
-        for row in [("ranks", "fault", "seconds to report", "orphans", "next call works"), *rows]:
+        for row in [FAULT_COLUMNS, *_FAULTS]:
             terminalreporter.write_line("{:<8}{:<48}{:>18}{:>9}{:>17}".format(*row))
 
 
@@ -60,6 +60,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         _RESULTS[report.nodeid] = report.outcome
         _SECONDS[report.nodeid] = round(report.duration, 1)
+    if report.when == "call":
+        _FAULTS.extend(value for name, value in report.user_properties if name == "fault_row")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -72,8 +74,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     table = {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
         "system": platform.system(), "counts": {o: outcomes.count(o) for o in sorted(set(outcomes))},
-        "cores": os.cpu_count(),
+        "cores": os.cpu_count(), "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "rows": [{"what": name, "outcome": outcome, "seconds": _SECONDS[name]}
                  for name, outcome in sorted(_RESULTS.items())],
+        "faults": [dict(zip(FAULT_COLUMNS, row, strict=True)) for row in _FAULTS],
     }
     Path(target).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

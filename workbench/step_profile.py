@@ -65,7 +65,7 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
 
 def profile_step(step: Callable[[], Any]) -> StepProfile:
     """Run `step` once, profiled; every rank calls it. Needs a CUDA device."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
     events = seen.events() or []

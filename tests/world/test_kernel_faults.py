@@ -13,23 +13,28 @@ from jupyter_client.manager import start_new_kernel
 from processes import alive, wait_until_gone
 
 pytestmark = pytest.mark.ranks
-COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
+GROUPS = [
+    pytest.param("gloo", 2, id="2 gloo"),
+    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.slow),
+    pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
+    pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
+]
 TELL_SECONDS = 3.0
 
 
 class Notebook:
     """A kernel, and cells that it runs."""
 
-    def __init__(self, n):
+    def __init__(self, backend, n):
         path = os.pathsep.join(filter(None, sys.path))
         self.manager, self.client = start_new_kernel(kernel_name="python3", env={**os.environ, "PYTHONPATH": path})
-        self.n = n
+        self.backend, self.n = backend, n
         self.pids = self.start()
 
     def start(self):
         """Starts the ranks; their pids."""
         self.run("%load_ext workbench")
-        self.run(f"%%ranks -n {self.n} --backend gloo\nimport os, time, torch, torch.distributed as dist")
+        self.run(f"%%ranks -n {self.n} --backend {self.backend}\nimport os, time, torch, torch.distributed as dist")
         shown = self.run("%%ranks\nos.getpid()")
         return [int(pid) for pid in re.findall(r"^rank \d+: (\d+)$", shown, re.MULTILINE)]
 
@@ -57,7 +62,8 @@ class Notebook:
     def works(self):
         """Whether a cell on all ranks does."""
         self.run("%%ranks\nimport os, time, torch, torch.distributed as dist")
-        shown = self.run("%%ranks\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+        device = "cuda" if self.backend == "nccl" else "cpu"
+        shown = self.run(f"%%ranks\nx = torch.ones(1, device='{device}')\ndist.all_reduce(x)\nx.item()")
         return shown.strip().endswith(f": {float(self.n)}")
 
     def hang(self):
@@ -79,8 +85,8 @@ class Notebook:
 def notebook():
     made = []
 
-    def make(n):
-        made.append(Notebook(n))
+    def make(backend, n):
+        made.append(Notebook(backend, n))
         assert len(made[-1].pids) == n and all(map(alive, made[-1].pids))
         return made[-1]
 
@@ -89,9 +95,9 @@ def notebook():
         each.close()
 
 
-@pytest.mark.parametrize("n", COUNTS)
-def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, n):
-    book = notebook(n)
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
+    book = notebook(backend, n)
     for turn in range(2):
         hanging, pids, start = book.hang(), book.pids, time.monotonic()
         book.manager.interrupt_kernel()
@@ -100,13 +106,13 @@ def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, n):
         left = wait_until_gone(pids, 0)
         assert "KeyboardInterrupt: the ranks were ended." in shown and "rank 1: busy in <module>" in shown
         assert seconds < TELL_SECONDS
-        row(f"{n} gloo", f"interrupt of the kernel, number {turn + 1}", seconds, left, book.works())
+        row(f"{n} {backend}", f"interrupt of the kernel, number {turn + 1}", seconds, left, book.works())
         book.pids = book.start()
 
 
-@pytest.mark.parametrize("n", COUNTS)
-def test_restart_of_the_kernel(notebook, row, n):
-    book = notebook(n)
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_restart_of_the_kernel(notebook, row, backend, n):
+    book = notebook(backend, n)
     book.hang()
     start = time.monotonic()
     book.manager.restart_kernel(now=False)
@@ -114,13 +120,13 @@ def test_restart_of_the_kernel(notebook, row, n):
     seconds = time.monotonic() - start
     book.client.wait_for_ready(timeout=60)
     book.start()
-    row(f"{n} gloo", "restart of the kernel", seconds, left, book.works())
+    row(f"{n} {backend}", "restart of the kernel", seconds, left, book.works())
 
 
-@pytest.mark.parametrize("n", COUNTS)
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
 @pytest.mark.parametrize("how", ["shutdown", "kill -9"])
-def test_the_end_of_the_kernel(notebook, row, n, how):
-    book = notebook(n)
+def test_the_end_of_the_kernel(notebook, row, backend, n, how):
+    book = notebook(backend, n)
     book.hang()
     start = time.monotonic()
     if how == "shutdown":
@@ -128,12 +134,12 @@ def test_the_end_of_the_kernel(notebook, row, n, how):
     else:
         os.kill(book.manager.provisioner.pid, signal.SIGKILL)
     left = wait_until_gone(book.pids, 10)
-    row(f"{n} gloo", f"{how} of the kernel", time.monotonic() - start, left, notebook(n).works())
+    row(f"{n} {backend}", f"{how} of the kernel", time.monotonic() - start, left, notebook(backend, n).works())
 
 
-@pytest.mark.parametrize("n", COUNTS)
-def test_two_notebooks_at_once(notebook, row, n):
-    first, second = notebook(n), notebook(n)
+@pytest.mark.parametrize(("backend", "n"), GROUPS)
+def test_two_notebooks_at_once(notebook, row, backend, n):
+    first, second = notebook(backend, n), notebook(backend, n)
     hanging = first.hang()
     assert second.works()
     start = time.monotonic()
@@ -141,5 +147,5 @@ def test_two_notebooks_at_once(notebook, row, n):
     first.read(hanging, 10)
     seconds = time.monotonic() - start
     assert all(map(alive, second.pids))
-    row(f"{n} gloo", "two notebooks, a hang in one", seconds, wait_until_gone(first.pids, 0),
+    row(f"{n} {backend}", "two notebooks, a hang in one", seconds, wait_until_gone(first.pids, 0),
         first.works() and second.works())
