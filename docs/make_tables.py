@@ -51,7 +51,8 @@ def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
     for run in runs:
         rows = {row["name"]: row["outcome"] for row in run["passes"]}
         if run["world"]["kind"] == kind and (not name or name in rows):
-            outcome = rows[name] if name else "PASS" if run["ok"] else "FAIL"
+            whole = "FAIL" if not run["ok"] else "NO_EFFECT" if "NO_EFFECT" in rows.values() else "PASS"
+            outcome = rows[name] if name else whole
             where = f"{run['world']['size']} ranks, torch {run['versions']['torch'].split('+')[0]}"
             if not name and (step := run.get("median_step_seconds")):
                 where += f", a step {step * 1e3:,.0f} ms"
@@ -94,7 +95,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
-    return {"table": recipe_tables(root), "ranks": ranks_table(root)}
+    return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root)}
 
 
 def recipe_tables(root: Path = ROOT) -> str:
@@ -124,6 +125,20 @@ def ranks_table(root: Path = ROOT) -> str:
     machine, versions = found["machine"], found["versions"]
     said = f"{machine['cores']} cores of {machine['cpu']}, torch {versions['torch'].split('+')[0]}"
     return f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`)."
+
+
+def faults_table(root: Path = ROOT) -> str:
+    """Seconds from each fault on real ranks to its report, from benchmarks/results/faults_*.json; none left orphans."""
+    found = [json.loads(path.read_text(encoding="utf-8"))
+             for path in sorted((root / "benchmarks" / "results").glob("faults_*.json"))]
+    rows = [row for data in found for row in data["faults"]]
+    kinds = list(dict.fromkeys(row["ranks"] for row in rows))
+    said = {(row["fault"], row["ranks"]): f"{row['seconds to report']} s" for row in rows
+            if row["orphans"] == 0 and row["next call works"] == "yes"}
+    places = [f"{data['gpus'][0] if data['gpus'] else str(data['cores']) + ' CPU cores'}, torch "
+              f"{data['torch'].split('+')[0]}" for data in found]
+    return table(["what happens", *kinds], [[fault, *(said.get((fault, kind), "") for kind in kinds)]
+                 for fault in dict.fromkeys(row["fault"] for row in rows)]) + f"\n\n{'; '.join(places)}."
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:
