@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -44,23 +45,31 @@ class GraphDiff:
             change[b.target] += 1
         return {op: n for op, n in sorted(change.items(), key=lambda item: -abs(item[1])) if n}
 
+    @cached_property
+    def marks(self) -> dict[str, str]:
+        """What happened to each node of the graph afterwards that is not as it was: `added`, `moved`, `changed`."""
+        found = dict.fromkeys(self.moved, "moved") | dict.fromkeys((n.name for n in self.added), "added")
+        return found | {b.name: "changed" for _, b in (*self.retargeted, *self.rewired)}
+
+    def hunks(self, context: int = 2) -> list[list[tuple[str, str]]]:
+        """The changed places as lists of (mark, line), each with `context` lines around it."""
+        keep = sorted({k for i, (mark, _) in enumerate(self.lines) if mark != " "
+                       for k in range(max(0, i - context), min(len(self.lines), i + context + 1))})
+        found: list[list[tuple[str, str]]] = []
+        for at, i in enumerate(keep):
+            if not at or i != keep[at - 1] + 1:
+                found.append([])
+            found[-1].append(self.lines[i])
+        return found
+
     def text(self, context: int = 1, limit: int = 80) -> str:
         """The changed places as `-`, `+`, `>` (moved) and unmarked lines, hunks parted by `...`."""
-        keep: set[int] = set()
-        for i, (mark, _) in enumerate(self.lines):
-            if mark != " ":
-                keep.update(range(i - context, i + context + 1))
-        places = sorted(k for k in keep if 0 <= k < len(self.lines))
-        shown: list[str] = []
-        last = -1
-        for i in places[:limit]:
-            if i != last + 1:
-                shown.append("...")
-            mark, line = self.lines[i]
-            shown.append(f"{mark} {line}")
-            last = i
-        if len(places) > limit:
-            shown.append(f"... and {len(places) - limit} more lines")
+        shown = [f"{mark} {line}" for k, hunk in enumerate(self.hunks(context))
+                 for mark, line in [*([("...", "")] if k else []), *hunk]]
+        places = len(shown)
+        shown = [line.rstrip() for line in shown[:limit]]
+        if places > limit:
+            shown.append(f"... and {places - limit} more lines")
         return "\n".join([self.summary, *shown])
 
     def __str__(self) -> str:

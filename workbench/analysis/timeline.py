@@ -53,6 +53,7 @@ class Clock:
     def __init__(self, costs: Costs):
         self.costs = costs
         self.now = 0.0
+        self.begin: dict[Node, float] = {}
         self.finish: dict[Node, float] = {}
         self.exposed: dict[Node, float] = {}
         self._lanes: dict[str, float] = {}
@@ -65,14 +66,15 @@ class Clock:
     def issue(self, node: Node) -> None:
         if node in self.costs.collective:
             group = self.costs.group[node]
-            begin = max(self.now, self._lanes.get(group, 0.0))
+            begin = self.begin[node] = max(self.now, self._lanes.get(group, 0.0))
             self.finish[node] = self._lanes[group] = begin + self.costs.collective[node]
         elif (ready := self.ready_at(node)) > self.now:
             start = self.costs.waits[node]
             self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
             self.now = ready
         else:
-            self.now += self.costs.compute[node]
+            self.begin[node] = self.now
+            self.now = self.finish[node] = self.now + self.costs.compute[node]
 
 
 def simulate(nodes: Iterable[Node], costs: Costs) -> Timeline:

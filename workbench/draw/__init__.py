@@ -1,11 +1,14 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form."""
 
 from workbench.draw.graphs import graph, launches, saved
-from workbench.draw.mesh import parameters, placements, slices
+from workbench.draw.memory import memory
+from workbench.draw.mesh import parameters, placements, redistribute, slices
 from workbench.draw.pipeline import pipeline
 from workbench.draw.show import Picture, Table, table
+from workbench.draw.step import changes, step
+from workbench.draw.timeline import timeline
 from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "graph", "launches", "losses", "parameters", "pipeline", "placements", "saved", "slices",
-           "table", "verdicts"]
+__all__ = ["Picture", "Table", "changes", "graph", "launches", "losses", "memory", "parameters", "pipeline",
+           "placements", "redistribute", "saved", "slices", "step", "table", "timeline", "verdicts"]

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 from matplotlib.patches import Rectangle
 from torch.distributed.tensor import DTensor, Placement, Shard
 
+from workbench.analysis.redistribute import redistribution
 from workbench.draw.show import INK, PAPER, RANK_COLORS, Picture, Table, finish, new_figure, table
 from workbench.parallel.author import Authored
 from workbench.parallel.layout import part_bounds
 from workbench.world.mesh import coordinates
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Slice = tuple[tuple[int, int], ...]
 
 
-def slices(tensor: DTensor) -> dict[int, Slice]:
-    """Rank to (start, length) on each dim of the whole tensor. Ranks count from 0 on the tensor's mesh."""
-    mesh = tensor.device_mesh
+def slices(tensor: DTensor, placements: Sequence[Placement] | None = None) -> dict[int, Slice]:
+    """Rank to (start, length) on each dim of the whole tensor, under its own placements or the ones given.
+
+    Ranks count from 0 on the tensor's mesh.
+    """
+    mesh, placed = tensor.device_mesh, placements or tensor.placements
     names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-    order = sorted(range(mesh.ndim), key=lambda i: _factor(tensor.placements[i]) > 1)
+    order = sorted(range(mesh.ndim), key=lambda i: _factor(placed[i]) > 1)
     found: dict[int, Slice] = {}
     for rank in range(mesh.size()):
         place = coordinates(mesh, rank) if mesh.mesh_dim_names else {names[0]: rank}
         bounds = [(0, size) for size in tensor.shape]
         for axis in order:  # a strided shard is cut after the axes to its right
-            dim = _dim(tensor.placements[axis])
+            dim = _dim(placed[axis])
             if dim is not None:
                 start, length = bounds[dim]
                 inner, part = part_bounds(length, mesh.size(axis), place[names[axis]])
@@ -42,11 +51,12 @@ def _factor(placement: Placement) -> int:
     return 1 if type(placement) is Shard else int(getattr(placement, "split_factor", 1))
 
 
-def words(tensor: DTensor) -> str:
+def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str:
     """The placements in words: "dp_shard cuts dim 0, tp cuts dim 0"."""
     mesh = tensor.device_mesh
     said = []
-    for axis, placement in zip(mesh.mesh_dim_names or map(str, range(mesh.ndim)), tensor.placements, strict=True):
+    axes = mesh.mesh_dim_names or map(str, range(mesh.ndim))
+    for axis, placement in zip(axes, placements or tensor.placements, strict=True):
         dim = _dim(placement)
         whole = "holds partial sums" if placement.is_partial() else "repeats it"
         said.append(f"{axis} {whole if dim is None else f'cuts dim {dim}'}")
@@ -60,33 +70,62 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
     """
     if not isinstance(tensor, DTensor):
         raise ValueError(f"{name} is a {type(tensor).__name__}, whole on every rank: there is nothing to place")
-    held: dict[Slice, list[int]] = {}
-    for rank, bounds in slices(tensor).items():
-        held.setdefault(bounds, []).append(rank)
     figure = new_figure(8.2, 3)
     whole, ranks = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    for bounds, who in held.items():
-        (top, rows), (left, columns) = (*bounds, (0, 1))[:2]
-        if rows and columns:
-            whole.add_patch(Rectangle((left, top), columns, rows, facecolor=RANK_COLORS[who[0] % 8], edgecolor=PAPER,
-                                      linewidth=2))
-            whole.text(left + columns / 2, top + rows / 2, _ranks(who), ha="center", va="center", color=INK, fontsize=9,
-                       bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
-    shape = tuple(tensor.shape)
-    high, wide = shape[0], shape[1] if len(shape) > 1 else 1
-    whole.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0")
-    whole.set_yticks(sorted({start for bounds in held for start, n in bounds[:1] if n} | {high}))
-    whole.set_xticks(sorted({b[1][0] for b in held} | {wide}) if len(shape) > 1 else [])
-    whole.set_xlabel("dim 1" if len(shape) > 1 else "")
-    whole.set_title(f"{name}  {list(shape)}", fontsize=10)
+    held = _whole(whole, tensor, tensor.placements)
+    whole.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
     _mesh(ranks, tensor, {rank: who[0] for who in held.values() for rank in who})
-    lines = [f"{name} {list(shape)}: {words(tensor)}"]
-    lines += [f"{_ranks(who)}: " + ", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds))
-              for bounds, who in held.items()]
+    lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *_holdings(held)]
     return finish(figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines))
 
 
-def _mesh(axes, tensor: DTensor, color: dict[int, int]) -> None:  # type: ignore[no-untyped-def]
+def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
+    """A change of placements as the collectives that it becomes, with the bytes of one rank; see `redistribution`."""
+    moves = redistribution(tensor, placements)
+    figure = new_figure(9.6, 3)
+    before, between, after = figure.subplots(1, 3, width_ratios=(1, 0.8, 1))
+    titles = (words(tensor), words(tensor, placements))
+    held = [_whole(axes, tensor, placed) for axes, placed in ((before, tensor.placements), (after, placements))]
+    for axes, title in zip((before, after), titles, strict=True):
+        axes.set_title(title.replace(", ", ",\n"), fontsize=9)
+    between.axis("off")
+    between.set(xlim=(0, 1), ylim=(0, 1))
+    between.annotate("", (1, 0.5), (0, 0.5), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.5})
+    text = "\n".join(f"{m.kind.replace('_', '-')} over {m.axis}\n{m.bytes_in:,} B in, {m.bytes_out:,} B out"
+                     for m in moves) or "no collective:\neach rank has its part"
+    between.text(0.5, 0.55, text, ha="center", va="bottom", fontsize=9, color=INK)
+    lines = [f"{name} {list(tensor.shape)}", f"before: {titles[0]}", *map(str, moves)]
+    lines += ["no collective"] * (not moves) + [f"after: {titles[1]}", *_holdings(held[1])]
+    return finish(figure, "What a change of placements sends. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
+    """Draws the whole tensor (2 dims of it) in the parts that ranks hold; returns who holds which."""
+    held: dict[Slice, list[int]] = {}
+    for rank, bounds in slices(tensor, placements).items():
+        held.setdefault(bounds, []).append(rank)
+    for bounds, who in held.items():
+        (top, rows), (left, columns) = (*bounds, (0, 1))[:2]
+        if rows and columns:
+            axes.add_patch(Rectangle((left, top), columns, rows, facecolor=RANK_COLORS[who[0] % 8], edgecolor=PAPER,
+                                     linewidth=2))
+            axes.text(left + columns / 2, top + rows / 2, _ranks(who), ha="center", va="center", color=INK, fontsize=9,
+                      bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
+    shape = tuple(tensor.shape)
+    high, wide = shape[0], shape[1] if len(shape) > 1 else 1
+    axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0")
+    axes.set_yticks(sorted({start for bounds in held for start, n in bounds[:1] if n} | {high}))
+    axes.set_xticks(sorted({b[1][0] for b in held} | {wide}) if len(shape) > 1 else [])
+    axes.set_xlabel("dim 1" if len(shape) > 1 else "")
+    return held
+
+
+def _holdings(held: dict[Slice, list[int]]) -> list[str]:
+    return [f"{_ranks(who)}: " + ", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds))
+            for bounds, who in held.items()]
+
+
+def _mesh(axes: Axes, tensor: DTensor, color: dict[int, int]) -> None:
     mesh = tensor.device_mesh
     names = list(mesh.mesh_dim_names or map(str, range(mesh.ndim)))
     columns = mesh.shape[-1]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch.distributed import device_mesh
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor import debug as dtensor_debug
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["clear_dtensor_caches", "local_shape", "open_meshes", "strided_shard"]
+from workbench.torch_api.ops import collective_kind, op_name, tensor_bytes
+
+__all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "open_meshes", "strided_shard"]
 
 
 def local_shape(
@@ -41,3 +45,21 @@ def clear_dtensor_caches() -> None:
 def open_meshes() -> int:
     """How many meshes are open as context managers: none once a world is left."""
     return len(device_mesh._mesh_resources.mesh_stack)
+
+
+class CollectiveLog(TorchDispatchMode):
+    """Inside it, each functional collective is noted: (kind, process group's name, bytes in, bytes out)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str, int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # what it does to its local tensors comes here, too
+        result = func(*args, **(kwargs or {}))
+        kind = "all_to_all" if "shard_dim_alltoall" in op_name(func) else collective_kind(func)
+        if kind is not None:
+            group = next(str(a) for a in reversed((*args, *(kwargs or {}).values())) if isinstance(a, str))
+            self.seen.append((kind, group, tensor_bytes(args[0]), tensor_bytes(result)))
+        return result

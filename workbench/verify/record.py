@@ -30,6 +30,7 @@ class PassRecord:
     seconds: float
     verify_seconds: float
     verdicts: list[Verdict] = field(default_factory=list)
+    _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def outcome(self) -> Outcome:
@@ -43,7 +44,24 @@ class PassRecord:
         """What the pass added, removed and moved, graph by graph; empty for a lowering pass."""
         if any(not isinstance(a, GraphModule) for a in self.after):
             return []
-        return [diff(b, a) for b, a in zip(self.before, self.after, strict=True)]
+        if self._diffs is None:
+            self._diffs = [diff(b, a) for b, a in zip(self.before, self.after, strict=True)]
+        return self._diffs
+
+    def tagged(self) -> list[dict[str, str]]:
+        """Graph by graph: the nodes whose tag for recomputation the pass changed, with what it says now."""
+        found = []
+        for before, after in zip(self.before, self.after, strict=False):
+            graphs = [{n.name: getattr(n.meta.get("recompute"), "name", "none") for n in gm.graph.nodes}
+                      for gm in (before, after) if isinstance(gm, GraphModule)]
+            found.append({name: tag for name, tag in graphs[1].items() if graphs[0].get(name, "none") != tag}
+                         if len(graphs) == 2 else {})
+        return found
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What its graphs are: ("joint",), or ("forward", "backward")."""
+        return ("joint",) if len(self.before) == 1 else ("forward", "backward")
 
     def __repr__(self) -> str:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
