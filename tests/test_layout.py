@@ -29,7 +29,7 @@ LAYERS = [
     {"pipeline"},
     {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
      "report_text", "progress", "step_profile", "machine", "explain", "schedules", "run_recipe"},
-    {"draw", "widgets"},
+    {"draw", "widgets", "display"},
     {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

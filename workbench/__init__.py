@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from workbench.built import Built, build
     from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
+    from workbench.display import show
     from workbench.errors import WorkbenchError
     from workbench.explain import Explanation, inductor_passes
     from workbench.forward_backward import ForwardBackward, partition
@@ -48,6 +49,7 @@ _HOMES = {
     "report": ("Report",),
     "run_recipe": ("run",),
     "schedules": ("compare_schedules",),
+    "display": ("show",),
     "torch_api.regions": ("region",),
     "training": ("train",),
     "verify.verdicts": ("Outcome", "Verdict"),

@@ -23,7 +23,7 @@ CHUNK = 200
 class Box(NamedTuple):
     """What is drawn: a module (`nodes` operators in it, `alike` blocks of its kind folded) or one operator.
 
-    `id` is the path in the tree, `parent` the id of the open module around it, "" at the top. `kinds` counts the
+    `id` is the path in the tree, `parent` the id of the open module around it, "" at the top. `kinds` counts its
     operators by kind. `marks` counts what a pass did to them.
     """
 
@@ -39,11 +39,11 @@ class Box(NamedTuple):
 
 
 class Link(NamedTuple):
-    """`count` values that one box hands to another; `saved` of the forward, `bytes` of them, wait for the backward."""
+    """`values` that one box hands to another; `saved` of the forward, `bytes` of them, wait for the backward."""
 
     source: str
     target: str
-    count: int
+    values: int
     saved: bool
     bytes: int
 
@@ -202,7 +202,8 @@ class _Drawing:
         for i in block.leaves:
             node = self.tree.nodes[i]
             kind = "input" if node.op in ("placeholder", "get_attr") else kind_of(node)
-            self.boxes.append(Box(self.tree.id_of[i], parent, node.name, kind, 1, marks=self._marks([i])))
+            label = (parameter_of(node) or node.name).rpartition(".")[2] if kind == "input" else node.name
+            self.boxes.append(Box(self.tree.id_of[i], parent, label, kind, 1, marks=self._marks([i])))
             self.owner[i] = self.tree.id_of[i]
 
     def _marks(self, indices: list[int]) -> dict[str, int]:

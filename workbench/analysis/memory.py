@@ -213,6 +213,7 @@ class MemoryProfile:
     input_bytes: int
     holders: tuple[tuple[str, int, str], ...]
     curve: tuple[int, ...] = field(repr=False)
+    nodes: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         lines = [f"peak {self.peak_bytes:,} B at {self.peak_node}, {self.input_bytes:,} B of it inputs"]
@@ -256,6 +257,7 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
              and (last[n] >= at or (n in inputs and not _freed_by_graph(n, backward)))]
     alive.sort(key=lambda n: -size[n])
     named = tuple((n.name, size[n], parameter_of(n) or module_path(n)) for n in alive[:holders])
-    return MemoryProfile(peak, nodes[at].name if nodes else "", start, named, tuple(curve))
+    return MemoryProfile(peak, nodes[at].name if nodes else "", start, named, tuple(curve),
+                         tuple(n.name for n in nodes))
 
 

@@ -79,7 +79,7 @@ class Run:
         events += [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": lane}}
                    for lane, i in lanes.items()]
         for span in self.spans:
-            about = {"part": span.part, "module": span.label}
+            about: dict[str, Any] = {"part": span.part, "module": span.label}
             if span.limit:
                 about |= {"exposed_ms": round(span.exposed, 6), "limit": span.limit}
             events.append({"ph": "X", "pid": 0, "tid": lanes[span.lane], "name": span.name, "args": about,

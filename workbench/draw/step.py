@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from torch.fx import GraphModule
 
@@ -69,19 +70,22 @@ def _places(found: GraphDiff, when: str, tags: dict[str, str]) -> dict[str, list
     return places
 
 
-def changes(record: PassRecord, limit: int = 30) -> Table:
-    """The lines that changed, before and after side by side, at most `limit` of each graph."""
-    groups = {f"'{name}'": axis for gm in record.before for axis, name in
-              (gm.meta.get("workbench") or {}).get("groups", {}).items()}
-    groups |= {f"'{name}'": axis for gm in record.after if isinstance(gm, GraphModule) for axis, name in
-               (gm.meta.get("workbench") or {}).get("groups", {}).items()}
+def with_axes(record: PassRecord) -> Callable[[str], str]:
+    """Puts mesh axes into a line in place of process groups, whose names differ from run to run."""
+    groups = {f"'{name}'": axis for gm in (*record.before, *record.after) if isinstance(gm, GraphModule)
+              for axis, name in (gm.meta.get("workbench") or {}).get("groups", {}).items()}
 
     def said(text: str) -> str:
-        """The line with mesh axes in place of process groups, whose names differ from run to run."""
         for name, axis in groups.items() if "_c10d" in text else ():
             text = text.replace(name, axis)
         return text
 
+    return said
+
+
+def changes(record: PassRecord, limit: int = 30) -> Table:
+    """The lines that changed, before and after side by side, at most `limit` of each graph."""
+    said = with_axes(record)
     rows: list[tuple[str, str, str]] = []
     fills: dict[tuple[int, int], str] = {}
     notes = []

@@ -1,0 +1,133 @@
+// Boxes for modules and operators: collapsed in the kernel, laid out here.
+import dagre from "@dagrejs/dagre";
+import cytoscape from "cytoscape";
+import { KINDS, MARKS, bytes, count, make, onTheme, table, theme } from "./dom.js";
+
+const MANY = 300;
+
+function sizeOf(box) {
+  const name = box.alike > 1 ? `${box.label}  x ${box.alike}` : box.label;
+  const under = box.kind === "module" && !box.open ? `${count(box.nodes)} operators` : "";
+  const marks = Object.entries(box.marks).map(([mark, n]) => `${count(n)} ${mark}`).join(", ");
+  const lines = [name, under, box.kind === "module" ? marks : ""].filter(Boolean);
+  const width = Math.max(46, 14 + 6.6 * Math.max(...lines.map((line) => line.length)));
+  return { text: lines.join("\n"), width, height: 12 + 15 * lines.length };
+}
+
+function layout(boxes, links) {
+  const g = new dagre.graphlib.Graph({ compound: true });
+  g.setGraph({ rankdir: "TB", nodesep: 14, ranksep: 26, ranker: boxes.length > MANY ? "longest-path" : "network-simplex" });
+  g.setDefaultEdgeLabel(() => ({}));
+  for (const box of boxes) g.setNode(box.id, box.open ? {} : { width: box.width, height: box.height });
+  for (const box of boxes) if (box.parent) g.setParent(box.id, box.parent);
+  for (const link of links) if (!link.saved) g.setEdge(link.source, link.target);
+  // the backward stands beside the forward: what is saved crosses, and orders nothing
+  dagre.layout(g);
+  return new Map(boxes.map((box) => [box.id, g.node(box.id)]));
+}
+
+export async function graph({ root, note, tell, safely, ask, extra = {}, height = 460 }) {
+  const state = { opened: null, fold: true, selected: null };
+  const stage = make("div", { class: "wb-stage", style: `height:${height}px`, "data-role": "graph" });
+  const side = make("div", { class: "wb-side", style: `max-height:${height}px`, "data-role": "details" },
+    make("div", { class: "wb-note" }, "Click a module to open it, an operator to read about it."));
+  const search = make("input", { type: "search", placeholder: "operator, module, file.py:line", "aria-label": "search",
+    onkeydown: (event) => { event.stopPropagation(); if (event.key === "Enter") safely(find(search.value)); } });
+  const fold = make("input", { type: "checkbox", checked: true, onchange: () => { state.fold = fold.checked; safely(draw()); } });
+  const legend = make("div", { class: "wb-legend" });
+  const bar = make("div", { class: "wb-bar" }, search,
+    make("button", { onclick: () => safely(find(search.value)) }, "find"),
+    make("label", {}, fold, "identical blocks as one"),
+    make("button", { onclick: () => { state.opened = null; safely(draw()); } }, "close all"),
+    make("button", { onclick: () => cy?.fit(undefined, 18) }, "fit"), legend);
+  root.insertBefore(make("div", {}, bar, make("div", { class: "wb-split" }, stage, side)), note);
+  let cy = null;
+
+  async function draw(focus) {
+    const view = await ask("view", { opened: state.opened, fold: state.fold, ...extra });
+    state.opened = view.opened;
+    const boxes = view.boxes.map(([id, parent, label, kind, nodes, alike, open, kinds, marks]) => {
+      const box = { id, parent, label, kind, nodes, alike, open, kinds, marks };
+      return { ...box, ...sizeOf(box) };
+    });
+    const links = view.links.map(([source, target, n, saved, size]) => ({ source, target, n, saved, size }));
+    const places = layout(boxes, links);
+    const parents = new Set(boxes.map((box) => box.parent));
+    const elements = boxes.map((box) => ({ group: "nodes", data: { ...box, parent: box.parent || undefined,
+      color: KINDS[box.kind] ?? "#8a94a0", mark: Object.keys(box.marks)[0] ?? "" },
+      position: parents.has(box.id) ? undefined : { x: places.get(box.id).x, y: places.get(box.id).y } }));
+    elements.push(...links.map((link, i) => ({ group: "edges", data: { id: `link ${i}`, ...link,
+      label: link.saved ? `${count(link.n)} saved, ${bytes(link.size)}` : "" } })));
+    cy?.destroy();
+    cy = cytoscape({ container: stage, elements, style: styles(), layout: { name: "preset", fit: true, padding: 18 },
+      minZoom: 0.05, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false });
+    cy.on("tap", "node", (event) => safely(tapped(event.target)));
+    root.cy = cy;
+    root.dataset.boxes = boxes.length;
+    const kinds = [...new Set(boxes.map((box) => box.kind))].filter((kind) => kind in KINDS && kind !== "module");
+    const marks = [...new Set(boxes.flatMap((box) => Object.keys(box.marks)))];
+    legend.replaceChildren(...[...kinds.map((k) => [k, KINDS[k]]), ...marks.map((m) => [m, MARKS[m]])].map(
+      ([word, color]) => make("span", {}, make("i", { style: `background:${color}` }), word)));
+    tell([`${count(view.nodes)} operators in ${count(boxes.length)} boxes`, view.note, ...view.missing].filter(Boolean).join(" · "));
+    if (focus && cy.getElementById(focus).length) {
+      cy.animate({ center: { eles: cy.getElementById(focus) }, zoom: 1, duration: 0 });
+      cy.getElementById(focus).select();
+    } else if (cy.zoom() < 0.45) {
+      cy.zoom(0.6);
+      cy.pan({ x: stage.clientWidth / 2 - 0.6 * (cy.elements().boundingBox().x1 + cy.elements().boundingBox().w / 2), y: 18 });
+    }
+  }
+
+  function styles() {
+    const t = theme(root);
+    return [
+      { selector: "node", style: { shape: "round-rectangle", width: "data(width)", height: "data(height)", label: "data(text)",
+        "text-wrap": "wrap", "text-valign": "center", "font-size": 11, color: t.ink, "background-color": "data(color)",
+        "background-opacity": 0.28, "border-width": 1.2, "border-color": "data(color)" } },
+      { selector: "node[?open]", style: { "text-valign": "top", "background-opacity": 0.08, "border-color": t.line,
+        "font-weight": "bold", padding: 9 } },
+      ...Object.entries(MARKS).map(([mark, color]) => ({ selector: `node[mark = "${mark}"]`,
+        style: { "border-color": color, "border-width": 3 } })),
+      { selector: "node:selected", style: { "border-width": 4, "border-color": t.ink } },
+      { selector: "edge", style: { width: 1.1, "line-color": t.faint, "target-arrow-color": t.faint, opacity: 0.75,
+        "target-arrow-shape": "triangle", "arrow-scale": 0.75, "curve-style": "bezier" } },
+      { selector: "edge[?saved]", style: { "line-style": "dashed", "line-color": "#cc79a7", "target-arrow-color": "#cc79a7",
+        "source-label": "data(label)", "source-text-offset": 62, "font-size": 9, color: t.ink, "text-background-color": t.paper,
+        "text-background-opacity": 0.9, "text-background-padding": 1 } },
+    ];
+  }
+
+  async function tapped(node) {
+    const box = node.data();
+    if (box.kind !== "module") return details(box.id);
+    state.opened = box.open ? state.opened.filter((id) => id !== box.id) : [...state.opened, box.id];
+    side.replaceChildren(make("h4", {}, box.id), table([
+      ["operators", count(box.nodes)], ...(box.alike > 1 ? [["blocks alike", String(box.alike)]] : []),
+      ...Object.entries(box.kinds).map(([kind, n]) => [kind, count(n)]),
+      ...Object.entries(box.marks).map(([mark, n]) => [mark, count(n)])]));
+    return draw(box.id);
+  }
+
+  async function details(id) {
+    const facts = await ask("details", { id, ...extra });
+    side.replaceChildren(make("h4", {}, facts.name), table(facts.rows));
+  }
+
+  async function find(query) {
+    const found = await ask("find", { query, ...extra });
+    side.replaceChildren(make("h4", {}, `${count(found.count)} found`), make("div", { class: "wb-results" },
+      ...found.ids.map((id) => make("button", { onclick: () => safely(reveal(id)) }, id))));
+  }
+
+  async function reveal(id) {
+    const way = await ask("way", { id, opened: state.opened, fold: state.fold, ...extra });
+    [state.opened, state.fold] = [way.opened, way.fold];
+    fold.checked = way.fold;
+    await draw(id);
+    await details(id);
+  }
+
+  await draw();
+  onTheme(root, () => cy?.style(styles()));
+  return { draw: (more) => { Object.assign(extra, more); return draw(); } };
+}

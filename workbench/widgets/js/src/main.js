@@ -1,0 +1,41 @@
+// Which view a model asks for, and how a view asks its kernel.
+import { STYLE, make } from "./dom.js";
+import { graph } from "./graph.js";
+import { memory } from "./memory.js";
+import { stepper } from "./stepper.js";
+import { timeline } from "./timeline.js";
+
+const VIEWS = { graph, stepper, timeline, memory };
+let asked = 0;
+
+// ask(name, arguments) resolves with what the kernel answers, or rejects with its error.
+function asker(model) {
+  const open = new Map();
+  const heard = (message) => {
+    const waiting = open.get(message.id);
+    if (!waiting) return;
+    open.delete(message.id);
+    if ("error" in message) waiting.reject(new Error(message.error));
+    else waiting.resolve(message.value);
+  };
+  model.on("msg:custom", heard);
+  const ask = (call, args = {}) => new Promise((resolve, reject) => {
+    const id = `${model.model_id ?? ""}:${(asked += 1)}`;
+    open.set(id, { resolve, reject });
+    model.send({ id, call, args });
+  });
+  return { ask, end: () => model.off("msg:custom", heard) };
+}
+
+export async function render({ model, el }) {
+  const { ask, end } = asker(model);
+  const root = make("div", { class: "wb", "data-view": model.get("kind") }, make("style", {}, STYLE));
+  const note = make("div", { class: "wb-note", role: "status" }, "drawing …");
+  root.append(note);
+  el.append(root);
+  const tell = (text) => { note.textContent = text ?? ""; };
+  const safely = (work) => Promise.resolve(work).catch((error) => tell(error.message));
+  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, title: model.get("title") }));
+  root.dataset.ready = "true";
+  return end;
+}
