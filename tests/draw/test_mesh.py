@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from workbench import author, draw, load_recipe, simulated_world
+from workbench import author, draw, fake_world, load_recipe, simulated_world
 from workbench.world.simulated import shards
 
 MESHES = [{"mesh.dp_shard": 2, "mesh.tp": 2}, {"mesh.dp_shard": 4, "mesh.tp": 1, "model.ffn_dim": 386},
@@ -66,3 +66,14 @@ def test_the_table_adds_up_what_a_rank_holds() -> None:
     assert [row[-1] for row in found.rows] == [t.nbytes for t in held]
     assert found.notes == (f"12 parameters, {sum(t.nbytes for t in held):,} bytes on rank 3",)
     assert len(draw.parameters(authored, "layers.0.attention.").rows) == 4
+
+
+def test_a_redistribution_shows_what_is_sent() -> None:
+    with fake_world(4) as world:
+        mesh = world.mesh_of({"dp_shard": 2, "tp": 2})
+        tensor = DTensor.from_local(torch.empty(4, 4), mesh, [Shard(0), Shard(1)], run_check=False)
+    lines = draw.redistribute(tensor, [Replicate(), Shard(1)], "w").text.splitlines()
+    assert lines[:4] == ["w [8, 8]", "before: dp_shard cuts dim 0, tp cuts dim 1",
+                         "all-gather over dp_shard, 64 B in, 128 B out", "after: dp_shard repeats it, tp cuts dim 1"]
+    assert lines[4:] == ["ranks 0, 2: dim 0 [0:8], dim 1 [0:4]", "ranks 1, 3: dim 0 [0:8], dim 1 [4:8]"]
+    assert "no collective" in draw.redistribute(tensor, [Shard(0), Shard(1)]).text

@@ -42,6 +42,23 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
     make("button", { onclick: () => cy?.fit(undefined, 18) }, "fit"), legend);
   root.insertBefore(make("div", {}, bar, make("div", { class: "wb-split" }, stage, side)), note);
   let cy = null;
+  // The page scrolls and hides cells behind cytoscape's back: it must measure anew before it looks for what was hit.
+  for (const event of ["pointerdown", "mousedown", "pointerenter"]) stage.addEventListener(event, () => cy?.resize(), true);
+  let wide = 0;
+  new ResizeObserver(() => {
+    cy?.resize();
+    if (!wide && stage.clientWidth) look();
+    wide = stage.clientWidth;
+  }).observe(stage);
+
+  function look() {
+    if (!cy) return;
+    cy.fit(undefined, 18);
+    if (cy.zoom() >= 0.45) return;
+    const box = cy.elements().boundingBox();
+    cy.zoom(0.6);
+    cy.pan({ x: stage.clientWidth / 2 - 0.6 * (box.x1 + box.w / 2), y: 18 - 0.6 * box.y1 });
+  }
 
   async function draw(focus) {
     const view = await ask("view", { opened: state.opened, fold: state.fold, ...extra });
@@ -59,7 +76,7 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
     elements.push(...links.map((link, i) => ({ group: "edges", data: { id: `link ${i}`, ...link,
       label: link.saved ? `${count(link.n)} saved, ${bytes(link.size)}` : "" } })));
     cy?.destroy();
-    cy = cytoscape({ container: stage, elements, style: styles(), layout: { name: "preset", fit: true, padding: 18 },
+    cy = cytoscape({ container: stage, elements, style: styles(), layout: { name: "preset", fit: false },
       minZoom: 0.05, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false });
     cy.on("tap", "node", (event) => safely(tapped(event.target)));
     root.cy = cy;
@@ -72,10 +89,7 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
     if (focus && cy.getElementById(focus).length) {
       cy.animate({ center: { eles: cy.getElementById(focus) }, zoom: 1, duration: 0 });
       cy.getElementById(focus).select();
-    } else if (cy.zoom() < 0.45) {
-      cy.zoom(0.6);
-      cy.pan({ x: stage.clientWidth / 2 - 0.6 * (cy.elements().boundingBox().x1 + cy.elements().boundingBox().w / 2), y: 18 });
-    }
+    } else look();
   }
 
   function styles() {

@@ -1,0 +1,181 @@
+"""Every view, driven in JupyterLab in a headless Chromium: slider, search, click, zoom; and what stays without them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+from playwright.sync_api import ElementHandle, Page
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+CELLS = (
+    "from workbench import author, build, capture, fake_world, load_recipe, show\n"
+    'recipe = load_recipe("tour").override({"model.n_layers": 4})\n'
+    "with fake_world(recipe.mesh.world_size) as world:\n"
+    "    built = build(recipe, world)\n"
+    "pair, records = built.step.pair, built.records",
+    "show(recipe)",
+    "show(pair)",
+    "show(records)",
+    'show(records[-1], "timeline")',
+    'show(records[-1], "memory")',
+    "show(records[-1])",
+)
+Look = Callable[[str], object]
+GRAPH, PASSES, TIMELINE, MEMORY = 2, 3, 4, 5
+PICTURES = 6
+IDLE = """() => {
+    const { content, sessionContext } = jupyterapp.shell.currentWidget;
+    const code = content.model.toJSON().cells.filter(cell => cell.cell_type === 'code');
+    const failed = code.some(cell => cell.outputs.some(output => output.output_type === 'error'));
+    return failed || code.every(cell => cell.execution_count) && sessionContext.session?.kernel?.status === 'idle';
+}"""
+
+
+def notebook() -> nbformat.NotebookNode:
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, CELLS)), metadata={"kernelspec": kernel})
+
+
+@pytest.fixture
+def seen(page: Page) -> dict[str, list[str]]:
+    """What a reader should never see: errors of the console, and addresses beyond this machine."""
+    found: dict[str, list[str]] = {"errors": [], "beyond": []}
+    page.on("console", lambda m: found["errors"].append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: found["errors"].append(str(error)))
+    local = re.compile(r"(https?|wss?)://(127\.0\.0\.1|localhost)[:/]|(data|blob|about):")
+    page.on("request", lambda r: None if local.match(r.url) else found["beyond"].append(r.url))
+    return found
+
+
+def view_at(page: Page, cell: int) -> ElementHandle:
+    page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at)", cell)
+    page.wait_for_function("""at => document.querySelectorAll('.jp-Cell')[at]
+        ?.querySelector('.wb[data-ready]')?.offsetParent""", arg=cell, timeout=60_000)
+    found = page.query_selector_all(".jp-Cell")[cell].query_selector(".wb[data-ready]")
+    assert found is not None
+    return found
+
+
+def text(view: ElementHandle, role: str) -> str:
+    found = view.query_selector(f'[data-role="{role}"]')
+    assert found is not None
+    return found.inner_text()
+
+
+def until(holds: Any, seconds: float = 20) -> None:
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit, "it does not come"
+        time.sleep(0.05)
+
+
+def drive_graph(page: Page, looked_at: Look) -> None:
+    view = view_at(page, GRAPH)
+    boxes = int(view.get_attribute("data-boxes") or 0)
+    assert 10 < boxes < 40
+    view.query_selector("[data-role=graph]").scroll_into_view_if_needed()  # type: ignore[union-attr]
+    at = view.evaluate("""view => { const at = view.cy.getElementById('forward/loss').renderedPosition();
+        const box = view.querySelector('[data-role=graph]').getBoundingClientRect();
+        return [box.x + at.x, box.y + at.y]; }""")
+    page.mouse.click(*at)  # opens the module
+    until(lambda: int(view.get_attribute("data-boxes") or 0) > boxes)
+    assert "forward/loss" in text(view, "details")
+    search = view.query_selector("input[type=search]")
+    assert search is not None
+    search.fill("return self.w2")
+    search.press("Enter")
+    until(lambda: "found" in text(view, "details"))
+    view.query_selector_all(".wb-results button")[0].click()
+    until(lambda: "read by" in text(view, "details"))
+    said = text(view, "details")
+    assert "llama3.py:" in said and "layers.0.feed_forward" in said
+    looked_at("view_graph")
+    view.query_selector("text=close all").click()  # type: ignore[union-attr]
+    until(lambda: int(view.get_attribute("data-boxes") or 0) == boxes)
+
+
+def drive_passes(page: Page, looked_at: Look) -> None:
+    view = view_at(page, PASSES)
+    assert text(view, "pass") == "1 of 4: inductor_decomposition"
+    view.query_selector("input[type=range]").evaluate(  # type: ignore[union-attr]
+        "slider => { slider.value = 3; slider.dispatchEvent(new Event('input')); }")
+    until(lambda: text(view, "pass") == "4 of 4: transformer_block_bucketing")
+    until(lambda: "_pre_bucket_all_gather" in text(view, "code"))
+    assert "added" in text(view, "census") and "effect PASS" in text(view, "verdicts")
+    short = len(text(view, "code"))
+    view.query_selector("text=more lines").click()  # type: ignore[union-attr]
+    until(lambda: len(text(view, "code")) > short)
+    view.query_selector("select[aria-label=graph]").select_option("backward")  # type: ignore[union-attr]
+    until(lambda: "reduce_scatter" in text(view, "code"))
+    looked_at("view_passes")
+    view.query_selector("select[aria-label=jump]").select_option("PASS")  # type: ignore[union-attr]
+    until(lambda: text(view, "pass") == "1 of 4: inductor_decomposition")
+
+
+def drive_plots(page: Page, looked_at: Look) -> None:
+    for cell, wanted in ((TIMELINE, "exposed"), (MEMORY, "alive")):
+        view = view_at(page, cell)
+        box = view.query_selector("canvas").bounding_box()  # type: ignore[union-attr]
+        assert box is not None
+        before = view.query_selector("canvas").evaluate("c => c.toDataURL()")  # type: ignore[union-attr]
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+        page.mouse.wheel(0, -300)
+        until(lambda v=view, b=before: v.query_selector("canvas").evaluate("c => c.toDataURL()") != b)
+        tips = set()
+        for x in range(140, int(box["width"]) - 20, 4):  # along the lane of the first process group
+            page.mouse.move(box["x"] + x, box["y"] + 60)
+            tips.add(text(view, "tip"))
+        assert any(wanted in tip for tip in tips), tips
+        looked_at(f"view_{'timeline' if cell == TIMELINE else 'memory'}")
+
+
+def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen: dict[str, list[str]],
+                                                      lab_folder: Path, looked_at: Look) -> None:
+    path = lab_folder / "views.ipynb"
+    nbformat.write(notebook(), path)
+    page.goto(lab.format(path.name))
+    page.wait_for_function("() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
+                           timeout=60_000)
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    page.wait_for_function(IDLE, timeout=180_000)
+    for drive in (drive_graph, drive_passes, drive_plots):
+        drive(page, looked_at)
+    page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
+    time.sleep(1)
+    for cell, name in ((GRAPH, "graph"), (PASSES, "passes"), (TIMELINE, "timeline"), (MEMORY, "memory")):
+        view_at(page, cell)
+        time.sleep(0.3)
+        looked_at(f"view_{name}_dark")
+    assert seen == {"errors": [], "beyond": []}
+
+    page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    until(lambda: "widget-view" in path.read_text())
+    saved = path.read_text()
+    assert len(saved) < 1_000_000 and "cytoscape" not in saved
+    outputs = [o for c in json.loads(saved)["cells"] for o in c["outputs"]]
+    pictures = [o for o in outputs if "image/png" in o["data"]]
+    assert len(pictures) == PICTURES
+    html, _ = HTMLExporter().from_notebook_node(nbformat.reads(saved, 4))
+    assert len(re.findall(r"<img[^>]+data:image/png;base64,", html)) == PICTURES
+
+    for cell in (cells := json.loads(saved))["cells"]:  # as a reader gets it who has no kernel
+        cell["execution_count"] = None
+    cells["metadata"]["kernelspec"] = {"name": "no-kernel", "display_name": "no kernel", "language": "python"}
+    (lab_folder / "still.ipynb").write_text(json.dumps(cells))
+    page.goto(lab.format("still.ipynb"))
+    page.wait_for_selector(".jp-RenderedImage img", timeout=60_000)
+    shown = set()
+    for cell in range(len(CELLS)):
+        page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at)", cell)
+        time.sleep(0.3)
+        for image in page.query_selector_all(".jp-RenderedImage img"):
+            shown.add(image.evaluate("img => img.complete && img.naturalWidth > 300 && img.src.slice(-400)"))
+    assert len(shown - {False}) == PICTURES
