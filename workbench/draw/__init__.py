@@ -1,11 +1,12 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form."""
 
 from workbench.draw.graphs import graph, launches, saved
+from workbench.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.draw.mesh import parameters, placements, slices
 from workbench.draw.pipeline import pipeline
 from workbench.draw.show import Picture, Table, table
 from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "graph", "launches", "losses", "parameters", "pipeline", "placements", "saved", "slices",
-           "table", "verdicts"]
+__all__ = ["Picture", "Table", "graph", "kernel_code", "kernel_table", "kernels", "launches", "losses", "parameters",
+           "pipeline", "placements", "replay", "saved", "slices", "table", "verdicts"]

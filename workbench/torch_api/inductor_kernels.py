@@ -8,7 +8,7 @@ torch/_inductor/compile_fx.py (`fx_codegen_and_compile`), torch/fx/graph_module.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from workbench.torch_api.ops import collective_kind, is_wait
 
 GENERATED = ("triton", "cpp")
 KINDS = (*GENERATED, "extern", "collective", "wait", "other")
+_MARKS: dict[str, Callable[[Any], Any]] = {"collective": collective_kind, "wait": is_wait}
 _TOLD = "set_kernel_post_grad_provenance_tracing"
 _KEPT = "_workbench_kernels"
 """Attribute of what Inductor returns. Plain data: it goes through Inductor's cache with the code that it describes."""
@@ -55,6 +56,17 @@ class Seen:
     missing: tuple[str, ...] = ()
 
 
+@dataclass
+class _Told:
+    """exact: the nodes that it computes; around: also those that made its inputs; writes: its buffers."""
+
+    name: str
+    kind: str
+    exact: list[Node]
+    around: list[Node]
+    writes: set[str]
+
+
 class _Watch:
     """One graph while it is compiled; its nodes are known by identity, since passes may rename them."""
 
@@ -62,7 +74,8 @@ class _Watch:
         self.graph = graph
         self.ours = {n: n.name for n in graph.graph.nodes if n.op == "call_function"}
         self.heirs: dict[Node, str] = {}
-        self.told: list[tuple[str, str, list[Node], list[Node]]] = []
+        self.told: list[_Told] = []
+        self.lowerings: dict[int, Any] = {}
         self.missing: list[str] = []
         graph._register_replace_node_hook(self._replaced)
 
@@ -74,19 +87,24 @@ class _Watch:
 
     def tell(self, generated: str, made_of: Any, name: str) -> None:
         """A kernel's call is being written: `made_of` is a list of the scheduler's nodes, or one extern kernel."""
+        from torch._inductor.virtualized import V
+
+        self.lowerings[id(V.graph)] = V.graph
         if isinstance(made_of, list | tuple):
             parts = [part for n in made_of if hasattr(n, "get_nodes") for part in n.get_nodes()]
             origins = [o for part in parts if part.node is not None for o in part.node.get_origins()]
-            self.told.append((name, generated or "other", list(dict.fromkeys(origins)), []))
+            writes = {name for part in parts for name in part.get_buffer_names()}
+            self.told.append(_Told(name, generated or "other", list(dict.fromkeys(origins)), [], writes))
             return
         origins, kind = list(made_of.get_origins()), _kind(made_of)
-        # origins hold what made the inputs, too; which node it is itself is said apart, but for some collectives
-        exact = [made_of.origin_node] if made_of.origin_node is not None else [
-            o for o in origins if {"collective": collective_kind, "wait": is_wait}.get(kind, bool)(o.target)]
-        self.told.append((name, kind, exact or origins, origins))
+        # origins hold what made the inputs, too; the node that it is itself is said apart, of a collective wrongly
+        exact = [made_of.origin_node] if made_of.origin_node is not None else []
+        if kind in _MARKS:
+            exact = [o for o in origins if o.op == "call_function" and _MARKS[kind](o.target)]
+        self.told.append(_Told(name, kind, exact or origins, origins, {made_of.get_name()}))
 
-    def facts(self) -> dict[str, Any]:
-        """What is kept, as plain data."""
+    def _gone(self) -> tuple[dict[str, str], list[str], dict[Node, list[str]]]:
+        """Our nodes that passes took out: read elsewhere now, for nothing, or by which node of Inductor's own."""
         alive = {n.name: n for n in self.graph.graph.nodes}
         stands = {n.name: n for n in self.ours} | alive
         same: dict[str, str] = {}
@@ -105,18 +123,31 @@ class _Watch:
                 same[name] = self.ours.get(found, heir)
             else:
                 served.setdefault(found, []).append(name)
+        return same, removed, served
+
+    def facts(self) -> dict[str, Any]:
+        """What is kept, as plain data."""
+        same, removed, served = self._gone()
         order = {name: i for i, name in enumerate(self.ours.values())}
 
-        def named(nodes: list[Node]) -> list[str]:
+        def named(nodes: Iterable[Node]) -> list[str]:
             return [name for n in nodes for name in ([self.ours[n]] if n in self.ours else served.get(n, []))]
 
-        placed = {name for _, _, nodes, _ in self.told for name in named(nodes)}
+        placed = {name for told in self.told for name in named(told.exact)}
+        inputs = {id(told): [n for n in named(told.around) if n not in placed] for told in self.told}
+        placed.update(*inputs.values())
+        # a cat without a kernel: those of its parts write into it
+        joined = [(names, {part.get_name() for part in operation.inputs})
+                  for lowering in self.lowerings.values() for operation in lowering.operations
+                  if type(operation).__name__ == "ConcatKernel"
+                  and (names := [n for n in named(operation.get_origins()) if n not in placed])]
         calls = []
-        for name, kind, nodes, around in self.told:
+        for told in self.told:
             # a view that no kernel makes is part of the call that reads through it
-            mine = {*named(nodes), *(n for n in named(around) if n not in placed)}
-            others = [n.name for n in nodes if n.op == "call_function" and n not in self.ours and n not in served]
-            calls.append((name, kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others)))
+            mine = {*named(told.exact), *inputs[id(told)],
+                    *(n for names, parts in joined if parts & told.writes for n in names)}
+            others = [n.name for n in told.exact if n.op == "call_function" and n not in self.ours and n not in served]
+            calls.append((told.name, told.kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others)))
         return {"format": _FORMAT, "calls": calls, "same": same, "removed": removed, "missing": self.missing}
 
 
