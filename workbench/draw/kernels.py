@@ -73,7 +73,7 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
                    f"{len(found.not_found)} nodes not found", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     if calls:
-        axes.legend(frameon=False, fontsize=8, ncols=6, loc="upper right")
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return lines
 
 

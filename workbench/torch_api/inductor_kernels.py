@@ -79,7 +79,7 @@ class _Watch:
         self.missing: list[str] = []
         graph._register_replace_node_hook(self._replaced)
 
-    def _replaced(self, old: Node, new: str, user: Node) -> None:
+    def _replaced(self, old: Node, new: str, user: Node, **_: Any) -> None:
         self.heirs[old] = new
 
     def close(self) -> None:
@@ -98,7 +98,8 @@ class _Watch:
             return
         origins, kind = list(made_of.get_origins()), _kind(made_of)
         # origins hold what made the inputs, too; the node that it is itself is said apart, of a collective wrongly
-        exact = [made_of.origin_node] if made_of.origin_node is not None else []
+        exact = [made_of.origin_node] if made_of.origin_node is not None else [
+            o for o in origins if o.target is made_of.op_overload]
         if kind in _MARKS:
             exact = [o for o in origins if o.op == "call_function" and _MARKS[kind](o.target)]
         self.told.append(_Told(name, kind, exact or origins, origins, {made_of.get_name()}))
@@ -172,13 +173,13 @@ def watched() -> Iterator[None]:
     open_watches: list[_Watch] = []
     compile_one = compile_fx.fx_codegen_and_compile
 
-    def compiling(graph: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    def compiling(*args: Any, **kwargs: Any) -> Any:
         watch = None
         with suppress(Exception):
-            watch = _Watch(graph)
+            watch = _Watch(args[0])
             open_watches.append(watch)
         try:
-            result = compile_one(graph, *args, **kwargs)
+            result = compile_one(*args, **kwargs)
         finally:
             if watch is not None:
                 open_watches.remove(watch)
@@ -195,13 +196,13 @@ def watched() -> Iterator[None]:
         return result
 
     def telling(generated: str, tell: Callable[..., Any]) -> Callable[..., Any]:
-        def told(made_of: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        def told(*args: Any, **kwargs: Any) -> Any:
             if open_watches:
                 try:
-                    open_watches[-1].tell(generated, made_of, name)
+                    open_watches[-1].tell(generated, *args[:2])
                 except Exception as error:
-                    open_watches[-1].missing.append(f"origins of {name}: {type(error).__name__}: {error}")
-            return tell(made_of, name, *args, **kwargs)
+                    open_watches[-1].missing.append(f"a kernel's origins: {type(error).__name__}: {error}")
+            return tell(*args, **kwargs)
 
         return told
 
