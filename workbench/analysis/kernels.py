@@ -22,8 +22,8 @@ class Kernel:
     """One call of a kernel. kind: `triton` and `cpp` are generated, `extern` is a library's or an operator's (matmuls).
 
     number: of the call, from 0, in calling order. nodes: of the graph, by name, in its order; one may be in several
-    kernels, which compute it anew, or bring the inputs of a library's call into its layout. others: nodes that Inductor's own passes put in. modules and places: of the nodes,
-    each once. source: of a generated kernel; "" otherwise.
+    kernels, which compute it anew, or bring the inputs of a library's call into its layout. others: nodes that
+    Inductor's own passes put in. modules and places: of the nodes, each once. source: of a generated kernel; "" else.
     """
 
     number: int
