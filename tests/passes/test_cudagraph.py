@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import ClassVar
 
 import pytest
 import torch
@@ -47,6 +48,9 @@ class Stand:
                     kept.copy_(new)
 
         return replay, outputs
+
+    def pool_bytes(self):
+        return 4096 * self.recorded
 
     def close(self):
         self.closed += 1
@@ -212,6 +216,33 @@ def test_a_fake_world_shows_the_passes_before_it():
     assert report.pass_row("transformer_block_bucketing").verdicts[1].outcome is Outcome.PASS
 
 
+def test_what_a_replay_takes_is_known_before_and_its_memory_after(stand):
+    step, (record,) = build({"name": "cudagraph", "warmup": 1})
+    forward, backward = (body.facts for body in record.after)
+    assert [x.parameter for x in forward.static] == ["up.weight", "up.bias", "down.weight", "down.bias", "scale"]
+    assert [(x.shape, x.bytes) for x in forward.copied] == [((3, 4), 48)] * 2
+    assert [(x.shape, x.bytes, x.parameter) for x in backward.copied] == [((), 4, "")]  # the tangent of the loss
+    assert {forward.pool_bytes, backward.pool_bytes} == {None}
+    calls = [n for n in record.before[0].graph.graph.nodes if n.op == "call_function"]
+    assert 5 <= forward.launches_before < len(calls) and forward.unit == "operators"  # the transposes start nothing
+    train(step, 4)
+    forward, backward = (body.facts for body in record.after)
+    assert (forward.pool_bytes, backward.pool_bytes) == (4096, 8192) and forward.launches_after == 1
+    assert forward.replays == backward.replays == 3
+    assert {x.address for x in forward.inputs} == {None}  # a CPU's addresses are nobody's business
+
+
+def test_launches_are_counted_in_kernels_where_inductor_made_them(stand):
+    class Compiled:
+        source_code = ""
+        _workbench_kernels: ClassVar = {"format": 1, "missing": [], "calls": [
+            ("triton_0", "triton", ("relu",), ()), ("wait", "wait", (), ()), ("extern_kernels.mm", "extern", (), ())]}
+
+    _, (record,) = build("cudagraph")
+    record.after[0].body.function = Compiled
+    assert (record.after[0].facts.launches_before, record.after[0].facts.unit) == (2, "calls of kernels")
+
+
 def test_listing_it_touches_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: pytest.fail("touched"))
     with fake_world(2) as world:
@@ -239,6 +270,12 @@ def test_one_gpu_replays_bitwise():
             authored.module.zero_grad(set_to_none=True)
         prove_replay(records)
         assert all(r.outcome is Outcome.PASS for r in records)
+        for record in records:
+            forward, backward = (body.facts for body in record.after)
+            where = {name: value.data_ptr() for name, value in authored.module.named_parameters()}
+            assert {x.parameter: x.address for x in forward.static if x.parameter != "scale"} == where
+            assert all(x.address for x in (*forward.inputs, *backward.inputs))
+            assert 0 < forward.pool_bytes <= backward.pool_bytes < 2**30
         seen.append(losses)
         step.close()
     assert same(*seen)

@@ -66,18 +66,23 @@ def finish(figure: Figure, alt: str, text: str) -> Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a heading. fills: a background for (row, column); notes: lines underneath; numbers align right."""
+    """Rows under a heading. fills: a background for (row, column); notes: lines underneath; numbers align right.
+
+    hidden: columns that the HTML alone shows, for what differs from run to run.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     fills: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        cells = [self.columns, *(tuple(map(shown, row)) for row in self.rows)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
-        right = [all(isinstance(row[i], int) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, column in enumerate(self.columns) if column not in self.hidden]
+        cells = [[shown(row[i]) for i in kept] for row in (self.columns, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        right = [all(isinstance(row[i], int) for row in self.rows) for i in kept]
         lines = ["  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
                  for row in cells]
         return "\n".join([self.title, *lines, *self.notes])

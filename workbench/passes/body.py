@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from workbench.analysis.kernels import Kernels, find_kernels
 from workbench.torch_api import aot
 
 
@@ -39,9 +40,21 @@ class Body:
     def inputs(self) -> list[torch.fx.Node]:
         return self.graph.graph.find_nodes(op="placeholder")
 
+    @property
+    def kernels(self) -> Kernels | None:
+        """What Inductor made of the graph; None where it did not compile it."""
+        return find_kernels(self.function, self.graph)
+
     def keeps_address(self, node: torch.fx.Node) -> bool:
         """Whether an input lies at the same address in each step: parameters, buffers, and what the forward saved."""
         return not aot.is_tangent(node) if self.backward else aot.parameter_of(node) is not None
+
+
+def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ...]:
+    """The kernels of a lowering or replay pass, by what it got and what it gave; empty where Inductor made none."""
+    found = [given.kernels if isinstance(given, Body) else find_kernels(made, given)
+             for given, made in zip(before, after, strict=True)]
+    return tuple(k for k in found if k is not None)
 
 
 def bodies_of(graphs: tuple[GraphModule, GraphModule], lowered: tuple[Any, Any] | None) -> tuple[Body, Body]:

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from workbench.analysis.effect import Effect
+from workbench.analysis.replay import Replay, ReplayInput, count_launches
 from workbench.errors import WorkbenchError
 from workbench.passes.body import Body
 from workbench.passes.registry import register_pass
-from workbench.torch_api import cuda_graphs
-from workbench.torch_api.ops import draws
+from workbench.torch_api import aot, cuda_graphs
+from workbench.torch_api.ops import draws, hint, tensor_bytes
 
 REGISTER = "NCCL_GRAPH_REGISTER"
 """Must be 0 before NCCL starts: registered buffers of a graph's pool are an illegal access with expandable segments."""
@@ -37,6 +38,7 @@ class Replayed:
         self.fixed = [body.keeps_address(node) for node in body.inputs]
         self.results = 0 if body.backward else body.facts["shared"]["results"]
         self.warmed = self.replays = self.copied = 0
+        self.pool_bytes: int | None = None
         self._replay: Callable[[], None] | None = None
         self._inputs: list[Any] = []
         self._addresses: list[int] = []
@@ -46,6 +48,18 @@ class Replayed:
     @property
     def where(self) -> str:
         return f"pass 'cudagraph' on the {self.body.facts['graph']} graph"
+
+    @property
+    def facts(self) -> Replay:
+        """Inputs, memory and launches; addresses and the pool are known after the recording."""
+        inputs = []
+        for i, (node, fixed) in enumerate(zip(self.body.inputs, self.fixed, strict=True)):
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                on_gpu = bool(self._addresses) and value.device.type == "cuda"
+                inputs.append(ReplayInput(node.name, tuple(map(hint, value.shape)), tensor_bytes(value), fixed,
+                                          aot.parameter_of(node) or "", self._addresses[i] if on_gpu else None))
+        before, unit = count_launches(self.graph, self.body.kernels)
+        return Replay(self.body.facts["graph"], tuple(inputs), self.pool_bytes, before, unit, self.replays)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if self.recorder is None:
@@ -73,6 +87,7 @@ class Replayed:
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
         self.copied = sum(isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True))
         self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
+        self.pool_bytes = self.recorder.pool_bytes()
         given = {_storage(value) for value in self._inputs}
         made = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
         # what keeps its address is kept by who made it: held here, it would look as if the last step still held it

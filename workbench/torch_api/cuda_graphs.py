@@ -40,6 +40,12 @@ class Recorder:
         self._graphs.append(graph)
         return graph.replay, outputs
 
+    def pool_bytes(self) -> int | None:
+        """Bytes of device memory that the allocator holds for all graphs recorded so far; None before the first."""
+        if self._pool is None:
+            return None
+        return sum(s["total_size"] for s in torch.cuda.memory_snapshot(self._pool, include_traces=False))
+
     def close(self) -> None:
         """Free the graphs, and with them the pool; they must be gone before the process groups are."""
         if self._graphs:

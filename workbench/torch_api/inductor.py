@@ -11,6 +11,8 @@ import torch
 import torch._inductor.config
 from torch.fx import GraphModule, Node
 
+from workbench.torch_api import inductor_kernels
+
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """The operators that Inductor replaces, as `select_decomp_table` gives them."""
@@ -55,6 +57,7 @@ def compile_inner(
     """Lower one graph with `compile_fx_inner`: the boxed callable, and the strides it chose for each output.
 
     The first `visible` outputs keep the layout that the graph gives them; the others (saved tensors) are free.
+    `inductor_kernels.seen` says of the callable which kernels it runs.
     """
     from torch._guards import TracingContext
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
@@ -62,6 +65,7 @@ def compile_inner(
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
     keywords = {"is_backward": is_backward, "static_input_idxs": static}
-    with torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides:
+    with (torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides,
+          inductor_kernels.watched()):
         compiled = compile_fx_inner(graph, example_inputs, **accepted(compile_fx_inner, keywords))
     return compiled, list(strides or [])

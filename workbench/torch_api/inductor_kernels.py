@@ -1,0 +1,244 @@
+"""Which kernels Inductor made of a graph's nodes: seen while it writes their calls, not read from names or comments.
+
+Source: torch/_inductor/debug.py (`set_kernel_post_grad_provenance_tracing`, called for each call that is written,
+with the scheduler's nodes or the extern kernel), torch/_inductor/ir.py (`IRNode.get_origins`, `origin_node`),
+torch/_inductor/compile_fx.py (`fx_codegen_and_compile`), torch/fx/graph_module.py (`_register_replace_node_hook`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from torch.fx import GraphModule, Node
+
+from workbench.torch_api.ops import collective_kind, is_wait
+
+GENERATED = ("triton", "cpp")
+KINDS = (*GENERATED, "extern", "collective", "wait", "other")
+_MARKS: dict[str, Callable[[Any], Any]] = {"collective": collective_kind, "wait": is_wait}
+_TOLD = "set_kernel_post_grad_provenance_tracing"
+_KEPT = "_workbench_kernels"
+"""Attribute of what Inductor returns. Plain data: it goes through Inductor's cache with the code that it describes."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One call, in calling order. kind: one of `KINDS`.
+
+    nodes: of the graph that was given, by name and in its order. others: nodes that Inductor's passes put in, which
+    stand for none of these.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of one compilation.
+
+    same: a node that Inductor's passes took out, and the node that its readers read now. removed: nodes that they took
+    out for nothing. code: the whole wrapper, Python, with the kernels' sources in it. missing: what could not be seen.
+    """
+
+    calls: tuple[KernelCall, ...] = ()
+    same: dict[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    code: str = field(default="", repr=False)
+    missing: tuple[str, ...] = ()
+
+
+@dataclass
+class _Told:
+    """exact: the nodes that it computes; around: also those that made its inputs; writes: its buffers."""
+
+    name: str
+    kind: str
+    exact: list[Node]
+    around: list[Node]
+    writes: set[str]
+
+
+class _Watch:
+    """One graph while it is compiled; its nodes are known by identity, since passes may rename them."""
+
+    def __init__(self, graph: GraphModule):
+        self.graph = graph
+        self.ours = {n: n.name for n in graph.graph.nodes if n.op == "call_function"}
+        self.heirs: dict[Node, str] = {}
+        self.told: list[_Told] = []
+        self.lowerings: dict[int, Any] = {}
+        self.missing: list[str] = []
+        graph._register_replace_node_hook(self._replaced)
+
+    def _replaced(self, old: Node, new: str, user: Node, **_: Any) -> None:
+        self.heirs[old] = new
+
+    def close(self) -> None:
+        self.graph._unregister_replace_node_hook(self._replaced)
+
+    def tell(self, generated: str, made_of: Any, name: str) -> None:
+        """A kernel's call is being written: `made_of` is a list of the scheduler's nodes, or one extern kernel."""
+        from torch._inductor.virtualized import V
+
+        self.lowerings[id(V.graph)] = V.graph
+        if isinstance(made_of, list | tuple):
+            parts = [part for n in made_of if hasattr(n, "get_nodes") for part in n.get_nodes()]
+            origins = [o for part in parts if part.node is not None for o in part.node.get_origins()]
+            writes = {name for part in parts for name in part.get_buffer_names()}
+            self.told.append(_Told(name, generated or "other", list(dict.fromkeys(origins)), [], writes))
+            return
+        origins, kind = list(made_of.get_origins()), _kind(made_of)
+        # origins hold what made the inputs, too; the node that it is itself is said apart, of a collective wrongly
+        exact = [made_of.origin_node] if made_of.origin_node is not None else [
+            o for o in origins if o.target is made_of.op_overload]
+        if kind in _MARKS:
+            exact = [o for o in origins if o.op == "call_function" and _MARKS[kind](o.target)]
+        self.told.append(_Told(name, kind, exact or origins, origins, {made_of.get_name()}))
+
+    def _gone(self) -> tuple[dict[str, str], list[str], dict[Node, list[str]]]:
+        """Our nodes that passes took out: read elsewhere now, for nothing, or by which node of Inductor's own."""
+        alive = {n.name: n for n in self.graph.graph.nodes}
+        stands = {n.name: n for n in self.ours} | alive
+        same: dict[str, str] = {}
+        removed: list[str] = []
+        served: dict[Node, list[str]] = {}
+        for node, name in self.ours.items():
+            if alive.get(node.name) is node:
+                continue
+            heir, passed = self.heirs.get(node), {node}
+            while heir is not None and heir not in alive and (on := stands.get(heir)) is not None and on not in passed:
+                passed.add(on)
+                heir = self.heirs.get(on)
+            if heir is None or heir not in alive:
+                removed.append(name)
+            elif (found := alive[heir]) in self.ours or found.op != "call_function":
+                same[name] = self.ours.get(found, heir)
+            else:
+                served.setdefault(found, []).append(name)
+        return same, removed, served
+
+    def facts(self) -> dict[str, Any]:
+        """What is kept, as plain data."""
+        same, removed, served = self._gone()
+        order = {name: i for i, name in enumerate(self.ours.values())}
+
+        def named(nodes: Iterable[Node]) -> list[str]:
+            return [name for n in nodes for name in ([self.ours[n]] if n in self.ours else served.get(n, []))]
+
+        placed = {name for told in self.told for name in named(told.exact)}
+        inputs = {id(told): [n for n in named(told.around) if n not in placed] for told in self.told}
+        placed.update(*inputs.values())
+        # a cat without a kernel: those of its parts write into it
+        joined = [(names, {part.get_name() for part in operation.inputs})
+                  for lowering in self.lowerings.values() for operation in lowering.operations
+                  if type(operation).__name__ == "ConcatKernel"
+                  and (names := [n for n in named(operation.get_origins()) if n not in placed])]
+        calls = []
+        for told in self.told:
+            # a view that no kernel makes is part of the call that reads through it
+            mine = {*named(told.exact), *inputs[id(told)],
+                    *(n for names, parts in joined if parts & told.writes for n in names)}
+            others = [n.name for n in told.exact if n.op == "call_function" and n not in self.ours and n not in served]
+            calls.append((told.name, told.kind, tuple(sorted(mine, key=order.__getitem__)), tuple(others)))
+        return {"format": _FORMAT, "calls": calls, "same": same, "removed": removed, "missing": self.missing}
+
+
+def _kind(kernel: Any) -> str:
+    if type(kernel).__name__ == "UserDefinedTritonKernel":
+        return "triton"
+    operator = getattr(kernel, "op_overload", None)
+    if operator is not None and is_wait(operator):
+        return "wait"
+    return "collective" if operator is not None and collective_kind(operator) else "extern"
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Inside, what `compile_fx_inner` returns carries what `seen` reads. Never makes a compilation fail."""
+    import torch._inductor.codegen.cpp as cpp
+    import torch._inductor.codegen.triton as triton
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.debug as debug
+
+    told_by = {k: m for k, m in (("", debug), ("cpp", cpp), ("triton", triton)) if hasattr(m, _TOLD)}
+    open_watches: list[_Watch] = []
+    compile_one = compile_fx.fx_codegen_and_compile
+
+    def compiling(*args: Any, **kwargs: Any) -> Any:
+        watch = None
+        with suppress(Exception):
+            watch = _Watch(args[0])
+            open_watches.append(watch)
+        try:
+            result = compile_one(*args, **kwargs)
+        finally:
+            if watch is not None:
+                open_watches.remove(watch)
+                with suppress(Exception):
+                    watch.close()
+        try:
+            kept = watch.facts() if watch is not None else {"missing": ["kernels: the graph takes no hooks"]}
+        except Exception as error:
+            kept = {"missing": [f"kernels: what was seen does not fit together: {type(error).__name__}: {error}"]}
+        if not told_by:
+            kept["missing"].append(f"kernels: this torch has no {_TOLD}")
+        with suppress(Exception):
+            setattr(result, _KEPT, {"format": _FORMAT} | kept)
+        return result
+
+    def telling(generated: str, tell: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            if open_watches:
+                try:
+                    open_watches[-1].tell(generated, *args[:2])
+                except Exception as error:
+                    open_watches[-1].missing.append(f"a kernel's origins: {type(error).__name__}: {error}")
+            return tell(*args, **kwargs)
+
+        return told
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(compile_fx, "fx_codegen_and_compile", compiling))
+        for generated, module in told_by.items():
+            stack.enter_context(patch.object(module, _TOLD, telling(generated, getattr(module, _TOLD))))
+        yield
+
+
+def seen(compiled: Any) -> Seen | None:
+    """What was seen of the compilation that returned `compiled`; None for what Inductor did not make."""
+    kept = getattr(compiled, _KEPT, None)
+    code = getattr(compiled, "source_code", None)
+    if kept is None and code is None:
+        return None
+    if kept is None or kept.get("format") != _FORMAT:
+        why = ("Inductor took the code from its cache, where another program or version had left it: set "
+               "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1, or empty the cache")
+        return Seen(code=code or "", missing=(why,))
+    calls = tuple(KernelCall(*call) for call in kept.get("calls", ()))
+    missing = list(kept["missing"])
+    if code is None:
+        missing.append("the wrapper's code: this torch does not keep it")
+    elif unseen := [name for name in sources(code) if name not in {c.name for c in calls}]:
+        missing.append(f"the calls of {len(unseen)} kernels that the code defines: {', '.join(unseen)}")
+    return Seen(calls, kept.get("same", {}), tuple(kept.get("removed", ())), code or "", tuple(missing))
+
+
+def sources(code: str) -> dict[str, str]:
+    """The source of each kernel that a wrapper's Python code defines, by the kernel's name."""
+    found = {}
+    for line in ast.parse(code).body:
+        if (isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) and isinstance(line.value, ast.Call)
+                and ast.unparse(line.value.func).startswith("async_compile.")):
+            texts = [a.value for a in line.value.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            if texts:
+                found[line.targets[0].id] = max(texts, key=len).strip("\n") + "\n"
+    return found
