@@ -28,7 +28,7 @@ LAYERS = [
     {"verify"},
     {"pipeline"},
     {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
-     "report_text", "progress", "step_profile", "machine", "explain", "schedules", "run_recipe"},
+     "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules", "run_recipe"},
     {"draw", "widgets", "display"},
     {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]

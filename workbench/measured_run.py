@@ -1,0 +1,113 @@
+"""One step as a GPU ran it, in the same form as the simulated one, and how far the cost model was off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule
+from torch.profiler import ProfilerActivity, profile
+
+from workbench.analysis.collectives import list_collectives
+from workbench.analysis.spans import COMPUTE, HIDDEN, Run, Span, simulated
+from workbench.errors import WorkbenchError
+from workbench.forward_backward import ForwardBackward
+
+_KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
+          "all_to_all": "SendRecv", "broadcast": "Broadcast"}
+_NCCL = re.compile(r"^ncclDevKernel_([A-Za-z]+?)(?:_|\(|$)")
+
+
+class Kernel(NamedTuple):
+    """One kernel of a profile; begin and end in microseconds."""
+
+    name: str
+    stream: int
+    begin: float
+    end: float
+
+
+def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
+    """Run `step` (forward and backward of this pair, and no other collective) once on this rank's GPU, profiled.
+
+    Every rank calls it, after warm-up. NCCL's kernels are told apart by their streams, one a process group, and
+    matched with the graphs' collectives in their order. Raises WorkbenchError without a GPU.
+    """
+    if not torch.cuda.is_available():
+        raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+        step()
+        torch.cuda.synchronize()
+    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end) for e in seen.events()
+               if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
+    graphs = {"forward": pair.forward, "backward": pair.backward}
+    return run_of_kernels(kernels, graphs, f"measured on {torch.cuda.get_device_name()}")
+
+
+def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> Run:
+    """The profile as a Run. A stream whose kernels fit no process group keeps its own lane, by number."""
+    start = min((k.begin for k in kernels), default=0.0)
+    nccl = sorted((k for k in kernels if "nccl" in k.name.lower()), key=lambda k: k.begin)
+    rest = sorted((k.begin, k.end) for k in kernels if "nccl" not in k.name.lower())
+    busy: list[list[float]] = []
+    for begin, end in rest:
+        if busy and begin <= busy[-1][1]:
+            busy[-1][1] = max(busy[-1][1], end)
+        else:
+            busy.append([begin, end])
+    spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3)
+             for k in kernels if "nccl" not in k.name.lower()]
+    wanted: dict[str, list[tuple[str, Span]]] = {}
+    for span in simulated(graphs).collectives:
+        wanted.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
+    streams: dict[int, list[Kernel]] = {}
+    for kernel in nccl:
+        streams.setdefault(kernel.stream, []).append(kernel)
+    free = dict(wanted)
+    for stream, own in streams.items():
+        kinds = [m[1] if (m := _NCCL.match(k.name)) else k.name for k in own]
+        lane = next((lane for lane, found in free.items()
+                     if [_KINDS.get(kind, kind) for kind, _ in found] == kinds), None)
+        known = [span for _, span in free.pop(lane)] if lane is not None else []
+        for i, k in enumerate(own):
+            alone = (k.end - k.begin - _covered(k, busy)) / 1e3
+            name, part, label = (known[i].name, known[i].part, known[i].label) if known else (k.name, "", "")
+            spans.append(Span(name, lane or f"stream {stream}", (k.begin - start) / 1e3, (k.end - start) / 1e3,
+                              alone, HIDDEN if alone < 1e-3 else "nothing computes meanwhile", label, part))
+    end = max((k.end for k in kernels), default=start)
+    return Run(source, tuple(spans), (end - start) / 1e3, sum(b - a for a, b in busy) / 1e3)
+
+
+def _covered(kernel: Kernel, busy: Sequence[Sequence[float]]) -> float:
+    return sum(max(0.0, min(kernel.end, end) - max(kernel.begin, begin)) for begin, end in busy)
+
+
+class Prediction(NamedTuple):
+    """One collective: what the cost model said and what the GPU took, in milliseconds."""
+
+    part: str
+    name: str
+    lane: str
+    label: str
+    predicted_ms: float
+    measured_ms: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured: -0.2 for a prediction that is 20 % too short."""
+        return self.predicted_ms / self.measured_ms - 1
+
+
+def predictions(run: Run, graphs: dict[str, GraphModule], device: str = "h200") -> list[Prediction]:
+    """The error of the cost model for each collective of a measured run that was matched with the graphs."""
+    told = {(s.part, s.name): s for s in simulated(graphs, device).collectives}
+    count = sum(len(list_collectives(gm)) for gm in graphs.values())
+    found = [Prediction(s.part, s.name, s.lane, s.label, told[s.part, s.name].ms, s.ms) for s in run.collectives
+             if (s.part, s.name) in told]
+    if count and not found:
+        raise WorkbenchError("no collective of the profile fits the graphs: profile one forward and one backward of "
+                             "this pair, and nothing else")
+    return found
