@@ -11,17 +11,19 @@ from torch.fx import GraphModule
 from workbench import draw
 from workbench.analysis.spans import Run
 from workbench.built import Built
+from workbench.contracts import Stage
 from workbench.draw.mesh import words
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
 from workbench.joint_graph import JointGraph
 from workbench.lesson import Lesson
 from workbench.parallel.author import Authored
+from workbench.passes.body import kernels_of
 from workbench.recipe import Recipe
 from workbench.report import Report
 from workbench.verify.record import PassRecord
 from workbench.verify.verdicts import Verdict
-from workbench.widgets import GraphView, MemoryView, PassStepper, TimelineView
+from workbench.widgets import GraphView, KernelView, MemoryView, PassStepper, TimelineView
 from workbench.world.mesh import World
 
 VIEWS = ("graph", "passes", "timeline", "memory")
@@ -71,7 +73,7 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
     if isinstance(what, GraphModule):
         return [draw.graph(what), GraphView(what)]
     if isinstance(what, PassRecord):
-        return [draw.step(what), PassStepper([what], title=what.name)]
+        return _record(what)
     if isinstance(what, Sequence) and what and all(isinstance(each, PassRecord) for each in what):
         return [draw.verdicts(what), PassStepper(what)]
     if isinstance(what, Verdict):
@@ -84,6 +86,16 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
     if isinstance(what, DTensor):
         return [draw.placements(what, "tensor")]
     return []
+
+
+def _record(record: PassRecord) -> list[Any]:
+    """A pass that leaves no graph shows its kernels, or what its CUDA graphs take."""
+    if record.stage is Stage.REPLAY:
+        return [draw.replay(record)]
+    if record.stage is Stage.LOWERING:
+        found = kernels_of(record.before, record.after)
+        return [draw.kernels(record), draw.kernel_table(record), KernelView(found, record.name)]
+    return [draw.step(record), PassStepper([record], title=record.name)]
 
 
 def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[Any]:

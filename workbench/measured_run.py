@@ -17,6 +17,7 @@ from workbench.forward_backward import ForwardBackward
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
           "all_to_all": "SendRecv", "broadcast": "Broadcast"}
+_ALONE = "nothing computes meanwhile"
 _NCCL = re.compile(r"^ncclDevKernel_([A-Za-z]+?)(?:_|\(|$)")
 
 
@@ -48,7 +49,10 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
 
 
 def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> Run:
-    """The profile as a Run. A stream whose kernels fit no process group keeps its own lane, by number."""
+    """The profile as a Run; hidden is a collective of which compute covers 95 %.
+
+    A stream whose kernels fit no process group keeps a lane of its own, by number.
+    """
     start = min((k.begin for k in kernels), default=0.0)
     nccl = sorted((k for k in kernels if "nccl" in k.name.lower()), key=lambda k: k.begin)
     rest = sorted((k.begin, k.end) for k in kernels if "nccl" not in k.name.lower())
@@ -76,7 +80,7 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
             alone = (k.end - k.begin - _covered(k, busy)) / 1e3
             name, part, label = (known[i].name, known[i].part, known[i].label) if known else (k.name, "", "")
             spans.append(Span(name, lane or f"stream {stream}", (k.begin - start) / 1e3, (k.end - start) / 1e3,
-                              alone, HIDDEN if alone < 1e-3 else "nothing computes meanwhile", label, part))
+                              alone, HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, label, part))
     end = max((k.end for k in kernels), default=start)
     return Run(source, tuple(spans), (end - start) / 1e3, sum(b - a for a, b in busy) / 1e3)
 

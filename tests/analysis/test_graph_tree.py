@@ -7,7 +7,8 @@ import torch
 
 from workbench import author, capture, fake_world, load_recipe, partition
 from workbench.analysis import graph_tree
-from workbench.analysis.graph_tree import BOX_LIMIT, GraphTree
+from workbench.analysis.boxes import BOX_LIMIT
+from workbench.analysis.graph_tree import GraphTree
 from workbench.forward_backward import saved_nodes
 from workbench.torch_api.ops import tensor_bytes
 

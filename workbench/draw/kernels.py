@@ -84,10 +84,16 @@ def kernel_table(what: Given, *, kind: str | None = None) -> Table:
     """
     given = _given(what)
     picked = [(f, k) for f in given for k in f.kernels if kind in (None, k.kind)]
-    rows = tuple((f.graph, k.number, k.name, k.kind, len(k.nodes), _listed(k.modules), _listed(k.places),
+    rows = tuple((f.graph, k.number, _short(k.name), k.kind, len(k.nodes), _listed(k.modules), _listed(k.places),
                   ", ".join(k.nodes)) for f, k in picked)
     heads = ("graph", "call", "kernel", "kind", "nodes", "modules", "source lines", "names")
     return Table("kernels in calling order", heads, rows, notes=tuple(f.summary() for f in given), hidden=("names",))
+
+
+def _short(name: str, most: int = 56) -> str:
+    """The beginning and the number at the end, which tell generated kernels apart."""
+    name = name.removeprefix("torch.ops.")
+    return name if len(name) <= most else f"{name[: most - 14]}…{name[-13:]}"
 
 
 def _listed(names: Sequence[str], most: int = 2) -> str:

@@ -24,12 +24,12 @@ class GraphView(View):
     """
 
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
-                 placement: Placed | None = None, title: str = "graph"):
+                 placement: Placed | None = None, title: str = ""):
         if isinstance(graphs, GraphModule):
             graphs = {str((graphs.meta.get("workbench") or {}).get("graph", "graph")): graphs}
         self._graphs, self._records, self._placement = graphs, records, placement
         self._trees: dict[Any, GraphTree] = {}
-        super().__init__("graph", title)
+        super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
 
     def tree(self, **_: Any) -> GraphTree:
         """The tree that is shown, made at its first use."""

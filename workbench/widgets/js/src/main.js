@@ -1,11 +1,12 @@
 // Which view a model asks for, and how a view asks its kernel.
 import { STYLE, make } from "./dom.js";
 import { graph } from "./graph.js";
+import { kernels } from "./kernels.js";
 import { memory } from "./memory.js";
 import { stepper } from "./stepper.js";
 import { timeline } from "./timeline.js";
 
-const VIEWS = { graph, stepper, timeline, memory };
+const VIEWS = { graph, stepper, timeline, memory, kernels };
 let asked = 0;
 
 // ask(name, arguments) resolves with what the kernel answers, or rejects with its error.
