@@ -27,6 +27,7 @@ from workbench.step_profile import StepProfile, profile_step
 from workbench.supported import require_torch
 from workbench.time_proof import prove_time
 from workbench.torch_api.cuda_graphs import close_recorders
+from workbench.torch_api.gloo import one_worker_thread
 from workbench.training import Batches, Training, train
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
@@ -153,12 +154,13 @@ def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
         torch.cuda.set_device(device)
     from datetime import timedelta
 
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
-    try:
-        yield current_world()
-    finally:
-        close_recorders()
-        dist.destroy_process_group()
+    with one_worker_thread():
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
+        try:
+            yield current_world()
+        finally:
+            close_recorders()
+            dist.destroy_process_group()
 
 
 def _fitting(world: World, recipe: Recipe) -> World:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter import run_all, write_notebook
 from nbconvert import HTMLExporter
 from playwright.sync_api import ElementHandle, Page
 
@@ -26,23 +27,14 @@ CELLS = (
     'show(records[-1], "timeline")',
     'show(records[-1], "memory")',
     "show(records[-1])",
+    'inductor = load_recipe("llama3_full_inductor").override({"mesh.tp": 2, "model.n_layers": 1})\n'
+    "with fake_world(4) as world:\n"
+    "    kernels = build(inductor, world).records[-1]\n"
+    "show(kernels)",
 )
 Look = Callable[[str], object]
-GRAPH, PASSES, TIMELINE, MEMORY = 2, 3, 4, 5
-PICTURES = 6
-IDLE = """() => {
-    const { content, sessionContext } = jupyterapp.shell.currentWidget;
-    const code = content.model.toJSON().cells.filter(cell => cell.cell_type === 'code');
-    const failed = code.some(cell => cell.outputs.some(output => output.output_type === 'error'));
-    return failed || code.every(cell => cell.execution_count) && sessionContext.session?.kernel?.status === 'idle';
-}"""
-
-
-def notebook() -> dict[str, Any]:
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    cells = [{"cell_type": "code", "id": f"cell-{i}", "metadata": {}, "execution_count": None, "outputs": [],
-              "source": source} for i, source in enumerate(CELLS)]
-    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+GRAPH, PASSES, TIMELINE, MEMORY, KERNELS = 2, 3, 4, 5, 7
+PICTURES = 7
 
 
 @pytest.fixture
@@ -57,9 +49,13 @@ def seen(page: Page) -> dict[str, list[str]]:
 
 
 def view_at(page: Page, cell: int) -> ElementHandle:
-    page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at)", cell)
-    page.wait_for_function("""at => document.querySelectorAll('.jp-Cell')[at]
-        ?.querySelector('.wb[data-ready]')?.offsetParent""", arg=cell, timeout=60_000)
+    def there() -> Any:  # Jupyter may draw the cells above it meanwhile, and push it off the screen
+        page.evaluate("at => { jupyterapp.shell.currentWidget.content.scrollToItem(at); }", cell)
+        time.sleep(0.3)
+        return page.evaluate("""at => Boolean(document.querySelectorAll('.jp-Cell')[at]
+            ?.querySelector('.wb[data-ready]')?.offsetParent)""", cell)
+
+    until(there, 120)
     found = page.query_selector_all(".jp-Cell")[cell].query_selector(".wb[data-ready]")
     assert found is not None
     return found
@@ -138,20 +134,30 @@ def drive_plots(page: Page, looked_at: Look) -> None:
         looked_at(f"view_{'timeline' if cell == TIMELINE else 'memory'}")
 
 
+def drive_kernels(page: Page, looked_at: Look) -> None:
+    view = view_at(page, KERNELS)
+    every = int(view.get_attribute("data-calls") or 0)
+    search = view.query_selector("input[type=search]")
+    assert search is not None
+    search.fill("silu")  # a node, or a kernel that it gave its name
+    until(lambda: 0 < int(view.get_attribute("data-calls") or 0) < every)
+    view.query_selector_all("[data-role=calls] button")[0].click()
+    until(lambda: 'extern "C"' in text(view, "source"))
+    assert "layers.0.feed_forward" in text(view, "source")
+    looked_at("view_kernels")
+
+
 def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen: dict[str, list[str]],
                                                       lab_folder: Path, looked_at: Look) -> None:
     path = lab_folder / "views.ipynb"
-    path.write_text(json.dumps(notebook()))
-    page.goto(lab.format(path.name))
-    page.wait_for_function("() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'",
-                           timeout=60_000)
-    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
-    page.wait_for_function(IDLE, timeout=180_000)
-    for drive in (drive_graph, drive_passes, drive_plots):
+    write_notebook(path, CELLS)
+    run_all(page, lab.format(path.name))
+    for drive in (drive_graph, drive_passes, drive_plots, drive_kernels):
         drive(page, looked_at)
     page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
     time.sleep(1)
-    for cell, name in ((GRAPH, "graph"), (PASSES, "passes"), (TIMELINE, "timeline"), (MEMORY, "memory")):
+    for cell, name in ((GRAPH, "graph"), (PASSES, "passes"), (TIMELINE, "timeline"), (MEMORY, "memory"),
+                       (KERNELS, "kernels")):
         view_at(page, cell)
         time.sleep(0.3)
         looked_at(f"view_{name}_dark")

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +34,7 @@ from workbench.world.payload import dumps
 if TYPE_CHECKING:
     from workbench.world.remote import Output
 
+_FOR_LIFE = ExitStack()
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
 GROUP_TIMEOUT = timedelta(days=1)
@@ -155,6 +157,8 @@ def _join(job: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    from workbench.torch_api.gloo import one_worker_thread
+
     device = None
     if job["backend"] == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -166,6 +170,7 @@ def _join(job: dict[str, Any]) -> None:
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # The store outlives the ranks: each generation has its own part of it.
         store = dist.PrefixStore(job["generation"], dist.TCPStore(*address, is_master=False))
+    _FOR_LIFE.enter_context(one_worker_thread())  # the meshes of a user's cell, too
     dist.init_process_group(job["backend"], store=store, rank=job["rank"], world_size=job["size"],
                             timeout=GROUP_TIMEOUT, device_id=device)
 

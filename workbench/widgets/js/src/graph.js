@@ -75,11 +75,16 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
       position: parents.has(box.id) ? undefined : { x: places.get(box.id).x, y: places.get(box.id).y } }));
     elements.push(...links.map((link, i) => ({ group: "edges", data: { id: `link ${i}`, ...link,
       label: link.saved ? `${count(link.n)} saved, ${bytes(link.size)}` : "" } })));
-    cy?.destroy();
-    cy = cytoscape({ container: stage, elements, style: styles(), layout: { name: "preset", fit: false },
-      minZoom: 0.05, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false });
-    cy.on("tap", "node", (event) => safely(tapped(event.target)));
-    root.cy = cy;
+    if (!cy) {
+      cy = cytoscape({ container: stage, style: styles(), layout: { name: "preset" }, minZoom: 0.05, maxZoom: 3,
+        autoungrabify: true, boxSelectionEnabled: false });
+      cy.on("tap", "node", (event) => safely(tapped(event.target)));
+      root.cy = cy;
+    }
+    cy.batch(() => {
+      cy.elements().remove();
+      cy.add(elements);
+    });
     root.dataset.boxes = boxes.length;
     const kinds = [...new Set(boxes.map((box) => box.kind))].filter((kind) => kind in KINDS && kind !== "module");
     const marks = [...new Set(boxes.flatMap((box) => Object.keys(box.marks)))];

@@ -37,6 +37,6 @@ export async function render({ model, el }) {
   const tell = (text) => { note.textContent = text ?? ""; };
   const safely = (work) => Promise.resolve(work).catch((error) => tell(error.message));
   await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, title: model.get("title") }));
-  root.dataset.ready = "true";
+  root.dataset.ready = String(Date.now());
   return end;
 }

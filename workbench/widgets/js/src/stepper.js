@@ -63,11 +63,13 @@ export async function stepper({ root, note, tell, safely, ask }) {
     part.replaceChildren(...step.parts.map((p) => make("option", { value: p, selected: p === state.part }, p)));
     verdicts.replaceChildren(...step.verdicts.map(([check, outcome, message]) => make("span", { class: "wb-badge",
       title: message, style: `background:${OUTCOMES[outcome]}` }, `${check} ${outcome}`)));
+    const drawn = Promise.all([showCode(), view.draw({ step: state.step, part: state.part })]);
     const about = await ask("step", { step: state.step, part: state.part });
     census.replaceChildren(make("h4", {}, about.summary), make("div", { class: "wb-census" },
       ...about.rows.map(([op, before, after]) => make("span", {}, `${op} ${before} → ${after}`))));
     root.dataset.step = String(state.step);
-    await Promise.all([showCode(), view.draw({ step: state.step, part: state.part })]);
+    await drawn;
+    root.dataset.drawn = String(Number(root.dataset.drawn ?? 0) + 1);
   }
 
   async function go(at) {

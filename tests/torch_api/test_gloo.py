@@ -1,0 +1,65 @@
+"""Every gloo group of a rank, also of a mesh that a user makes, has one worker thread: two corrupt the heap."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from workbench.world.ranks import ranks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.ranks
+
+
+def threads_of_groups():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    groups = [dist.group.WORLD, mesh.get_group("dp_shard"), mesh.get_group("tp"), dist.new_group([0, 1, 2, 3])]
+    return [group._get_backend(torch.device("cpu")).options._threads for group in groups]
+
+
+def gathers(seconds):
+    """All-gathers over both axes, back to back; torch's default of two threads does not live through these."""
+    import time
+
+    import torch  # here, or torch.ops would have to go to the ranks
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    groups, done = [mesh.get_group(axis).group_name for axis in ("dp_shard", "tp")], 0
+    value, end = torch.full((16,), float(dist.get_rank())), time.monotonic() + seconds
+    functional = torch.ops._c10d_functional
+    while True:
+        for _ in range(100):
+            for group in groups:
+                got = functional.wait_tensor(functional.all_gather_into_tensor(value, 2, group))
+        done += 200
+        left = torch.tensor([float(time.monotonic() < end)])
+        dist.all_reduce(left, dist.ReduceOp.MIN)
+        if not left.item():
+            return done, got.sum().item()
+
+
+def default_again():
+    """What the ranks run without the cure: torch's own number of threads."""
+    from workbench.world.worker import _FOR_LIFE
+
+    _FOR_LIFE.close()
+
+
+@pytest.mark.compat
+def test_one_worker_thread_in_each_group():
+    with ranks(4, backend="gloo", timeout=60, echo="none") as pool:
+        assert pool.run(threads_of_groups) == [[1, 1, 1, 1]] * 4
+        pool.run(default_again)  # the gate can fail
+        assert pool.run(threads_of_groups) == [[1, 2, 2, 2]] * 4
+
+
+def test_gathers_back_to_back():
+    with ranks(4, backend="gloo", timeout=120, echo="none") as pool:
+        found = pool.run(gathers, 5.0)
+    assert len({done for done, _ in found}) == 1 and found[0][0] > 1000
+    assert [total for _, total in found] == [16.0, 16.0, 80.0, 80.0]  # of ranks 0 and 1, and of 2 and 3, over tp
