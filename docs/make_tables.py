@@ -95,7 +95,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
-    return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root)}
+    return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root),
+            "views": views_table(root), "timelines": timelines_table(root)}
 
 
 def recipe_tables(root: Path = ROOT) -> str:
@@ -139,6 +140,36 @@ def faults_table(root: Path = ROOT) -> str:
               f"{data['torch'].split('+')[0]}" for data in found]
     return table(["what happens", *kinds], [[fault, *(said.get((fault, kind), "") for kind in kinds)]
                  for fault in dict.fromkeys(row["fault"] for row in rows)]) + f"\n\n{'; '.join(places)}."
+
+
+def views_table(root: Path = ROOT) -> str:
+    """First paint of each view, from benchmarks/results/views.json."""
+    found = json.loads((root / "benchmarks" / "results" / "views.json").read_text(encoding="utf-8"))
+    names = {"graph": "graph", "large": "graph, several times over", "timeline": "timeline", "memory": "memory",
+             "passes": "stepper over the passes"}
+    rows = [[names[row["view"]], f"{row['nodes']:,}", f"{row['first_paint_s']:.2f} s"] for row in found["rows"]]
+    rows.append(["a step to another pass, median", f"{found['rows'][-1]['nodes']:,}",
+                 f"{found['median_step_ms'] / 1e3:.2f} s"])
+    machine = found["machine"]
+    return (table(["view", "nodes", "from the call to the first paint"], rows)
+            + f"\n\n{machine['cores']} cores of {machine['cpu']} (`{found['command']}`).")
+
+
+def timelines_table(root: Path = ROOT) -> str:
+    """The cost model beside GPUs, from benchmarks/results/timeline_*.json."""
+    rows, places = [], []
+    for path in sorted((root / "benchmarks" / "results").glob("timeline_*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        axes = " x ".join(f"{axis} {n}" for axis, n in found["recipe"]["mesh"].items() if n > 1)
+        rows.append([f"`{found['recipe']['name']}`, 1b, {axes}",
+                     *(f"{found[kind][key]:.1f} ms" for key in ("compute_ms", "exposed_ms")
+                       for kind in ("simulated", "measured")),
+                     f"{found['matched']} of {found['collectives']}", f"{found['median_absolute_error']:.0%}"])
+        gpus = found["machine"]["gpus"]
+        places.append(f"{len(gpus)} {gpus[0]}, torch {found['versions']['torch'].split('+')[0]}")
+    heads = ["step", "compute, simulated", "measured", "exposed, simulated", "measured", "collectives matched",
+             "median error of one"]
+    return table(heads, rows) + f"\n\n{'; '.join(dict.fromkeys(places))}."
 
 
 def with_tables(text: str, made: dict[str, str]) -> str:

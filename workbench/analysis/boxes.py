@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from workbench.analysis.census import kind_of
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
 
@@ -93,7 +92,7 @@ class Drawing:
                 is_open, self.shut = False, self.shut + 1
             indices = [i for member in every for i in member]
             self.boxes.append(Box(first.path, parent, label, "module", len(indices), len(group), is_open,
-                                  _count(kind_of(self.tree.nodes[i]) for i in indices), self._marks(indices)))
+                                  _count(self.tree.kinds[i] for i in indices), self._marks(indices)))
             if not is_open:
                 self.owner.update(dict.fromkeys(indices, first.path))
                 continue
@@ -102,7 +101,7 @@ class Drawing:
                 self._stand_in(first.path, every)
         for i in block.leaves:
             node = self.tree.nodes[i]
-            kind = "input" if node.op in ("placeholder", "get_attr") else kind_of(node)
+            kind = "input" if node.op in ("placeholder", "get_attr") else self.tree.kinds[i]
             label = (parameter_of(node) or node.name).rpartition(".")[2] if kind == "input" else node.name
             self.boxes.append(Box(self.tree.id_of[i], parent, label, kind, 1, marks=self._marks([i])))
             self.owner[i] = self.tree.id_of[i]

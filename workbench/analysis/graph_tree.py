@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from torch.fx import GraphModule, Node
 
 from workbench.analysis.boxes import Block, Drawing, View
-from workbench.analysis.census import module_path, provenance
+from workbench.analysis.census import kind_of, module_path, provenance
 from workbench.forward_backward import saved_nodes
 from workbench.torch_api.aot import is_tangent, parameter_of
 from workbench.torch_api.ops import op_name
@@ -49,6 +49,7 @@ class GraphTree:
                 self.id_of[i] = f"{block.path}/{self.nodes[i].name}"
                 self.named[self.id_of[i]] = i
         self.missing = self._missing()
+        self.kinds = [kind_of(node) for node in self.nodes]
 
     def _add(self, gm: GraphModule, part: str, place: dict[Node, int]) -> dict[Node, int]:
         joint = part == "joint"

@@ -3,7 +3,7 @@ import dagre from "@dagrejs/dagre";
 import cytoscape from "cytoscape";
 import { KINDS, MARKS, bytes, count, make, onTheme, table, theme } from "./dom.js";
 
-const MANY = 300;
+const MANY = 60;
 
 function sizeOf(box) {
   const name = box.alike > 1 ? `${box.label}  x ${box.alike}` : box.label;
@@ -16,7 +16,7 @@ function sizeOf(box) {
 
 function layout(boxes, links) {
   const g = new dagre.graphlib.Graph({ compound: true });
-  g.setGraph({ rankdir: "TB", nodesep: 14, ranksep: 26, ranker: boxes.length > MANY ? "longest-path" : "network-simplex" });
+  g.setGraph({ rankdir: "TB", nodesep: 14, ranksep: 26, ranker: boxes.length > MANY ? "tight-tree" : "network-simplex" });
   g.setDefaultEdgeLabel(() => ({}));
   for (const box of boxes) g.setNode(box.id, box.open ? {} : { width: box.width, height: box.height });
   for (const box of boxes) if (box.parent) g.setParent(box.id, box.parent);

@@ -85,4 +85,8 @@ export async function stepper({ root, note, tell, safely, ask }) {
   const view = await graph({ root: holder, note: inner, tell, safely, ask, height: 360,
     extra: { step: 0, part: state.part } });
   await show();
+  (async () => { // what the other steps show, while the reader reads the first
+    for (let step = 1; step < steps.length; step += 1) await ask("warm", { step });
+    root.dataset.warm = "true";
+  })().catch(() => {});
 }
