@@ -57,7 +57,12 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
     """What `show` displays, in order; empty where there is nothing to draw."""
     if view in ("timeline", "memory"):
         return _clocked(what, view, device, measured)
-    if isinstance(what, Recipe | Report) and view == "":
+    if view == "graph" and isinstance(what, Built):
+        what = what.step.pair
+    having = {"graph": JointGraph | ForwardBackward | GraphModule, "passes": Built | PassRecord | Sequence}
+    if view and not isinstance(what, having[view]):
+        return []
+    if isinstance(what, Recipe | Report):
         return [draw.pipeline(what)]
     if isinstance(what, Built):
         placed = _placement(what.authored)

@@ -126,6 +126,8 @@ def test_show_picks_a_picture_and_a_view_for_each_noun(built, capsys):
                      "pair": ["Picture", "Picture", "graph"], "built": ["Picture", "Table", "stepper"],
                      "record": ["Picture", "stepper"], "records": ["Table", "stepper"], "graph": ["Picture", "graph"],
                      "verdict": ["Table"], "lesson": ["Table"]}
+    assert [getattr(o, "kind", "") for o in outputs(built, "graph")] == ["", "", "graph"]
+    assert [getattr(o, "kind", "") for o in outputs(built, "passes")] == ["", "stepper"]
     show(built.records[-1], "timeline")
     said = capsys.readouterr().out
     assert "before transformer_block_bucketing: simulated on h100" in said and "TimelineView" not in said
@@ -136,6 +138,8 @@ def test_what_has_no_picture_is_refused():
         show(3)
     with pytest.raises(WorkbenchError, match="has no picture for view 'memory'"):
         show(RECIPE, "memory")
+    with pytest.raises(WorkbenchError, match="Recipe has no picture for view 'passes'"):
+        show(RECIPE, "passes")
     with pytest.raises(WorkbenchError, match="view must be one of graph, passes, timeline, memory"):
         show(RECIPE, "sideways")
     with pytest.raises(WorkbenchError, match="no pass has run: there is nothing to step through"):
