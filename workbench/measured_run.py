@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
-from torch.profiler import ProfilerActivity, profile
 
 from workbench.analysis.collectives import list_collectives
 from workbench.analysis.spans import COMPUTE, HIDDEN, Run, Span, simulated
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
+from workbench.step_profile import covered, profiled
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
           "all_to_all": "SendRecv", "broadcast": "Broadcast"}
@@ -38,12 +38,8 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
-        step()
-        torch.cuda.synchronize()
-    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end) for e in seen.events()
-               if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
+    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end)
+               for e in profiled(step)[0]]
     graphs = {"forward": pair.forward, "backward": pair.backward}
     return run_of_kernels(kernels, graphs, f"measured on {torch.cuda.get_device_name()}")
 
@@ -55,13 +51,7 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     """
     start = min((k.begin for k in kernels), default=0.0)
     nccl = sorted((k for k in kernels if "nccl" in k.name.lower()), key=lambda k: k.begin)
-    rest = sorted((k.begin, k.end) for k in kernels if "nccl" not in k.name.lower())
-    busy: list[list[float]] = []
-    for begin, end in rest:
-        if busy and begin <= busy[-1][1]:
-            busy[-1][1] = max(busy[-1][1], end)
-        else:
-            busy.append([begin, end])
+    compute = [(k.begin, k.end) for k in kernels if "nccl" not in k.name.lower()]
     spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3)
              for k in kernels if "nccl" not in k.name.lower()]
     wanted: dict[str, list[tuple[str, Span]]] = {}
@@ -77,16 +67,13 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
                      if [_KINDS.get(kind, kind) for kind, _ in found] == kinds), None)
         known = [span for _, span in free.pop(lane)] if lane is not None else []
         for i, k in enumerate(own):
-            alone = (k.end - k.begin - _covered(k, busy)) / 1e3
+            meanwhile = [(max(b, k.begin), min(e, k.end)) for b, e in compute if b < k.end and e > k.begin]
+            alone = (k.end - k.begin - covered(meanwhile)) / 1e3
             name, part, label = (known[i].name, known[i].part, known[i].label) if known else (k.name, "", "")
             spans.append(Span(name, lane or f"stream {stream}", (k.begin - start) / 1e3, (k.end - start) / 1e3,
                               alone, HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, label, part))
     end = max((k.end for k in kernels), default=start)
-    return Run(source, tuple(spans), (end - start) / 1e3, sum(b - a for a, b in busy) / 1e3)
-
-
-def _covered(kernel: Kernel, busy: Sequence[Sequence[float]]) -> float:
-    return sum(max(0.0, min(kernel.end, end) - max(kernel.begin, begin)) for begin, end in busy)
+    return Run(source, tuple(spans), (end - start) / 1e3, covered(compute) / 1e3)
 
 
 class Prediction(NamedTuple):

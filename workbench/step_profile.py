@@ -63,13 +63,18 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
                        launches, exposed, dict(spent.most_common(LONGEST)))
 
 
-def profile_step(step: Callable[[], Any]) -> StepProfile:
-    """Run `step` once, profiled; every rank calls it. Needs a CUDA device."""
+def profiled(step: Callable[[], Any]) -> tuple[list[Any], int]:
+    """Run `step` once: torch's events of the kernels, and how many calls launched them. Needs a CUDA device."""
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
     events = seen.events() or []
-    spans = [(e.name, e.time_range.start, e.time_range.end) for e in events
-             if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation]
     launches = sum("LaunchKernel" in e.name or "GraphLaunch" in e.name for e in events)
-    return step_profile(spans, launches)
+    return [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation], launches
+
+
+def profile_step(step: Callable[[], Any]) -> StepProfile:
+    """Run `step` once, profiled; every rank calls it. Needs a CUDA device."""
+    kernels, launches = profiled(step)
+    return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], launches)

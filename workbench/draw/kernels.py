@@ -103,10 +103,11 @@ def _listed(names: Sequence[str], most: int = 2) -> str:
 def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
     """The generated source of a kernel beside the nodes that it came from; includes without their folders.
 
-    kernel: its name; graph: forward or backward, where both have one of that name. Raises WorkbenchError for unknown
+    kernel: its name, as it is or as kernel_table shortens it; graph: forward or backward, where both have one of that name. Raises WorkbenchError for unknown
     names and for kernels of libraries, which have no generated source.
     """
-    found = [(f, k) for f in _given(what) for k in f.kernels if k.name == kernel and graph in (None, f.graph)]
+    found = [(f, k) for f in _given(what) for k in f.kernels
+             if kernel in (k.name, _short(k.name)) and graph in (None, f.graph)]
     if not found:
         raise WorkbenchError(f"no kernel {kernel!r}: kernel_table lists them")
     graphs, first = sorted({f.graph for f, _ in found}), found[0][1]
