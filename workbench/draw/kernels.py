@@ -103,8 +103,8 @@ def _listed(names: Sequence[str], most: int = 2) -> str:
 def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
     """The generated source of a kernel beside the nodes that it came from; includes without their folders.
 
-    kernel: its name, as it is or as kernel_table shortens it; graph: forward or backward, where both have one of that name. Raises WorkbenchError for unknown
-    names and for kernels of libraries, which have no generated source.
+    kernel: its name, as it is or as kernel_table shortens it; graph: forward or backward, where both have one of that
+    name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no generated source.
     """
     found = [(f, k) for f in _given(what) for k in f.kernels
              if kernel in (k.name, _short(k.name)) and graph in (None, f.graph)]
