@@ -94,12 +94,12 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
 
 
 def _record(record: PassRecord) -> list[Any]:
-    """A pass that leaves no graph shows its kernels, or what its CUDA graphs take."""
+    """A pass that leaves no graph shows its kernels (`draw.kernel_table` lists them), or what its CUDA graphs take."""
     if record.stage is Stage.REPLAY:
         return [draw.replay(record)]
     if record.stage is Stage.LOWERING:
         found = kernels_of(record.before, record.after)
-        return [draw.kernels(record), draw.kernel_table(record), KernelView(found, record.name)]
+        return [draw.kernels(record), KernelView(found, record.name)]
     return [draw.step(record), PassStepper([record], title=record.name)]
 
 
