@@ -3,9 +3,8 @@
     python benchmarks/views.py [--layers 32] [--json FILE]
 
 Headless Chromium on this machine. First paint: from the call in the cell until the page has drawn; the graph of 50 000
-nodes is the captured one several times over, each time under modules of its own. The kernel's heap is collected and
-frozen before. A step: from the slider's event until graph and lines are drawn, when the view has made ready what it
-shows first.
+nodes is the captured one several times over, each time under modules of its own. A step: from the slider's event
+until graph and lines are drawn, when the view has made ready what it shows first.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from jupyter import jupyterlab, new_page, run_all, write_notebook  # noqa: E402
 from workbench.machine import machine, versions  # noqa: E402
 
 CELLS = (
-    """import gc
-import torch
+    """import torch
 from workbench import build, draw, fake_world, load_recipe
 from workbench.widgets import GraphView, MemoryView, PassStepper, TimelineView
 recipe = load_recipe("tour").override({"model.n_layers": LAYERS})
@@ -52,9 +50,7 @@ calls = {}""",
     return torch.fx.GraphModule(gm, graph)
 
 
-large = larger(built.captured, -(-50_000 // len(built.captured.graph.nodes)))
-gc.collect()
-gc.freeze()""",
+large = larger(built.captured, -(-50_000 // len(built.captured.graph.nodes)))""",
     """import time
 calls["graph"] = [time.time(), len(built.captured.graph.nodes)]
 view = GraphView({"joint": built.captured})
