@@ -5,18 +5,13 @@ function views(model) {
   const version = model.get("version");
   if (!loaded.has(version)) {
     loaded.set(version, new Promise((resolve, reject) => {
-      const late = setTimeout(() => {
-        loaded.delete(version);
-        reject(new Error("this view needs its kernel: run the cell again"));
-      }, 20000);
       const heard = (message, buffers) => {
         if (message.module !== version) return;
-        clearTimeout(late);
         model.off("msg:custom", heard);
         const url = URL.createObjectURL(new Blob([buffers[0]], { type: "text/javascript" }));
         import(url).then(resolve, reject);
       };
-      model.on("msg:custom", heard);
+      model.on("msg:custom", heard); // however long other cells keep the kernel busy
       model.send({ call: "module" });
     }));
   }
@@ -25,10 +20,15 @@ function views(model) {
 
 export default {
   async render({ model, el }) {
+    const note = document.createElement("div");
+    note.textContent = "this view waits for its kernel …";
+    el.append(note);
     try {
-      return await (await views(model)).render({ model, el });
+      const { render } = await views(model);
+      note.remove();
+      return await render({ model, el });
     } catch (error) {
-      el.textContent = String(error.message ?? error);
+      note.textContent = String(error.message ?? error);
     }
   },
 };
