@@ -52,7 +52,7 @@ def main() -> None:
         step()
     pair = built.step.pair
     run = measured(step, pair)
-    graphs = {"forward": pair.forward, "backward": pair.backward}
+    graphs = pair.by_part
     told, guess = predictions(run, graphs, options.device), simulated(graphs, options.device)
     if dist.get_rank() == 0:
         said = ["benchmarks/timelines.py", options.recipe, "--device", options.device, "--set", *options.set]

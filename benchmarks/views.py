@@ -84,7 +84,7 @@ STEP = """async at => {
     return times;
 }"""
 RUN_ONE = """async at => {
-    const { content, sessionContext } = jupyterapp.shell.currentWidget;
+    const { content } = jupyterapp.shell.currentWidget;
     await content.scrollToItem(at);
     content.activeCellIndex = at;
     content.deselectAll();

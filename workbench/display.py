@@ -72,8 +72,7 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
         return [draw.graph(what.graph), GraphView({"joint": what.graph}, placement=_placement(what.authored),
                                                   title="joint graph")]
     if isinstance(what, ForwardBackward):
-        graphs = dict(zip(("forward", "backward"), what.graphs, strict=True))
-        return [*map(draw.graph, what.graphs), GraphView(graphs, placement=_placement(what.authored),
+        return [*map(draw.graph, what.graphs), GraphView(what.by_part, placement=_placement(what.authored),
                                                          title="forward and backward")]
     if isinstance(what, GraphModule):
         return [draw.graph(what), GraphView(what)]

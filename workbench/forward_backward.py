@@ -41,6 +41,10 @@ class ForwardBackward:
     def graphs(self) -> tuple[GraphModule, GraphModule]:
         return self.forward, self.backward
 
+    @property
+    def by_part(self) -> dict[str, GraphModule]:
+        return {"forward": self.forward, "backward": self.backward}
+
     def replace(self, which: str, graph: GraphModule) -> None:
         self.slots[("forward", "backward").index(which)].graph = graph
 

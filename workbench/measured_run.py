@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule
 
-from workbench.analysis.collectives import list_collectives
 from workbench.analysis.spans import COMPUTE, HIDDEN, Run, Span, simulated
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
@@ -40,8 +39,7 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
     kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end)
                for e in profiled(step)[0]]
-    graphs = {"forward": pair.forward, "backward": pair.backward}
-    return run_of_kernels(kernels, graphs, f"measured on {torch.cuda.get_device_name()}")
+    return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 
 def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> Run:
@@ -54,13 +52,12 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     compute = [(k.begin, k.end) for k in kernels if "nccl" not in k.name.lower()]
     spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3)
              for k in kernels if "nccl" not in k.name.lower()]
-    wanted: dict[str, list[tuple[str, Span]]] = {}
+    free: dict[str, list[tuple[str, Span]]] = {}
     for span in simulated(graphs).collectives:
-        wanted.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
+        free.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
     streams: dict[int, list[Kernel]] = {}
     for kernel in nccl:
         streams.setdefault(kernel.stream, []).append(kernel)
-    free = dict(wanted)
     for stream, own in streams.items():
         kinds = [m[1] if (m := _NCCL.match(k.name)) else k.name for k in own]
         lane = next((lane for lane, found in free.items()
@@ -95,10 +92,9 @@ class Prediction(NamedTuple):
 def predictions(run: Run, graphs: dict[str, GraphModule], device: str = "h200") -> list[Prediction]:
     """The error of the cost model for each collective of a measured run that was matched with the graphs."""
     told = {(s.part, s.name): s for s in simulated(graphs, device).collectives}
-    count = sum(len(list_collectives(gm)) for gm in graphs.values())
     found = [Prediction(s.part, s.name, s.lane, s.label, told[s.part, s.name].ms, s.ms) for s in run.collectives
              if (s.part, s.name) in told]
-    if count and not found:
+    if told and not found:
         raise WorkbenchError("no collective of the profile fits the graphs: profile one forward and one backward of "
                              "this pair, and nothing else")
     return found

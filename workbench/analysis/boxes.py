@@ -132,24 +132,23 @@ class Drawing:
 
     def _stand_in(self, path: str, every: list[list[int]]) -> None:
         """The first block's nodes stand for their like in the others."""
-        nodes = self.tree.nodes
+        nodes, depth = self.tree.nodes, path.count("/") + 1
         like: dict[Any, list[int]] = {}
         for i in every[0]:
-            like.setdefault((self._within(i, path), _face(nodes[i])), []).append(i)
+            like.setdefault((self._within(i, depth), _face(nodes[i])), []).append(i)
         for number, member in enumerate(every):
             turn: Counter[Any] = Counter()
-            base = "/".join([*path.split("/")[:-1], ""])
             for i in member:
                 self.member[i] = (path, number)
                 if number:
-                    inner = self.tree.id_of[i].removeprefix(base).partition("/")[2].rpartition("/")[0]
-                    key = (inner, _face(nodes[i]))
+                    key = (self._within(i, depth), _face(nodes[i]))
                     twins = like.get(key, [every[0][0]])
                     self.owner[i] = self.owner[twins[min(turn[key], len(twins) - 1)]]
                     turn[key] += 1
 
-    def _within(self, i: int, path: str) -> str:
-        return self.tree.id_of[i].removeprefix(f"{path}/").rpartition("/")[0]
+    def _within(self, i: int, depth: int) -> tuple[str, ...]:
+        """The modules of a node below the block that is `depth` names deep."""
+        return tuple(self.tree.id_of[i].split("/")[depth:-1])
 
     def view(self) -> View:
         found: dict[tuple[str, str, bool], list[int]] = {}
@@ -163,8 +162,9 @@ class Drawing:
                 if mine and other and mine[0] == other[0] and mine[1] != other[1]:
                     continue  # from one of the folded blocks to the next
                 found.setdefault((a, b, tree.parts[i] != tree.parts[j]), []).append(j)
-        links = tuple(Link(a, b, len(js), saved, _bytes(tree.nodes[j] for j in set(js)) if saved else 0)
-                      for (a, b, saved), js in found.items())
+        links = tuple(
+            Link(a, b, len(js), saved, tensor_bytes([tree.nodes[j].meta.get("val") for j in set(js)]) if saved else 0)
+            for (a, b, saved), js in found.items())
         note = f"{self.shut} modules stay shut: {BOX_LIMIT:,} boxes are the most that is drawn" if self.shut else ""
         return View(tuple(self.boxes), links, note)
 
@@ -177,7 +177,3 @@ def _face(node: Node) -> tuple[str, tuple[int, ...]]:
 
 def _count(items: Any) -> dict[str, int]:
     return dict(Counter(items).most_common())
-
-
-def _bytes(nodes: Any) -> int:
-    return sum(tensor_bytes(n.meta.get("val")) for n in nodes)

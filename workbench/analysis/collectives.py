@@ -102,6 +102,16 @@ def context_of(gm: torch.fx.GraphModule) -> Mapping[str, Any]:
     return gm.meta.get("workbench") or {}
 
 
+def graph_name(gm: torch.fx.GraphModule) -> str:
+    """joint, forward or backward; `graph` for one that was not captured here."""
+    return str(context_of(gm).get("graph", "graph"))
+
+
+def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:
+    """Process groups' names to axes; a second group of an axis keeps its own name, `dp_shard.gather`."""
+    return {name: axis for axis, name in context_of(gm).get("groups", {}).items()}
+
+
 def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
     """The waits that a collective's result reaches through views and items of a list."""
     found, todo, seen = [], [start], {start}

@@ -29,7 +29,6 @@ class GraphTree:
         self.parts: list[str] = []
         self.inputs: list[list[int]] = []
         self.root = Block("", "")
-        self.crossing: set[int] = set()
         self._find: list[str] | None = None
         place: dict[Node, int] = {}
         if {"forward", "backward"} <= graphs.keys():
@@ -65,10 +64,7 @@ class GraphTree:
             place[node] = i = len(self.nodes)
             self.nodes.append(node)
             self.parts.append(here)
-            given = [place[n] for n in node.all_input_nodes if n in place]
-            self.inputs.append(given)
-            if here == "backward":
-                self.crossing.update(j for j in given if self.parts[j] == "forward")
+            self.inputs.append([place[n] for n in node.all_input_nodes if n in place])
             block = self.root
             for name in (here, *(names[:-1] if node.op == "placeholder" and path else names)):
                 if (child := block.children.get(name)) is None:

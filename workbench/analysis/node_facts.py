@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from workbench.analysis.census import kind_of, provenance
-from workbench.analysis.collectives import context_of
+from workbench.analysis.collectives import axis_names
 from workbench.analysis.cost import DeviceSpec, node_ms
 from workbench.torch_api.ops import argument, collective_kind, group_name_of, op_name, tensor_bytes
 
@@ -25,10 +25,10 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
         rows.append((f"cost on {device if isinstance(device, str) else device.name}", f"{ms * 1e3:,.3f} µs, estimated"))
     if collective_kind(node.target):
         group = group_name_of(node)
-        groups = context_of(node.graph.owning_module).get("groups", {}) if node.graph.owning_module else {}
-        axis = next((axis for axis, name in groups.items() if name == group), group)
+        owner = node.graph.owning_module
+        axis = axis_names(owner).get(group, group) if owner else group
         size = argument(node, "group_size")
-        rows.append(("over", f"{axis}" + (f", {size} ranks" if isinstance(size, int) else "")))
+        rows.append(("over", axis + (f", {size} ranks" if isinstance(size, int) else "")))
     if where.parameter:
         rows.append(("parameter", where.parameter))
     if "desc" in node.meta:

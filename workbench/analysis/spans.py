@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule
 
 from workbench.analysis.census import module_path
-from workbench.analysis.collectives import list_collectives
+from workbench.analysis.collectives import axis_names, graph_name, list_collectives
 from workbench.analysis.cost import DeviceSpec, device_spec
 from workbench.analysis.timeline import Clock, costs_of
 from workbench.errors import WorkbenchError
@@ -95,8 +95,7 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
     `graphs`: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
     where no node has a value: then there is nothing to estimate from.
     """
-    parts = {str((graphs.meta.get("workbench") or {}).get("graph", "graph")): graphs} if isinstance(
-        graphs, GraphModule) else dict(graphs)
+    parts = {graph_name(graphs): graphs} if isinstance(graphs, GraphModule) else graphs
     spec = device_spec(device)
     spans: list[Span] = []
     start = compute = 0.0
@@ -114,7 +113,7 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
 def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[list[Span], float]:
     costs = costs_of(gm, spec)
     clock = Clock(costs)
-    about = {c.node: c for c in list_collectives(gm)}
+    about, axes = {c.node: c for c in list_collectives(gm)}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}
     computed = 0.0
     spans: list[Span] = []
@@ -141,12 +140,6 @@ def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[l
                 limit = "waits for others on its process group"
             else:
                 limit = "latency" if spec.latency_us / 1e3 > ms / 2 else "its bytes over the link"
-        spans.append(Span(node.name, _lane(c.axis or c.group, c.group, gm), start + begin, start + clock.finish[node],
+        spans.append(Span(node.name, axes.get(c.group, c.axis or c.group), start + begin, start + clock.finish[node],
                           exposed, limit, f"{c.kind} {c.payload:,} B {c.module}".strip(), part))
     return spans, max([clock.now, *(clock.finish[n] for n in costs.collective)])
-
-
-def _lane(axis: str, group: str, gm: GraphModule) -> str:
-    """The axis, with the name of the group where an axis has several."""
-    named = {name: key for key, name in (gm.meta.get("workbench") or {}).get("groups", {}).items()}
-    return named.get(group, axis)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from workbench.analysis.collectives import graph_name
 from workbench.analysis.memory import MemoryProfile, live_bytes
 from workbench.draw.show import BLUE, GREY, INK, PAPER, RED, Picture, finish, new_figure
 from workbench.forward_backward import ForwardBackward
@@ -37,8 +38,8 @@ def live_of(what: GraphModule | ForwardBackward | PassRecord) -> dict[str, Live]
         return {f"{when} {what.name}": _live(dict(zip(what.parts, found, strict=True))) for when, found in
                 graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
     if isinstance(what, ForwardBackward):
-        return {"forward and backward": _live({"forward": what.forward, "backward": what.backward})}
-    return {"graph": _live({str((what.meta.get("workbench") or {}).get("graph", "graph")): what})}
+        return {"forward and backward": _live(what.by_part)}
+    return {"graph": _live({graph_name(what): what})}
 
 
 def _live(graphs: Mapping[str, GraphModule]) -> Live:
@@ -59,9 +60,7 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
         axes.fill_between(range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0)
         axes.plot(curve, color=color, linewidth=1.2, drawstyle="steps-mid", label=title)
         part, top = live.peak
-        at = sum(len(p.curve) for name, p in live.parts.items() if list(live.parts).index(name)
-                 < list(live.parts).index(part)) + max(range(len(top.curve)), key=top.curve.__getitem__)
-        axes.plot([at], [top.peak_bytes / 2**20], "v", color=RED, markersize=7, zorder=5)
+        axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", color=RED, markersize=7, zorder=5)
         lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
                      f"{top.input_bytes:,} B of it inputs")
     start = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule
 
+from workbench.analysis.collectives import axis_names
 from workbench.analysis.diff import GraphDiff
 from workbench.draw.show import BLUE, FAINT, GREEN, INK, ORANGE, PINK, RED, Picture, Table, finish, new_figure
 from workbench.verify.record import PassRecord
@@ -25,10 +26,10 @@ def step(record: PassRecord) -> Picture:
             for when in ("before", "after")]
     figure = new_figure(9.6, 0.9 + 0.42 * max(1, len(rows)))
     axes = figure.add_subplot()
-    longest = max((sum(mark != ("+" if when == "before" else "-") for mark, _ in diffs[part].lines)
-                   for part, when, _ in rows), default=1)
-    for y, (part, when, places) in enumerate(rows):
-        length = sum(mark != ("+" if when == "before" else "-") for mark, _ in diffs[part].lines)
+    lengths = [sum(mark != ("+" if when == "before" else "-") for mark, _ in diffs[part].lines)
+               for part, when, _ in rows]
+    longest = max(lengths, default=1)
+    for y, ((_, _, places), length) in enumerate(zip(rows, lengths, strict=True)):
         axes.barh(y, length, 0.62, color=FAINT, edgecolor="#cccccc", linewidth=0.6)
         for mark, at in places.items():
             axes.vlines(at, y - 0.31, y + 0.31, color=MARKS[mark], linewidth=max(0.7, 500 / longest))
@@ -73,7 +74,7 @@ def _places(found: GraphDiff, when: str, tags: dict[str, str]) -> dict[str, list
 def with_axes(record: PassRecord) -> Callable[[str], str]:
     """Puts mesh axes into a line in place of process groups, whose names differ from run to run."""
     groups = {f"'{name}'": axis for gm in (*record.before, *record.after) if isinstance(gm, GraphModule)
-              for axis, name in (gm.meta.get("workbench") or {}).get("groups", {}).items()}
+              for name, axis in axis_names(gm).items()}
 
     def said(text: str) -> str:
         for name, axis in groups.items() if "_c10d" in text else ():

@@ -30,7 +30,7 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
         return {title: simulated(dict(zip(what.parts, found, strict=True)), device)
                 for title, found in graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
     if isinstance(what, ForwardBackward):
-        return {"forward and backward": simulated({"forward": what.forward, "backward": what.backward}, device)}
+        return {"forward and backward": simulated(what.by_part, device)}
     if isinstance(what, GraphModule | Mapping):
         return {"step": simulated(what, device)}
     return {f"{i}: {run.source}": run for i, run in enumerate(what, 1)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from workbench.analysis.collectives import graph_name
 from workbench.analysis.graph_tree import GraphTree
 from workbench.analysis.node_facts import node_facts
 from workbench.verify.lineage import history
@@ -26,7 +27,7 @@ class GraphView(View):
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
                  placement: Placed | None = None, title: str = ""):
         if isinstance(graphs, GraphModule):
-            graphs = {str((graphs.meta.get("workbench") or {}).get("graph", "graph")): graphs}
+            graphs = {graph_name(graphs): graphs}
         self._graphs, self._records, self._placement = graphs, records, placement
         self._trees: dict[Any, GraphTree] = {}
         super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
