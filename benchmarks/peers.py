@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from workbench.models.llama3 import Llama3
-from workbench.parallel.author import llama3_config
+from workbench.parallel.author import model_config
 from workbench.parallel.materialise import default_initialise, seed_of
 from workbench.parallel.plans import llama3_plan
 from workbench.parallel.tensor_parallel import apply_tensor_plan
@@ -23,13 +23,13 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
     mesh = world.mesh(recipe.mesh)
     assert mesh is not None and mesh.mesh_dim_names is not None
     with world.device:
-        module = Llama3(llama3_config(recipe))
+        module = Llama3(model_config(recipe))
         for name, parameter in module.named_parameters():
             generator = torch.Generator(world.device).manual_seed(seed_of(recipe.training.seed, name))
             with torch.no_grad():
                 default_initialise(name, parameter, generator)
     if "tp" in mesh.mesh_dim_names:
-        apply_tensor_plan(module, llama3_plan(module.config.vocab_size, recipe.mesh.tp), mesh["tp"])
+        apply_tensor_plan(module, llama3_plan(recipe.model.sizes(), recipe.mesh.tp), mesh["tp"])
     if compiled:
         for block in module.layers:
             block.compile()

@@ -30,7 +30,7 @@ from workbench.joint_graph import capture
 from workbench.parallel.author import author
 from workbench.passes.reshard import gathered_weights_freed, tags_differ
 from workbench.pipeline import each_no_effect, prove_partition, run_joint, run_partitioned, saved_bytes
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, ranks

@@ -14,20 +14,10 @@ from typing import Any
 import pytest
 
 from workbench.contracts import CONTRACTS
-from workbench.recipe import (
-    SIZES,
-    DataSpec,
-    MeshSpec,
-    ModelSpec,
-    PassSpec,
-    Recipe,
-    RecipeError,
-    diff_recipes,
-    load_recipe,
-    parse_recipe,
-    recipe_names,
-)
+from workbench.recipe import Recipe, RecipeError, diff_recipes, load_recipe, parse_recipe, recipe_names
 from workbench.recipe_edit import parse_value
+from workbench.recipe_parts import DataSpec, MeshSpec, ModelSpec, PassSpec
+from workbench.sizes import SIZES
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = {"name": "r", "mesh": {"dp_shard": 2}, "passes": ["transformer_block_bucketing"]}

@@ -93,12 +93,11 @@ def title(authored: Authored) -> str:
 
 def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
     """What passes may read of the world, as plain data under `gm.meta["workbench"]`."""
-    mesh = authored.mesh
-    sizes = {axis: mesh.size(i) for i, axis in enumerate(mesh.mesh_dim_names or ())} if mesh is not None else {}
+    sizes = authored.axes
     return {
         "graph": which,
         "groups": dict(authored.groups),
-        "group_sizes": {authored.groups[axis]: size for axis, size in sizes.items()},
+        "group_sizes": {name: sizes[axis.split(".")[0]] for axis, name in authored.groups.items()},
         "buckets": list(authored.buckets),
         "world": authored.world.kind,
     }

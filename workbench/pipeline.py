@@ -17,7 +17,7 @@ from workbench.forward_backward import ForwardBackward
 from workbench.joint_graph import JointGraph
 from workbench.passes.body import Body, bodies_of
 from workbench.passes.registry import RegisteredPass, find_pass
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import aot
 from workbench.verify import collectives, effect, light
 from workbench.verify.record import PassRecord

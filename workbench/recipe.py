@@ -11,149 +11,16 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from .contracts import CONTRACTS
 from .declare import DeclarationError, Declared, Problem, check, freeze, read_toml, suggestion
 from .recipe_edit import apply_overrides, flatten
+from .recipe_parts import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
 from .recipe_rules import rule_problems
-from .sizes import SIZES as SIZES
-
-Dtype = Literal["float32", "bfloat16", "float64"]
-
 
 class RecipeError(DeclarationError):
     """A recipe that cannot be read: all its problems, each with file and key."""
-
-
-_NO_SIZES = {"family", "flavor", "attention", "mask", "document_token"}
-
-
-class ModelSpec(Declared):
-    """A model family and flavor; a size given here replaces the flavor's."""
-
-    family: Literal["llama3"] = "llama3"
-    flavor: str = Field("debug", description="debug, 1b or 8b")
-    attention: Literal["sdpa", "flex"] = "sdpa"
-    mask: Literal["causal", "document"] = Field("causal", description="document needs attention flex")
-    document_token: int = Field(0, ge=0, description="the token that ends a document")
-    dim: PositiveInt | None = None
-    n_layers: PositiveInt | None = None
-    n_heads: PositiveInt | None = None
-    n_kv_heads: PositiveInt | None = None
-    vocab_size: PositiveInt | None = None
-    ffn_dim: PositiveInt | None = None
-    rope_theta: float | None = Field(None, gt=0)
-    norm_eps: float | None = Field(None, gt=0)
-    max_seq_len: PositiveInt | None = None
-
-    @field_validator("flavor")
-    @classmethod
-    def _known_flavor(cls, value: str) -> str:
-        known = {f for flavors in SIZES.values() for f in flavors}
-        if value not in known:
-            raise ValueError(f"unknown flavor {value!r}: one of {', '.join(SIZES['llama3'])}")
-        return value
-
-    @model_validator(mode="after")
-    def _documents_need_flex(self) -> Self:
-        if self.mask == "document" and self.attention != "flex":
-            raise ValueError("mask document needs attention flex: set attention, or leave mask out")
-        return self
-
-    def sizes(self) -> dict[str, float]:
-        """Every size of the model: the flavor's, with those given here in their place."""
-        flavor = SIZES[self.family][self.flavor]
-        given = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
-        return {**flavor, **given}
-
-
-class MeshSpec(Declared):
-    """Ranks along each mesh axis. `ep` lies within `dp_shard` and adds no ranks."""
-
-    dp_replicate: PositiveInt = 1
-    dp_shard: PositiveInt = 1
-    tp: PositiveInt = 1
-    ep: PositiveInt = 1
-
-    @property
-    def world_size(self) -> int:
-        return self.dp_replicate * self.dp_shard * self.tp
-
-    @property
-    def dp(self) -> int:
-        """Data-parallel ranks: each reads its own batch."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def axes(self) -> dict[str, int]:
-        """Axes of more than one rank, outermost first, as the device mesh names them."""
-        sizes = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, "tp": self.tp}
-        return {name: size for name, size in sizes.items() if size > 1}
-
-    @property
-    def fsdp(self) -> bool:
-        return self.dp_shard > 1 or self.dp_replicate > 1
-
-
-class DataSpec(Declared):
-    """Byte-level text: a folder, or by default the sources of Python's standard library."""
-
-    path: str | None = Field(None, min_length=1, description="a folder of text; relative to where the command runs")
-    seq_len: PositiveInt = 64
-    batch_per_rank: PositiveInt = Field(2, description="sequences for each data-parallel rank and step")
-    seed: NonNegativeInt = 0
-
-
-class PrecisionSpec(Declared):
-    """Dtypes of the forward's parameters and of gradient reductions."""
-
-    param: Dtype = "float32"
-    reduce: Dtype = "float32"
-
-
-class PassSpec(Declared):
-    """One pass of the list: its name alone, or a table with its name and options."""
-
-    name: str = Field(min_length=1)
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_forms(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"name": value}
-        if isinstance(value, Mapping) and not isinstance(value.get("options"), Mapping):
-            return {"options": {k: v for k, v in value.items() if k != "name"},
-                    **{k: v for k, v in value.items() if k == "name"}}
-        return value
-
-    def as_toml(self) -> str | dict[str, Any]:
-        return {"name": self.name, **self.options} if self.options else self.name
-
-
-class TrainingSpec(Declared):
-    """Steps and optimizer. `clip` is the largest gradient norm; "off" leaves gradients as they are."""
-
-    steps: PositiveInt = 10
-    optimizer: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    clip: float | None = Field(1.0, gt=0)
-    seed: NonNegativeInt = 0
-    deterministic: bool = True
-
-    @field_validator("clip", mode="before")
-    @classmethod
-    def _off(cls, value: Any) -> Any:
-        return None if value == "off" else value
-
-
-class Expectations(Declared):
-    """What must hold after the run, beside the passes' own contracts."""
-
-    loss_falls: bool = False
-    no_effect: tuple[str, ...] = Field((), description="passes that may change nothing here")
-    max_saved_bytes: PositiveInt | None = Field(None, description="saved between forward and backward, a rank")
 
 
 class Recipe(Declared):

@@ -10,19 +10,18 @@ from .contracts import CONTRACTS, check_passes
 from .declare import Problem, check, freeze
 
 
-def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, float] | None) -> list[Problem]:
+def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> list[Problem]:
     """Every broken rule of the parts given (dumped sections of a recipe); a part that is absent is not checked."""
     joint, passes = parts.get("joint_passes", ()), parts.get("passes", ())
     problems = pass_problems(joint, passes)
     mesh, data, expect = parts.get("mesh"), parts.get("data"), parts.get("expect")
     if mesh is not None:
         problems += _needs_fsdp(joint, passes, mesh)
-        if mesh["ep"] > 1:
-            problems.append(Problem("mesh.ep", f"the model has no experts to place on {mesh['ep']} ranks: set it to 1"))
+        problems += _expert_mesh_problems(mesh, sizes)
     if sizes is not None:
         problems += _model_problems(sizes)
     if mesh is not None and sizes is not None:
-        for key in ("n_heads", "n_kv_heads"):
+        for key in {"n_heads", "n_kv_heads"} & set(sizes):
             problems += _divides(f"model.{key}", sizes[key], "mesh.tp", mesh["tp"], "mesh.tp")
     if data is not None:
         if mesh is not None:
@@ -80,13 +79,49 @@ def _needs_fsdp(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str
     ]
 
 
-def _model_problems(sizes: Mapping[str, float]) -> list[Problem]:
+def _expert_mesh_problems(mesh: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> list[Problem]:
+    ep, over = mesh["ep"], mesh["ep_over"]
+    if ep == 1:
+        return []
+    if sizes is not None and "n_experts" not in sizes:
+        return [Problem("mesh.ep", f"the model has no experts to place on {ep} ranks: set it to 1")]
+    within = mesh["dp_shard"] * (mesh["tp"] if over == "dp_shard x tp" else 1)
+    problems = _divides(f"{over}", within, "mesh.ep", ep, "mesh.ep")
+    if sizes is not None:
+        problems += _divides("model.n_experts", sizes["n_experts"], "mesh.ep", ep, "mesh.ep")
+    return problems
+
+
+def _model_problems(sizes: Mapping[str, Any]) -> list[Problem]:
+    if "n_experts" in sizes:
+        return _expert_problems(sizes)
     dim, heads, kv_heads = sizes["dim"], sizes["n_heads"], sizes["n_kv_heads"]
     problems = _divides("model.dim", dim, "model.n_heads", heads, "model.dim")
     problems += _divides("model.n_heads", heads, "model.n_kv_heads", kv_heads, "model.n_kv_heads")
     if dim % heads == 0 and (dim // heads) % 2:
         problems.append(Problem("model.dim", f"a head has {int(dim // heads)} channels ({dim} / {heads}), and rotary "
                                              f"embeddings rotate pairs: make it even"))
+    return problems
+
+
+def _expert_problems(sizes: Mapping[str, Any]) -> list[Problem]:
+    experts, groups, top_groups, top_k = (sizes[key] for key in ("n_experts", "n_groups", "top_groups", "top_k"))
+    problems = _divides("model.n_experts", experts, "model.n_groups", groups, "model.n_groups")
+    if top_groups > groups:
+        problems.append(Problem("model.top_groups", f"{top_groups} of {groups} groups cannot be chosen: at most "
+                                                    f"{groups}"))
+    elif not problems and top_k > (limit := top_groups * (experts // groups)):
+        problems.append(Problem("model.top_k", f"{top_k} experts a token, and {top_groups} of {groups} groups hold "
+                                               f"{limit}: lower it, or raise model.top_groups"))
+    if sizes["qk_rope_dim"] % 2:
+        problems.append(Problem("model.qk_rope_dim", f"{sizes['qk_rope_dim']} is odd, and rotary embeddings rotate "
+                                                     f"pairs: make it even"))
+    if sizes["capacity_factor"] < 1:
+        problems.append(Problem("model.capacity_factor", f"{sizes['capacity_factor']} leaves too few rows even where "
+                                                         f"the load is balanced: make it 1 or more"))
+    if sizes["n_dense_layers"] > sizes["n_layers"]:
+        problems.append(Problem("model.n_dense_layers", f"{sizes['n_dense_layers']} of {sizes['n_layers']} layers: "
+                                                        f"lower it"))
     return problems
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.data import load_text
 from workbench.errors import WorkbenchError
+from workbench.expert_load import ExpertLoad, balance, routed_layers
 from workbench.parallel.author import Authored
 from workbench.recipe import Recipe
 from workbench.torch_api.determinism import deterministic
@@ -60,6 +61,7 @@ class Training:
 
     losses: mean over the data-parallel ranks, one for each step. norms: total gradient norm before clipping.
     step_seconds: wall time of each step, the device synchronised. peak_bytes: the CUDA allocator's peak, or None.
+    load: what the experts got, of all ranks; None for a model without experts.
     """
 
     losses: list[float]
@@ -67,6 +69,7 @@ class Training:
     step_seconds: list[float]
     tokens_per_step: int
     peak_bytes: int | None
+    load: ExpertLoad | None = None
 
 
 def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
@@ -74,7 +77,16 @@ def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
     spec = recipe_of(authored).training
     fused = authored.world.device.type == "cuda"
     foreach = None if fused else False
-    return torch.optim.AdamW(authored.module.parameters(), lr=spec.lr, fused=fused, foreach=foreach)
+    groups = [{"params": same} for same in _by_mesh(authored.module.parameters())]
+    return torch.optim.AdamW(groups, lr=spec.lr, fused=fused, foreach=foreach)
+
+
+def _by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    """Parameters that lie on one mesh together: an operator on a list of DTensors takes only such."""
+    found: dict[Any, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(found.values())
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -102,7 +114,8 @@ def _clip(authored: Authored, limit: float | None) -> float:
     parameters = [p for p in authored.module.parameters() if p.grad is not None]
     norm = total_norm([p.grad for p in parameters])  # type: ignore[misc]
     if limit is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        for same in _by_mesh(parameters):
+            torch.nn.utils.clip_grads_with_norm_(same, limit, norm)
     return float(norm)
 
 
@@ -130,6 +143,7 @@ def train(
     if cuda:
         torch.cuda.reset_peak_memory_stats(world.device)
     losses, norms, seconds = [], [], []
+    load = ExpertLoad(list(routed_layers(authored.module)))
     with deterministic(recipe.training.deterministic):
         for index in range(recipe.training.steps):
             started = time.perf_counter()
@@ -138,6 +152,7 @@ def train(
             norms.append(_clip(authored, recipe.training.clip))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            balance(authored.module, load)
             losses.append(_average(loss, world.size))
             if cuda:
                 torch.cuda.synchronize(world.device)
@@ -145,7 +160,7 @@ def train(
             progress(index, losses[-1])
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
-    return Training(losses, norms, seconds, tokens, peak)
+    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None)
 
 
 def gradients(authored: Authored) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from workbench.analysis.timeline import costs_of
 from workbench.contracts import AutobucketingOptions
 from workbench.errors import WorkbenchError
 from workbench.passes import bucketing
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankError, ranks
 

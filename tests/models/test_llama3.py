@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from workbench.models.attention import sdpa
-from workbench.models.llama3 import FLAVORS, Llama3, Llama3Config, RMSNorm, apply_rope, rope_table
+from workbench.models.layers import RMSNorm, apply_rope, rope_table
+from workbench.models.llama3 import FLAVORS, Llama3, Llama3Config
 from workbench.sizes import SIZES
 
 SMALL = Llama3Config(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=17, ffn_dim=48, max_seq_len=16)
@@ -38,7 +39,7 @@ def test_rms_norm_divides_by_the_root_mean_square():
 
 
 def test_rope_depends_on_distance_only():
-    cos, sin = rope_table(SMALL)
+    cos, sin = rope_table(SMALL.head_dim, SMALL.max_seq_len, SMALL.rope_theta)
     q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
     def score(i: int, j: int) -> torch.Tensor:

@@ -50,6 +50,6 @@ def test_loss_and_gradient_are_those_of_the_whole(size, scale):
 
 
 def test_a_vocabulary_that_tp_does_not_divide_is_gathered():
-    assert llama3_plan(256, 4) is LLAMA3_PLAN and LLAMA3_PLAN.tensor["loss"] == "vocabulary"
-    plan = llama3_plan(255, 2)
+    assert llama3_plan({"vocab_size": 256}, 4) == LLAMA3_PLAN and LLAMA3_PLAN.tensor["loss"] == "vocabulary"
+    plan = llama3_plan({"vocab_size": 255}, 2)
     assert "loss" not in plan.tensor and plan.tensor["output"]["output"] == "replicate"

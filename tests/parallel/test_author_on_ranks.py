@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial
 
 from workbench.models.llama3 import Llama3
 from workbench.parallel import simple_fsdp
-from workbench.parallel.author import author, llama3_config
+from workbench.parallel.author import author, model_config
 from workbench.parallel.materialise import default_initialise, seed_of
 from workbench.parallel.plans import llama3_plan
 from workbench.parallel.tensor_parallel import apply_tensor_plan
@@ -113,7 +113,7 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
     world = current_world()
     authored = author(described, world)
     batch, mesh = authored.example_batch(), authored.mesh
-    theirs = Llama3(llama3_config(described))
+    theirs = Llama3(model_config(described))
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             generator = torch.Generator().manual_seed(seed_of(described.training.seed, name))
@@ -123,7 +123,7 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
     assert mesh is not None and mesh.mesh_dim_names is not None
     axes = mesh.mesh_dim_names
     if "tp" in axes:
-        apply_tensor_plan(theirs, llama3_plan(theirs.config.vocab_size, mesh["tp"].size()), mesh["tp"])
+        apply_tensor_plan(theirs, llama3_plan(vars(theirs.config), mesh["tp"].size()), mesh["tp"])
     dtype, reduce = (getattr(torch, name) for name in (described.precision.param, described.precision.reduce))
     options: dict[str, Any] = {
         "mesh": mesh[tuple(axis for axis in axes if axis != "tp")],

@@ -19,17 +19,17 @@ def test_parts_are_those_of_torch_chunk(size, parts):
     assert [whole.narrow(0, *part_bounds(size, parts, index)).tolist() for index in range(parts)] == chunks
 
 
-@pytest.mark.parametrize("tp_dim", [None, 0, 1])
-def test_every_element_is_held_by_exactly_one_rank_of_shard_and_tp(tp_dim):
+@pytest.mark.parametrize("cut_dim", [None, 0, 1])
+def test_every_element_is_held_by_exactly_one_rank_of_shard_and_tp(cut_dim):
     whole = torch.arange(7 * 6).view(7, 6)
-    layout = Layout("w", whole.shape, tp_dim, True, {"dp_shard": 3, "tp": 2})
+    layout = Layout("w", whole.shape, cut_dim, True, {"dp_shard": 3, "tp": 2})
     held = []
     for shard in range(3):
         for tp in range(2):
             place = {"dp_shard": shard, "tp": tp}
             part = layout.local_part(whole, place)
             assert part.shape == layout.local_shape(place)
-            held += part.flatten().tolist() if tp_dim is not None or tp == 0 else []
+            held += part.flatten().tolist() if cut_dim is not None or tp == 0 else []
     assert sorted(held) == list(range(42))
 
 

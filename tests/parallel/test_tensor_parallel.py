@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
 from workbench.parallel.plans import AuthoringError, ParallelPlan
 from workbench.parallel.tensor_parallel import apply_tensor_plan, read_placement, read_style
-from workbench.recipe import MeshSpec
+from workbench.recipe_parts import MeshSpec
 from workbench.world.fake import fake_world
 
 

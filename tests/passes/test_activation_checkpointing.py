@@ -13,7 +13,7 @@ from workbench.parallel.author import author_module
 from workbench.passes import registry
 from workbench.passes.activation_checkpointing import checkpoint_rule
 from workbench.pipeline import run_joint, saved_bytes
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration

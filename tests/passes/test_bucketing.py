@@ -11,7 +11,7 @@ from workbench.errors import WorkbenchError
 from workbench.parallel.author import author, author_module
 from workbench.parallel.plans import ParallelPlan
 from workbench.passes.bucketing import module_stack
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import bucketing
 from workbench.verify.verdicts import Outcome
 

@@ -14,7 +14,8 @@ from workbench.compiled_step import compile_step
 from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
 from workbench.pipeline import prove_replay
-from workbench.recipe import PassSpec, RecipeError
+from workbench.recipe import RecipeError
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import cuda_graphs
 from workbench.verify.verdicts import Outcome
 from workbench.world.mesh import World

@@ -16,7 +16,7 @@ from workbench.joint_graph import capture
 from workbench.parallel.author import author_module
 from workbench.passes.decomposition import capture_decompositions
 from workbench.pipeline import run_joint
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import inductor
 from workbench.verify.verdicts import Outcome
 

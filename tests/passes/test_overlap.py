@@ -12,7 +12,7 @@ from workbench.analysis.collectives import exposed_in_node_order, list_collectiv
 from workbench.analysis.timeline import Costs, costs_of, simulate
 from workbench.passes import overlap
 from workbench.passes.overlap import constraints, schedule
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration

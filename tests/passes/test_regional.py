@@ -13,7 +13,8 @@ from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
 from workbench.passes import regional_inductor as module
 from workbench.passes.regional_inductor import members
-from workbench.recipe import PassSpec, RecipeError
+from workbench.recipe import RecipeError
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import regions
 from workbench.torch_api.ops import COMPILED_REGION
 from workbench.verify.verdicts import Outcome

@@ -13,7 +13,7 @@ from workbench.parallel.author import author
 from workbench.passes.chains import gather_chains
 from workbench.passes.reshard import gathered_weights_freed, tags_differ
 from workbench.pipeline import run_joint, saved_bytes
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration

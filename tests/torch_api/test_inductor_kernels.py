@@ -17,7 +17,7 @@ from workbench.analysis.kernels import find_kernels
 from workbench.parallel.plans import ParallelPlan
 from workbench.passes.body import kernels_of
 from workbench.passes.decomposition import capture_decompositions
-from workbench.recipe import PassSpec
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import inductor_kernels
 from workbench.torch_api.inductor import compile_inner
 from workbench.torch_api.inductor_kernels import _Watch, seen, sources

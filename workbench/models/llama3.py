@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from workbench.models.attention import ATTENTION, BlockMask, block_mask
+from workbench.models.layers import FeedForward, RMSNorm, apply_rope, rope_table
 from workbench.models.loss import CrossEntropy
 from workbench.sizes import SIZES
 from workbench.torch_api.regions import region
@@ -48,33 +48,6 @@ FLAVORS: dict[str, Llama3Config] = {
 }
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dim, of width `dim`."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., dim) -> (..., dim)."""
-        return F.rms_norm(x, (self.dim,), self.weight, self.eps)
-
-
-def rope_table(config: Llama3Config, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos, and sin with its sign for the first half, each (max_seq_len, head_dim), float32."""
-    half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(config.max_seq_len, device=device, dtype=torch.float32), config.rope_theta**-half)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
-
-
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of x (batch, seq, heads, head_dim) by its position's angle; cos, sin (seq, head_dim)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos.unsqueeze(1), torch.cat((second, first), dim=-1), sin.unsqueeze(1))
-
-
 class Attention(nn.Module):
     """Causal grouped-query attention. Counts heads from what it gets, so a rank may hold some of them."""
 
@@ -100,27 +73,13 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(w1 x) * w3 x)."""
-
-    def __init__(self, config: Llama3Config) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=False)
-        self.w3 = nn.Linear(config.dim, config.ffn_dim, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, seq, dim) -> (batch, seq, dim)."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
-
-
 class Block(nn.Module):
     """Attention, then feed-forward, each with its norm before and its residual around."""
 
     def __init__(self, config: Llama3Config) -> None:
         super().__init__()
         self.attention = Attention(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
@@ -154,13 +113,17 @@ class Llama3(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.loss = CrossEntropy()
-        cos, sin = rope_table(config)
+        cos, sin = self._rope()
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
     def reset_buffers(self, device: torch.device) -> None:
         """Compute the rotary table on `device`, after a build on the meta device."""
-        self.rope_cos, self.rope_sin = rope_table(self.config, device)
+        self.rope_cos, self.rope_sin = self._rope(device)
+
+    def _rope(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        config = self.config
+        return rope_table(config.head_dim, config.max_seq_len, config.rope_theta, device)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from workbench.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
 from workbench.models.llama3 import Llama3, Llama3Config
 from workbench.parallel.layout import Layout
 from workbench.parallel.materialise import (
@@ -20,11 +21,11 @@ from workbench.parallel.materialise import (
     stored_parameter,
     whole_parameter,
 )
-from workbench.parallel.plans import AuthoringError, ParallelPlan, expand_units, llama3_plan
+from workbench.parallel.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, expand_units, llama3_plan, matching
 from workbench.parallel.simple_fsdp import Gather, Precision, parametrise
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.torch_api.simulated import make_per_rank
-from workbench.world.mesh import World, coordinates
+from workbench.world.mesh import World, axis_sizes, coordinates
 
 if TYPE_CHECKING:
     from workbench.recipe import Recipe
@@ -37,6 +38,7 @@ class Authored:
     module: forward(tokens, targets) on this data-parallel rank's own batch -> its own loss, a plain scalar tensor.
     buckets: module paths in forward order, as passes group gathers: one path, or a list of those that go together.
     groups: mesh axis to the name of its process group. recipe: None where the model came from `author_module`.
+    expert_mesh: the same ranks as experts lie on them, or None.
     """
 
     module: nn.Module
@@ -46,6 +48,12 @@ class Authored:
     groups: dict[str, str]
     recipe: Recipe | None = None
     batch: Callable[[], tuple[Any, ...]] | None = None
+    expert_mesh: DeviceMesh | None = None
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Every mesh axis and its size, those of the experts behind the others."""
+        return axis_sizes(self.expert_mesh) | axis_sizes(self.mesh)
 
     @property
     def data_parallel(self) -> str:
@@ -72,19 +80,22 @@ def author_module(
     seed: int = 0,
     initialise: Initialise = default_initialise,
     batch: Callable[[], tuple[Any, ...]] | None = None,
+    expert_mesh: DeviceMesh | None = None,
 ) -> Authored:
     """Put any module on `mesh`: tensor parallelism by `plan`, then FSDP on every parameter. Changes `module`.
 
     Built with values (the same on every rank), it keeps them; built under `torch.device("meta")`, its parameters are
     initialised one by one from (seed, name), so that every mesh starts from the same model, and its buffers by a
     method `reset_buffers(device)`. The axes of `mesh` say what happens: dp_shard shards (`fully_shard`),
-    dp_replicate averages gradients (`replicate`), both (`hybrid_shard`), tp applies the plan. AuthoringError where
-    plan, mesh and module do not fit.
+    dp_replicate averages gradients (`replicate`), both (`hybrid_shard`), tp applies the plan. `expert_mesh`, with axes
+    dp_replicate, ep and ep_shard, is where the modules of `plan.experts` lie: see `World.expert_mesh`. AuthoringError
+    where plan, mesh and module do not fit.
     """
     plan, precision = plan or ParallelPlan(), precision or Precision()
-    axes = tuple(mesh.mesh_dim_names or ()) if mesh is not None else ()
+    axes = axis_sizes(mesh)
     if unknown := set(axes) - {"dp_replicate", "dp_shard", "tp"}:
         raise AuthoringError(f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp")
+    experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     values = {
         name: tensor.detach()
@@ -98,38 +109,62 @@ def author_module(
     module.to("meta")
     if mesh is not None and "tp" in axes:
         apply_tensor_plan(module, plan, mesh["tp"])
-    _store_parameters(module, world, mesh, precision, seed, initialise, values, owners)
+    _store_parameters(module, world, mesh, expert_mesh, experts, precision, seed, initialise, values, owners)
     fill_buffers(module, world, values)
     groups = {axis: str(mesh.get_group(axis).group_name) for axis in axes} if mesh is not None else {}
-    return Authored(module, world, mesh, buckets, groups, batch=batch)
+    if expert_mesh is not None:
+        theirs = {axis: str(expert_mesh.get_group(axis).group_name) for axis in axis_sizes(expert_mesh)}
+        groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs.items()}
+    return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
+
+
+def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:
+    """Paths of the modules that stack experts, which are told their expert-parallel axis."""
+    paths = [path for path, _ in module.named_modules()]
+    found = {path for pattern in plan.experts for path in matching(pattern, paths)}
+    if mesh is None:
+        return set()
+    if not found:
+        raise AuthoringError(f"there is an expert mesh, and no module of the model stacks experts: "
+                             f"plan.experts is {list(plan.experts)}")
+    if "ep" in axis_sizes(mesh):
+        for path in found:
+            module.get_submodule(path).mesh = mesh["ep"]
+    return found
 
 
 def _store_parameters(
     module: nn.Module,
     world: World,
-    mesh: DeviceMesh | None,
+    dense_mesh: DeviceMesh | None,
+    expert_mesh: DeviceMesh | None,
+    experts: set[str],
     precision: Precision,
     seed: int,
     initialise: Initialise,
     values: Mapping[str, torch.Tensor],
     owners: Mapping[str, str],
 ) -> None:
-    axes = tuple(mesh.mesh_dim_names or ()) if mesh is not None else ()
-    submesh = {axis: mesh[axis] for axis in axes} if mesh is not None else {}
-    mesh_tp = submesh["tp"].size() if "tp" in submesh else 1
+    axes = axis_sizes(dense_mesh)
+    factor = 1.0 / (axes.get("dp_replicate", 1) * axes.get("dp_shard", 1))
+    submeshes = {mesh: {axis: mesh[axis] for axis in axis_sizes(mesh)} for mesh in (dense_mesh, expert_mesh) if mesh}
     stored: dict[str, tuple[nn.Parameter, Layout]] = {}
     for path, part in module.named_modules():
         gathers: dict[str, Gather] = {}
+        mesh = expert_mesh if path in experts else dense_mesh
+        submesh = submeshes[mesh] if mesh is not None else {}
         for name, param in part.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
-            layout = Layout.of(owners[full], param, mesh)
+            layout = (Layout.of_experts(owners[full], param, mesh) if mesh is not None and path in experts
+                      else Layout.of(owners[full], param, mesh))
             floating = param.dtype.is_floating_point
             ways = precision if floating else Precision(param.dtype, param.dtype)
             dtype = precision.stored if floating else param.dtype
-            if world.kind == "simulated" and layout.tp_dim is not None and layout.shape[layout.tp_dim] % mesh_tp:
+            cut, parts = layout.cut_dim, layout.sizes.get(layout.cut_axis, 1)
+            if world.kind == "simulated" and cut is not None and layout.shape[cut] % parts:
                 raise AuthoringError(
-                    f"a simulated world cannot cut dim {layout.tp_dim} of {full}, size {layout.shape[layout.tp_dim]}, "
-                    f"into {mesh_tp} unequal parts: choose a tp that divides it, or run on gloo ranks"
+                    f"a simulated world cannot cut dim {cut} of {full}, size {layout.shape[cut]}, "
+                    f"into {parts} unequal parts: choose a tp that divides it, or run on gloo ranks"
                 )
             if layout.sharded and not layout.shape:
                 raise AuthoringError(f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)")
@@ -145,20 +180,22 @@ def _store_parameters(
             if theirs != layout:
                 raise AuthoringError(
                     f"parameter {full} is {layout.name} under another name, and the plan cuts them differently "
-                    f"(dim {layout.tp_dim} here, dim {theirs.tp_dim} there): give both the same style"
+                    f"(dim {layout.cut_dim} here, dim {theirs.cut_dim} there): give both the same style"
                 )
             part._parameters[name] = shared
-            shape, _ = layout.tp_part(coordinates(mesh, world.rank))
+            shape, _ = layout.cut_part(coordinates(mesh, world.rank))
             gathers[name] = Gather(
                 shape=shape,
                 stride=torch.empty(shape, device="meta").stride(),
                 whole_shape=layout.shape,
                 whole_stride=torch.empty(layout.shape, device="meta").stride(),
                 replicate_mesh=submesh.get("dp_replicate"),
-                shard_mesh=submesh.get("dp_shard"),
+                shard_mesh=submesh.get(layout.shard_axis),
                 tp_mesh=submesh.get("tp") if layout.tensor_parallel else None,
                 tp_placements=layout.placements()[-1:] if layout.tensor_parallel else (),
                 precision=ways,
+                shard_dim=layout.shard_dim,
+                factor=factor if path in experts else None,
             )
         if gathers and (axes or precision.stored != precision.param):
             parametrise(part, gathers)
@@ -170,32 +207,43 @@ def author(recipe: Recipe, world: World) -> Authored:
     AuthoringError where the mesh does not fit the model, with the numbers (the recipe itself refuses heads and
     sequences that tp does not divide); WorldError where it does not fit the world.
     """
-    if recipe.model.family != "llama3":
-        raise AuthoringError(f"model.family {recipe.model.family!r} cannot be authored; families are llama3")
-    config = llama3_config(recipe)
-    mesh = world.mesh(recipe.mesh)
+    _, model, plan_of = FAMILIES[recipe.model.family]
+    config, spec = model_config(recipe), recipe.mesh
+    plan = plan_of(recipe.model.sizes(), spec.tp)
+    mesh = world.mesh(spec)
+    # each rank of tp has its own tokens for its experts, so these lie on a mesh of their own there too
+    apart = bool(plan.experts) and (spec.ep > 1 or spec.tp > 1)
     with torch.device("meta"):
-        module = Llama3(config)
+        module = model(config)
     precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
     authored = author_module(
         module,
         world,
         mesh,
-        llama3_plan(config.vocab_size, recipe.mesh.tp),
+        plan,
         precision=precision,
         seed=recipe.training.seed,
         batch=lambda: random_tokens(
             world, mesh, config.vocab_size, recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
         ),
+        expert_mesh=world.expert_mesh(spec) if apart else None,
     )
     return replace(authored, recipe=recipe)
 
 
-def llama3_config(recipe: Recipe) -> Llama3Config:
-    """The sizes of the recipe's model: the flavor's, with those that the recipe gives in their place."""
-    sizes: dict[str, Any] = dict(recipe.model.sizes())
+FAMILIES: dict[str, tuple[Any, Any, Callable[..., ParallelPlan]]] = {
+    "llama3": (Llama3Config, Llama3, llama3_plan),
+    "deepseek_v3": (DeepSeekV3Config, DeepSeekV3, deepseek_v3_plan),
+}
+"""Each model family's configuration, module and plan."""
+
+
+def model_config(recipe: Recipe) -> Any:
+    """The configuration of the recipe's model: the flavor's, with the sizes that the recipe gives in their place."""
     model = recipe.model
-    return Llama3Config(**sizes, attention=model.attention, mask=model.mask, document_token=model.document_token)
+    return FAMILIES[model.family][0](
+        **model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token
+    )
 
 
 def random_tokens(

@@ -1,4 +1,4 @@
-"""Which part of a parameter a rank holds: first cut by tensor parallelism, then by FSDP on dim 0.
+"""Which part of a parameter a rank holds: first cut by tensor or expert parallelism, then by FSDP.
 
 Both cut as torch.chunk does (equal parts rounded up, the last ones smaller or empty), which is what DTensor expects.
 """
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workbench.parallel.plans import AuthoringError
 from workbench.torch_api.dtensor import strided_shard
+from workbench.world.mesh import axis_sizes
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -25,21 +26,25 @@ def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """One parameter on a mesh. shape: the whole parameter's; tp_dim: the dim that tensor parallelism cuts, or None.
+    """One parameter on a mesh. shape: the whole parameter's; cut_dim: the dim that `cut_axis` cuts, or None.
 
     tensor_parallel: whether the module expects a DTensor on the tp axis (also where it is whole on each rank).
+    shard_axis, shard_dim: what FSDP cuts, over which ranks.
     """
 
     name: str
     shape: torch.Size
-    tp_dim: int | None
+    cut_dim: int | None
     tensor_parallel: bool
     sizes: Mapping[str, int]
+    cut_axis: str = "tp"
+    shard_axis: str = "dp_shard"
+    shard_dim: int = 0
 
     @classmethod
     def of(cls, name: str, param: torch.Tensor, mesh: DeviceMesh | None) -> Layout:
         """Read it from a parameter that is whole or, after `apply_tensor_plan`, a DTensor on the tp axis."""
-        sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) if mesh is not None else {}
+        sizes = axis_sizes(mesh)
         if not isinstance(param, DTensor):
             return cls(name, param.shape, None, False, sizes)
         (placement,) = param.placements
@@ -47,41 +52,54 @@ class Layout:
             raise AuthoringError(f"parameter {name}: placement {placement} on the tp axis is not supported")
         return cls(name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes)
 
+    @classmethod
+    def of_experts(cls, name: str, param: torch.Tensor, mesh: DeviceMesh) -> Layout:
+        """A stack of experts on their own mesh. FSDP cuts each expert where there are too few to go round."""
+        sizes = axis_sizes(mesh)
+        held, parts = param.shape[0] // sizes.get("ep", 1), sizes.get("ep_shard", 1)
+        if held * sizes.get("ep", 1) != param.shape[0]:
+            raise AuthoringError(f"{param.shape[0]} experts of {name} cannot be spread evenly over ep {sizes['ep']}")
+        return cls(name, param.shape, 0 if "ep" in sizes else None, False, sizes, "ep", "ep_shard", int(held % parts > 0))
+
     @property
     def sharded(self) -> bool:
-        """Whether FSDP cuts it: there is a dp_shard axis and a dim to cut."""
-        return self.sizes.get("dp_shard", 1) > 1
+        """Whether FSDP cuts it."""
+        return self.sizes.get(self.shard_axis, 1) > 1
 
-    def tp_part(self, coordinate: Mapping[str, int]) -> tuple[torch.Size, tuple[int, int]]:
-        """Shape of the tensor-parallel part at `coordinate`, and its start and length on tp_dim."""
-        if self.tp_dim is None:
+    def cut_part(self, coordinate: Mapping[str, int]) -> tuple[torch.Size, tuple[int, int]]:
+        """Shape of the part of tensor or expert parallelism at `coordinate`, and its start and length on cut_dim."""
+        if self.cut_dim is None:
             return self.shape, (0, 0)
-        start, length = part_bounds(self.shape[self.tp_dim], self.sizes["tp"], coordinate["tp"])
+        start, length = part_bounds(self.shape[self.cut_dim], self.sizes[self.cut_axis], coordinate[self.cut_axis])
         shape = list(self.shape)
-        shape[self.tp_dim] = length
+        shape[self.cut_dim] = length
         return torch.Size(shape), (start, length)
 
     def local_shape(self, coordinate: Mapping[str, int]) -> torch.Size:
         """Shape of what the rank at `coordinate` holds."""
-        shape, _ = self.tp_part(coordinate)
+        shape, _ = self.cut_part(coordinate)
         if not self.sharded:
             return shape
-        _, length = part_bounds(shape[0], self.sizes["dp_shard"], coordinate["dp_shard"])
-        return torch.Size((length, *shape[1:]))
+        at = self.shard_dim
+        return torch.Size((*shape[:at], self._shard_bounds(shape, coordinate)[1], *shape[at + 1 :]))
+
+    def _shard_bounds(self, shape: torch.Size, coordinate: Mapping[str, int]) -> tuple[int, int]:
+        return part_bounds(shape[self.shard_dim], self.sizes[self.shard_axis], coordinate[self.shard_axis])
 
     def local_part(self, whole: torch.Tensor, coordinate: Mapping[str, int]) -> torch.Tensor:
         """A copy of what the rank at `coordinate` holds of `whole`."""
-        shape, bounds = self.tp_part(coordinate)
-        part = whole if self.tp_dim is None else whole.narrow(self.tp_dim, *bounds)
+        shape, bounds = self.cut_part(coordinate)
+        part = whole if self.cut_dim is None else whole.narrow(self.cut_dim, *bounds)
         if self.sharded:
-            part = part.narrow(0, *part_bounds(shape[0], self.sizes["dp_shard"], coordinate["dp_shard"]))
+            part = part.narrow(self.shard_dim, *self._shard_bounds(shape, coordinate))
         return part.clone(memory_format=torch.contiguous_format)
 
     def placements(self) -> tuple[Placement, ...]:
-        """One placement per mesh axis, in the mesh's order (dp_replicate, dp_shard, tp), as FSDP2 writes them."""
+        """One placement per mesh axis, in the mesh's order, as FSDP2 writes them."""
+        # tensor parallelism cuts first though its axis stands last: FSDP's parts of dim 0 are strided
+        strided = self.cut_axis == "tp" and self.cut_dim == self.shard_dim
         by_axis: dict[str, Placement] = {
-            # tensor parallelism cuts first though its axis stands last: FSDP's parts of dim 0 are strided
-            "dp_shard": strided_shard(0, self.sizes["tp"]) if self.tp_dim == 0 else Shard(0),
-            "tp": Replicate() if self.tp_dim is None else Shard(self.tp_dim),
+            self.shard_axis: strided_shard(0, self.sizes["tp"]) if strided else Shard(self.shard_dim),
+            self.cut_axis: Replicate() if self.cut_dim is None else Shard(self.cut_dim),
         }
         return tuple(by_axis.get(axis, Replicate()) for axis in self.sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,10 +21,13 @@ class ParallelPlan:
     tensor: module path pattern to style; the styles are in `tensor_parallel.py`. `*` stands for one path component
     ("layers.*.attention.wq"). Modules that no pattern names keep whole parameters on each rank of the axis.
     units: patterns of what is gathered together, in the order of the forward; a tuple makes one unit of several.
+    experts: patterns of modules whose parameters stack experts on dim 0. Each has an attribute `mesh`, which is set to
+    the expert-parallel axis where there is one.
     """
 
     tensor: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
     units: tuple[str | tuple[str, ...], ...] = ()
+    experts: tuple[str, ...] = ()
 
 
 LLAMA3_PLAN = ParallelPlan(
@@ -53,13 +56,59 @@ LLAMA3_PLAN = ParallelPlan(
 )
 
 
-def llama3_plan(vocab_size: int, tp: int) -> ParallelPlan:
+def llama3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
     """LLAMA3_PLAN; where tp does not divide the vocabulary, the logits are gathered, and the loss is every rank's."""
+    return replace(LLAMA3_PLAN, tensor=_whole_vocabulary(LLAMA3_PLAN.tensor, sizes["vocab_size"], tp))
+
+
+def _whole_vocabulary(tensor: Mapping[str, Any], vocab_size: int, tp: int) -> Mapping[str, Any]:
     if vocab_size % tp == 0:
-        return LLAMA3_PLAN
-    tensor = {**LLAMA3_PLAN.tensor, "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}}
-    del tensor["loss"]
-    return ParallelPlan(tensor, LLAMA3_PLAN.units)
+        return tensor
+    gathered = {**tensor, "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}}
+    del gathered["loss"]
+    return gathered
+
+
+_LOCAL_SEQUENCE = {"style": "sequence", "local": True}
+_SWIGLU: dict[str, Any] = {
+    "": {"style": "inputs", "input": ["shard(1)"], "wanted": ["replicate"]},
+    ".w1": "colwise",
+    ".w3": "colwise",
+    ".w2": {"style": "rowwise", "output": "shard(1)"},
+}
+
+
+def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
+    """Heads and dense layers over tp, as in llama3; the latents, the router and the experts on each rank's own tokens.
+
+    The narrow latents are computed where their tokens are, and gathered afterwards.
+    """
+    gathering = {"style": "colwise", "input": "shard(1)"}
+    attention: dict[str, Any] = {
+        "wq": gathering,
+        "wkv_a": _LOCAL_SEQUENCE,
+        "kv_norm": _LOCAL_SEQUENCE,
+        "wkv": gathering,
+        "rope_key": "everywhere",
+        "wo": {"style": "rowwise", "output": "shard(1)"},
+    }
+    if sizes["q_lora_rank"]:
+        attention |= {"wq_a": _LOCAL_SEQUENCE, "q_norm": _LOCAL_SEQUENCE}
+    dense, layers = sizes["n_dense_layers"], sizes["n_layers"]
+    tensor: dict[str, Any] = {
+        "tok_embeddings": LLAMA3_PLAN.tensor["tok_embeddings"],
+        "layers.*.attention_norm": _LOCAL_SEQUENCE,
+        **{f"layers.*.attention.{name}": style for name, style in attention.items()},
+        "layers.*.ffn_norm": _LOCAL_SEQUENCE,
+    }
+    if dense:
+        tensor |= {f"layers.*.feed_forward{name}": style for name, style in _SWIGLU.items()}
+    if dense < layers:
+        tensor["layers.*.moe.router.gate"] = {**_LOCAL_SEQUENCE, "dim": 0}
+        tensor |= {f"layers.*.moe.shared_experts{name}": style for name, style in _SWIGLU.items()}
+    tensor |= {path: LLAMA3_PLAN.tensor[path] for path in ("norm", "output", "loss")}
+    experts = ("layers.*.moe.experts",) if dense < layers else ()
+    return ParallelPlan(_whole_vocabulary(tensor, sizes["vocab_size"], tp), LLAMA3_PLAN.units, experts)
 
 
 def matching(pattern: str, paths: Iterable[str]) -> list[str]:

@@ -34,7 +34,8 @@ class Gather:
     """The way of one parameter from this rank's shard to the tensor its module computes with, and of its gradient back.
 
     Not an nn.Module, so that it does not enter the module path of the nodes it makes. Gradients are averaged over
-    both data-parallel axes: reduce-scatter over dp_shard, then all-reduce over dp_replicate, as FSDP2 does.
+    both data-parallel axes: reduce-scatter over dp_shard, then all-reduce over dp_replicate, as FSDP2 does. Those of
+    experts are summed over the ranks of their own axes, and times `factor`, which is one over the data-parallel ranks.
     shape, stride: of the tensor-parallel part that all ranks of dp_shard hold together; whole_*: of the parameter.
     """
 
@@ -47,14 +48,18 @@ class Gather:
     tp_mesh: DeviceMesh | None
     tp_placements: tuple[Placement, ...]
     precision: Precision
+    shard_dim: int = 0
+    factor: float | None = None
 
     def __call__(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
         """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan says so."""
         x = shard.to_local() if isinstance(shard, DTensor) else shard
+        if self.factor is not None:
+            x = _ScaledGradient.apply(x, self.factor)
         if self.replicate_mesh is not None:
             x = self._redistributed(x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None)
         if self.shard_mesh is not None:
-            x = self._redistributed(x, self.shard_mesh, Shard(0), last=True)
+            x = self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
         elif x.dtype != self.precision.param:
             x = x.to(self.precision.param)
         if self.tp_mesh is None:
@@ -72,10 +77,21 @@ class Gather:
             forward_dtype=self.precision.param if last else x.dtype,
             backward_dtype=self.precision.reduce,
         )
-        return whole.to_local(grad_placements=(Partial("avg"),))
+        return whole.to_local(grad_placements=(Partial("avg" if self.factor is None else "sum"),))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
         return self  # process groups cannot be copied, and nothing here changes
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradients[0] * ctx.factor, None
 
 
 def _reader(name: str) -> property:

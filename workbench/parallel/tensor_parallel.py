@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -69,6 +69,23 @@ class _Vocabulary(ParallelStyle):
         return module
 
 
+class _Everywhere(ParallelStyle):
+    """A module's output, of which each rank has a part of `dim`, becomes whole on each, for readers that differ."""
+
+    def __init__(self, *, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def whole(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            part = DTensor.from_local(output, device_mesh, [Shard(self.dim)], run_check=False)
+            # each rank's heads give a part of its gradient
+            return part.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+        module.register_forward_hook(whole)
+        return module
+
+
 STYLES: dict[str, Callable[..., ParallelStyle]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
@@ -76,6 +93,7 @@ STYLES: dict[str, Callable[..., ParallelStyle]] = {
     "inputs": _inputs,
     "outputs": _outputs,
     "vocabulary": _Vocabulary,
+    "everywhere": _Everywhere,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed import device_mesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor import debug as dtensor_debug
@@ -14,7 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.torch_api.ops import collective_kind, op_name, tensor_bytes
 
-__all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "open_meshes", "strided_shard"]
+__all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "open_meshes", "ranks_of", "strided_shard"]
+
+
+def ranks_of(mesh: device_mesh.DeviceMesh) -> list[int]:
+    """The ranks of a mesh in row-major order, also where tensors that are made would be fake."""
+    with unset_fake_temporarily():
+        return [int(rank) for rank in mesh.mesh.flatten().tolist()]
 
 
 def local_shape(

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.dtensor import clear_dtensor_caches
+from workbench.torch_api.dtensor import clear_dtensor_caches, ranks_of
 from workbench.torch_api.fake import start_fake_process_group
 
 if TYPE_CHECKING:
-    from workbench.recipe import MeshSpec
+    from workbench.recipe_parts import MeshSpec
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 Kind = Literal["fake", "simulated", "gloo", "nccl"]
@@ -72,13 +72,38 @@ class World:
             return None
         return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
+    def expert_mesh(self, spec: MeshSpec) -> DeviceMesh | None:
+        """A second mesh of the same ranks for experts: dp_replicate, ep, and ep_shard, over which FSDP cuts them.
+
+        Axes of size 1 are left out; None if none is left. Ranks of one ep group stand next to each other on the axes
+        that `spec.ep_over` names; ep_shard takes the other ranks of dp_shard, and of tp. Every rank must call it.
+        """
+        sizes = spec.expert_axes
+        inner = spec.tp if spec.ep_over == "dp_shard" else 1
+        outer = sizes["ep_shard"] // inner
+        ranks = [
+            [[((r * outer + o) * spec.ep + e) * inner + i for o in range(outer) for i in range(inner)]
+             for e in range(spec.ep)]
+            for r in range(spec.dp_replicate)
+        ]
+        axes = {name: size for name, size in sizes.items() if size > 1}
+        if not axes:
+            return None
+        table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())
+        return DeviceMesh(self.device.type, table, mesh_dim_names=tuple(axes))
+
+
+def axis_sizes(mesh: DeviceMesh | None) -> dict[str, int]:
+    """Axis name to size; empty without a mesh."""
+    return dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) if mesh is not None else {}
+
 
 def coordinates(mesh: DeviceMesh | None, rank: int) -> dict[str, int]:
     """Axis name to the place of `rank` on that axis, on a mesh over the whole world. Empty without a mesh."""
     place: dict[str, int] = {}
     if mesh is None:
         return place
-    # arithmetic, not mesh.mesh: that would be a tensor, and fake under a fake mode
+    rank = ranks_of(mesh).index(rank)
     for axis, size in reversed(list(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))):
         rank, place[axis] = divmod(rank, size)
     return place

@@ -1,0 +1,46 @@
+"""What routing to experts needs of torch beyond its stable API: all-to-all that autograd knows, grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.functional import grouped_mm
+
+
+def all_to_all(
+    x: torch.Tensor, mesh: DeviceMesh | None, received: Sequence[int] | None = None, sent: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Rows of x to the ranks of the 1-D `mesh`, in rank order: `sent[i]` rows go to rank i, `received[i]` come from it.
+
+    Without counts each rank gets an equal part. Its gradient goes the way back. Without a mesh: x itself.
+    """
+    if mesh is None:
+        return x
+    group: Any = mesh.get_group()
+    given = [None if counts is None else list(counts) for counts in (received, sent)]
+    if x.requires_grad:
+        return functional.all_to_all_single_autograd(x, *given, group)
+    return functional.wait_tensor(functional.all_to_all_single(x, *given, group))
+
+
+def grouped_matmul(rows: torch.Tensor, weights: torch.Tensor, sizes: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """rows (m, dim) in groups of `counts` rows, each times its own of weights (groups, dim, out) -> (m, out).
+
+    `sizes` holds the counts as a tensor. One kernel in bfloat16 on a GPU, else a product for each group.
+    """
+    if rows.is_cuda and rows.dtype == torch.bfloat16:
+        return grouped_mm(rows, weights, offs=sizes.cumsum(0, dtype=torch.int32))
+    parts = [part @ weight for part, weight in zip(rows.split(list(counts)), weights.unbind(), strict=True)]
+    return torch.cat(parts)
+
+
+def known_size(size: Any, most: Any = None) -> Any:
+    """A size read from a tensor, with what a trace may assume of it: not negative, and no more than `most`."""
+    torch._check(size >= 0)
+    if most is not None:
+        torch._check(size <= most)
+    return size
