@@ -74,9 +74,18 @@ def output_nodes(graph: GraphModule) -> list[Any]:
 
 def saved_nodes(forward: GraphModule, backward: GraphModule) -> list[Node]:
     """The forward's nodes that the backward receives, in the backward's order; tensors, sizes and meshes alike."""
+    order, outputs = saved_order(forward, backward), output_nodes(forward)
+    return [outputs[len(outputs) - len(order) + place] for place in order]
+
+
+def saved_order(forward: GraphModule, backward: GraphModule) -> list[int]:
+    """For each of the backward's inputs before the tangents, its place among what the forward saves.
+
+    torch saves tensors first, and hands sizes that were read from the device to the backward first.
+    """
     taken = sum(not aot.is_tangent(n) for n in backward.graph.find_nodes(op="placeholder"))
-    outputs = output_nodes(forward)
-    return outputs[len(outputs) - taken :] if taken else []
+    shared = (forward.meta.get("workbench") or {}).get("shared", {})
+    return list(shared.get("saved_order", range(taken)))
 
 
 def partition(joint: JointGraph) -> ForwardBackward:
@@ -94,7 +103,10 @@ def partition(joint: JointGraph) -> ForwardBackward:
         finally:
             joint.graph = made
     pair = ForwardBackward(joint.authored, joint.parameters, joint.buffers, function, (forward, backward))
-    shared = {"results": len(output_nodes(pair.forward)) - len(saved_nodes(*pair.graphs))}
+    kept = [n.name for n in saved_nodes(*pair.graphs)]
+    taken = [n.name for n in pair.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
+    order = [kept.index(name) for name in taken]
+    shared = {"results": len(output_nodes(pair.forward)) - len(kept), "saved_order": order}
     for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
         graph.meta["workbench"] = graph_facts(joint.authored, which) | {"shared": shared}
     return pair

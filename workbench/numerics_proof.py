@@ -10,7 +10,7 @@ import torch
 
 from workbench.compiled_step import CompiledStep
 from workbench.contracts import CONTRACTS, Numerics, PassContract, Stage
-from workbench.forward_backward import saved_nodes
+from workbench.forward_backward import saved_order
 from workbench.passes.body import Body
 from workbench.pipeline import PassRecord
 from workbench.torch_api import aot
@@ -80,10 +80,11 @@ def _call(function: Any, args: list[Any]) -> list[Any]:
 def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
     """Outputs and gradients of a forward and backward; saved tensors may differ between graphs and are left out."""
     forward, backward = which
-    count = len(saved_nodes(*(b.graph if isinstance(b, Body) else b for b in record.before)))
+    order = saved_order(*(b.graph if isinstance(b, Body) else b for b in record.before))
     outputs = _call(forward, primals)
-    kept = outputs[len(outputs) - count :]
-    return outputs[: len(outputs) - count] + _call(backward, kept + tangents)
+    results = len(outputs) - len(order)
+    kept = [outputs[results + i] for i in order]
+    return outputs[:results] + _call(backward, kept + tangents)
 
 
 def run_graphs(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:

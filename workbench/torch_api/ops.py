@@ -37,6 +37,14 @@ def op_name(target: Any) -> str:
     return f"{module}.{getattr(target, '__name__', str(target))}"
 
 
+_SHAPE_READERS = {"aten.sym_size", "aten.sym_stride", "aten.sym_numel", "aten.sym_storage_offset"}
+
+
+def reads_shape(target: Any) -> bool:
+    """Whether the operator reads a tensor's sizes and none of its values."""
+    return op_name(target) in _SHAPE_READERS
+
+
 @functools.cache
 def collective_kind(target: Any) -> str | None:
     """One of `COLLECTIVE_KINDS` if the operator starts a functional collective, else None (also for its wait)."""
