@@ -17,8 +17,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each layer may import its own and those above it in this list.
 LAYERS = [
-    {"errors", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes", "recipe", "lesson",
-     "schemas", "supported"},
+    {"errors", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes", "recipe",
+     "lesson", "schemas", "supported"},
     {"torch_api"},
     {"world", "models"},
     {"parallel"},
@@ -27,7 +27,7 @@ LAYERS = [
     {"passes"},
     {"verify"},
     {"pipeline"},
-    {"compiled_step", "training", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
+    {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline", "report",
      "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules", "run_recipe"},
     {"draw", "widgets", "display"},
     {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},

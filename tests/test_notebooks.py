@@ -22,6 +22,10 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+QUICK = "01_author_with_dtensor"  # the one whose cells are run again in `make test`
+one_now_and_each_later = pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=() if p.stem == QUICK else pytest.mark.slow) for p in NOTEBOOKS]
+)
 LINES, BYTES = 15, 400_000
 
 
@@ -114,7 +118,7 @@ def run_cells(path: Path, tmp_path: Path, change: dict[str, str]) -> dict[str, s
 
 
 @pytest.mark.ranks  # no ranks, but seconds each: after the fast ones
-@each_notebook
+@one_now_and_each_later
 def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_PROGRESS", "0")
     file = ROOT / "lessons" / "solutions" / path.name.replace(".ipynb", ".py")
@@ -141,10 +145,12 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("path", "upto", "said", "instead"), [
-    ("00_tour", 4, "PASS  PASS    PASS         UNKNOWN", "PASS  PASS    PASS         PASS   "),
-    ("01_author_with_dtensor", 4, "dp_shard cuts dim 0", "dp_shard cuts dim 1"),
-    ("02_capture_a_joint_graph", 3, "281 forward", "259 forward"),
-], ids=lambda v: v if isinstance(v, str) and v[0].isdigit() and "_" in v else "")
+    pytest.param("00_tour", 4, "PASS  PASS    PASS         UNKNOWN", "PASS  PASS    PASS         PASS   ",
+                 id="00_tour", marks=pytest.mark.slow),
+    pytest.param(QUICK, 4, "dp_shard cuts dim 0", "dp_shard cuts dim 1", id=QUICK),
+    pytest.param("02_capture_a_joint_graph", 3, "281 forward", "259 forward",
+                 id="02_capture_a_joint_graph", marks=pytest.mark.slow),
+])
 def test_a_changed_output_fails_the_comparison(path: str, upto: int, said: str, instead: str, tmp_path: Path) -> None:
     whole = json.loads((ROOT / "notebooks" / f"{path}.ipynb").read_text(encoding="utf-8"))
     whole["cells"] = [c for c in whole["cells"] if c["cell_type"] == "code"][:upto]

@@ -19,6 +19,7 @@ from .recipe_edit import apply_overrides, flatten
 from .recipe_parts import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
 from .recipe_rules import rule_problems
 
+
 class RecipeError(DeclarationError):
     """A recipe that cannot be read: all its problems, each with file and key."""
 

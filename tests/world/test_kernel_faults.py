@@ -124,7 +124,7 @@ def test_restart_of_the_kernel(notebook, row, backend, n):
 
 
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
-@pytest.mark.parametrize("how", ["shutdown", "kill -9"])
+@pytest.mark.parametrize("how", [pytest.param("shutdown", marks=pytest.mark.slow), "kill -9"])
 def test_the_end_of_the_kernel(notebook, row, backend, n, how):
     book = notebook(backend, n)
     book.hang()
@@ -137,6 +137,7 @@ def test_the_end_of_the_kernel(notebook, row, backend, n, how):
     row(f"{n} {backend}", f"{how} of the kernel", time.monotonic() - start, left, notebook(backend, n).works())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_two_notebooks_at_once(notebook, row, backend, n):
     first, second = notebook(backend, n), notebook(backend, n)

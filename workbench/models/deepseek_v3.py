@@ -16,33 +16,23 @@ from torch import nn
 from workbench.models.attention import ATTENTION, BlockMask, block_mask
 from workbench.models.layers import FeedForward, RMSNorm, apply_rope, rope_table
 from workbench.models.loss import CrossEntropy
-from workbench.models.moe import MoE
+from workbench.models.moe import MoE, MoEConfig
 from workbench.sizes import SIZES
 from workbench.torch_api.regions import region
 
 
 @dataclass(frozen=True)
-class DeepSeekV3Config:
+class DeepSeekV3Config(MoEConfig):
     """Sizes. A head's query and key have qk_nope_dim + qk_rope_dim channels, its value v_dim.
 
     q_lora_rank 0: queries come straight from the hidden state. The first n_dense_layers have no experts.
     """
 
-    dim: int = 128
     n_layers: int = 3
     n_dense_layers: int = 1
     n_heads: int = 4
     vocab_size: int = 256
     ffn_dim: int = 384
-    expert_dim: int = 64
-    n_experts: int = 8
-    n_shared_experts: int = 1
-    top_k: int = 2
-    n_groups: int = 4
-    top_groups: int = 2
-    score: str = "sigmoid"
-    normalise: bool = True
-    route_scale: float = 1.0
     q_lora_rank: int = 0
     kv_lora_rank: int = 64
     qk_nope_dim: int = 32
@@ -51,9 +41,6 @@ class DeepSeekV3Config:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
     max_seq_len: int = 4096
-    dispatch: str = "dropless"
-    capacity_factor: float = 1.25
-    balance_rate: float = 0.001
     attention: str = "sdpa"
     mask: str = "causal"
     document_token: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,26 +17,32 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from workbench.models.layers import FeedForward
-from workbench.torch_api.experts import all_to_all, grouped_matmul, known_size
+from workbench.torch_api.experts import all_to_all, grouped_matmul, known_sizes
 from workbench.torch_api.regions import region
 
 
-class MoESizes(Protocol):
-    """What this module reads of a model's configuration; see `deepseek_v3.DeepSeekV3Config`."""
+@dataclass(frozen=True)
+class MoEConfig:
+    """Sizes of a mixture of experts, and how tokens find them: dispatch is "dropless" or "capacity".
 
-    dim: int
-    expert_dim: int
-    n_experts: int
-    n_shared_experts: int
-    top_k: int
-    n_groups: int
-    top_groups: int
-    score: str
-    normalise: bool
-    route_scale: float
-    dispatch: str
-    capacity_factor: float
-    balance_rate: float
+    A token goes to top_k experts, out of its top_groups best of n_groups groups. Its weights add up to route_scale
+    where `normalise` says so. Under static capacity an expert has capacity_factor times the rows of an even load.
+    balance_rate: the step of a router's bias after each training step.
+    """
+
+    dim: int = 128
+    expert_dim: int = 64
+    n_experts: int = 8
+    n_shared_experts: int = 1
+    top_k: int = 2
+    n_groups: int = 4
+    top_groups: int = 2
+    score: str = "sigmoid"
+    normalise: bool = True
+    route_scale: float = 1.0
+    dispatch: str = "dropless"
+    capacity_factor: float = 1.25
+    balance_rate: float = 0.001
 
 
 class Router(nn.Module):
@@ -48,7 +54,7 @@ class Router(nn.Module):
 
     bias: torch.Tensor
 
-    def __init__(self, config: MoESizes) -> None:
+    def __init__(self, config: MoEConfig) -> None:
         super().__init__()
         self.config = config
         self.gate = nn.Linear(config.dim, config.n_experts, bias=False)
@@ -117,7 +123,7 @@ class Capacity:
     mesh: DeviceMesh | None
 
     def send(self, copies: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """copies (n, dim), experts (n) -> rows (own experts, ranks x capacity, dim), the way back, and how many fell."""
+        """copies (n, dim), experts (n) -> rows (own experts, ranks x capacity, dim), the way back, how many fell."""
         chosen = experts.unsqueeze(1) == torch.arange(self.n_experts, device=experts.device)
         place = torch.where(chosen, chosen.cumsum(0), 0).sum(1) - 1  # how many before it chose the same expert
         slots = self.n_experts * self.rows
@@ -131,7 +137,7 @@ class Capacity:
         """Every expert has as many rows."""
         return None
 
-    def back(self, rows: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    def back(self, rows: torch.Tensor, slot: Any) -> torch.Tensor:
         """What `send` gave, transformed -> (n, dim) in the order of the copies; zeros for those that fell."""
         sent = rows.unflatten(1, (-1, self.rows)).transpose(0, 1).flatten(0, 2)
         came = all_to_all(sent, self.mesh)
@@ -143,7 +149,7 @@ class _Way:
     """How dropless rows went: each copy's row before the exchange and after it, and the counts of both."""
 
     sorted: torch.Tensor
-    grouped: torch.Tensor | None
+    grouped: torch.Tensor
     sent: list[int]
     received: list[int]
     sizes: torch.Tensor
@@ -165,11 +171,9 @@ class Dropless:
         ranks = 1 if self.mesh is None else self.mesh.size()
         theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))  # rows from each rank for each own expert
         sizes = theirs.sum(0)
-        known = torch.cat((mine.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes)).tolist()
+        read = torch.cat((mine.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
+        known = known_sizes(read, ranks, copies.shape[0])
         sent, received, counts = known[:ranks], known[ranks : 2 * ranks], known[2 * ranks :]
-        for size in known:
-            known_size(size)
-        torch._check(sum(sent) == copies.shape[0])
         rows = all_to_all(copies.index_select(0, order), self.mesh, received, sent)
         own = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)
         expert = own.repeat_interleave(theirs.flatten(), output_size=sum(received))
@@ -181,7 +185,7 @@ class Dropless:
         """Rows of each own expert, on the device and here."""
         return way.sizes, way.counts
 
-    def back(self, rows: torch.Tensor, way: _Way) -> torch.Tensor:
+    def back(self, rows: torch.Tensor, way: Any) -> torch.Tensor:
         """What `send` gave, transformed -> (n, dim) in the order of the copies."""
         came = all_to_all(rows.index_select(0, way.grouped.argsort()), self.mesh, way.sent, way.received)
         return came.index_select(0, way.sorted.argsort())
@@ -197,7 +201,7 @@ class MoE(nn.Module):
     tokens: torch.Tensor
     dropped: torch.Tensor
 
-    def __init__(self, config: MoESizes) -> None:
+    def __init__(self, config: MoEConfig) -> None:
         super().__init__()
         self.config = config
         self.router = Router(config)

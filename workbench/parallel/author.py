@@ -129,7 +129,7 @@ def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | No
                              f"plan.experts is {list(plan.experts)}")
     if "ep" in axis_sizes(mesh):
         for path in found:
-            module.get_submodule(path).mesh = mesh["ep"]
+            module.get_submodule(path).mesh = mesh["ep"]  # type: ignore[assignment]
     return found
 
 

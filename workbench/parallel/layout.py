@@ -59,7 +59,8 @@ class Layout:
         held, parts = param.shape[0] // sizes.get("ep", 1), sizes.get("ep_shard", 1)
         if held * sizes.get("ep", 1) != param.shape[0]:
             raise AuthoringError(f"{param.shape[0]} experts of {name} cannot be spread evenly over ep {sizes['ep']}")
-        return cls(name, param.shape, 0 if "ep" in sizes else None, False, sizes, "ep", "ep_shard", int(held % parts > 0))
+        cut, within = (0 if "ep" in sizes else None), int(held % parts > 0)
+        return cls(name, param.shape, cut, False, sizes, "ep", "ep_shard", within)
 
     @property
     def sharded(self) -> bool:

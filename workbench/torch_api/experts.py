@@ -21,13 +21,15 @@ def all_to_all(
     if mesh is None:
         return x
     group: Any = mesh.get_group()
-    given = [None if counts is None else list(counts) for counts in (received, sent)]
+    came, went = (None if counts is None else list(counts) for counts in (received, sent))
     if x.requires_grad:
-        return functional.all_to_all_single_autograd(x, *given, group)
-    return functional.wait_tensor(functional.all_to_all_single(x, *given, group))
+        return functional.all_to_all_single_autograd(x, came, went, group)
+    return functional.wait_tensor(functional.all_to_all_single(x, came, went, group))
 
 
-def grouped_matmul(rows: torch.Tensor, weights: torch.Tensor, sizes: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+def grouped_matmul(
+    rows: torch.Tensor, weights: torch.Tensor, sizes: torch.Tensor, counts: Sequence[int]
+) -> torch.Tensor:
     """rows (m, dim) in groups of `counts` rows, each times its own of weights (groups, dim, out) -> (m, out).
 
     `sizes` holds the counts as a tensor. One kernel in bfloat16 on a GPU, else a product for each group.
@@ -38,9 +40,10 @@ def grouped_matmul(rows: torch.Tensor, weights: torch.Tensor, sizes: torch.Tenso
     return torch.cat(parts)
 
 
-def known_size(size: Any, most: Any = None) -> Any:
-    """A size read from a tensor, with what a trace may assume of it: not negative, and no more than `most`."""
-    torch._check(size >= 0)
-    if most is not None:
-        torch._check(size <= most)
-    return size
+def known_sizes(counts: torch.Tensor, parts: int, total: int) -> list[int]:
+    """Counts read from the device, with what a trace may assume: none is negative, the first `parts` add to `total`."""
+    sizes: list[int] = counts.tolist()
+    for size in sizes:
+        torch._check(size >= 0)
+    torch._check(sum(sizes[:parts]) == total)
+    return sizes
