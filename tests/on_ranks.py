@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.built import Built, build
+from workbench.expert_load import routed_layers
 from workbench.parallel.author import author
 from workbench.passes.registry import register_pass
 from workbench.recipe import Recipe
@@ -81,12 +82,15 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
 
     batches = Batches(eager)
 
+    chosen: list[Any] = []  # tokens of each expert: ours, then eager's
+
     def run(authored: Any, step: Any) -> list[dict[str, torch.Tensor]]:
         optimizer = torch.optim.AdamW(authored.module.parameters(), lr=1e-3, foreach=False)
         seen = []
         for i in range(recipe.training.steps):
             loss = step(*batches.at(i))
             loss.backward()
+            chosen.append([layer.tokens.tolist() for layer in routed_layers(authored.module).values()])
             seen.append({"loss": loss.detach().clone()} | {n: g.clone() for n, g in gradients(authored).items()})
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -104,6 +108,7 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
     return {
         "tensors": len(ours[0]), "differing": sorted(differing), "relative": relative,
         "losses": [float(s["loss"]) for s in ours],
+        "routed": (chosen[: len(ours)], chosen[len(ours) :]),
         "outcomes": {r.name: str(r.outcome) for r in built.records}, "schedule": str(built.schedule.outcome),
     }
 

@@ -84,6 +84,6 @@ def test_the_table_is_consistent() -> None:
     for name, contract in CONTRACTS.items():
         assert contract.name == name
         assert contract.changes
-        assert contract.needs <= {"fsdp", "cuda", "compiler"}
+        assert contract.needs <= {"fsdp", "cuda", "compiler", "static_shapes"}
         for field in ("requires", "conflicts", "after"):
             assert getattr(contract, field) <= set(CONTRACTS), f"{name}.{field} names no pass"

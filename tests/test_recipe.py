@@ -38,6 +38,13 @@ def test_every_recipe_reads_and_round_trips(name: str) -> None:
 
 def test_the_recipes_by_name() -> None:
     assert recipe_names() == [
+        "deepseek_v3",
+        "deepseek_v3_autobucketing",
+        "deepseek_v3_block_bucketing",
+        "deepseek_v3_capacity_full_inductor_cudagraph",
+        "deepseek_v3_checkpointing",
+        "deepseek_v3_flex",
+        "deepseek_v3_regional",
         "llama3",
         "llama3_autobucketing",
         "llama3_block_bucketing",
@@ -133,7 +140,29 @@ deterministic = 1
     )]
 
 
+EXPERTS = {"family": "deepseek_v3"}
+
+
 @pytest.mark.parametrize(("change", "lines"), [
+    ({"model": EXPERTS, "mesh": {"dp_shard": 6, "ep": 3}}, [
+        "mesh.ep: model.n_experts 8 does not divide by mesh.ep 3: change one of them"]),
+    ({"model": EXPERTS, "mesh": {"dp_shard": 2, "tp": 2, "ep": 4}}, [
+        "mesh.ep: dp_shard 2 does not divide by mesh.ep 4: change one of them"]),
+    ({"model": EXPERTS, "mesh": {"dp_shard": 2, "tp": 2, "ep": 8, "ep_over": "dp_shard x tp"}}, [
+        "mesh.ep: dp_shard x tp 4 does not divide by mesh.ep 8: change one of them"]),
+    ({"model": EXPERTS | {"top_k": 5}}, [
+        "model.top_k: 5 experts a token, and 2 of 4 groups hold 4: lower it, or raise model.top_groups"]),
+    ({"model": EXPERTS | {"top_groups": 5}}, ["model.top_groups: 5 of 4 groups cannot be chosen: at most 4"]),
+    ({"model": EXPERTS | {"n_groups": 3}}, [
+        "model.n_groups: model.n_experts 8 does not divide by model.n_groups 3: change one of them"]),
+    ({"model": EXPERTS | {"capacity_factor": 0.5}}, [
+        "model.capacity_factor: 0.5 leaves too few rows even where the load is balanced: make it 1 or more"]),
+    ({"model": EXPERTS | {"qk_rope_dim": 15}}, [
+        "model.qk_rope_dim: 15 is odd, and rotary embeddings rotate pairs: make it even"]),
+    ({"model": EXPERTS | {"n_dense_layers": 4}}, ["model.n_dense_layers: 4 of 3 layers: lower it"]),
+    ({"model": EXPERTS | {"n_kv_heads": 2}}, ["model: deepseek_v3 has no n_kv_heads: leave it out"]),
+    ({"model": {"top_k": 2}}, ["model: llama3 has no top_k: leave it out"]),
+    ({"model": EXPERTS | {"flavor": "8b"}}, ["model.flavor: unknown flavor '8b': one of debug, 16b, 671b"]),
     ({"mesh": {}}, ["passes[0]: pass 'transformer_block_bucketing' needs FSDP, and the mesh has dp_shard 1 and "
                     "dp_replicate 1: set mesh.dp_shard to 2 or more, or drop the pass"]),
     ({"mesh": {"dp_shard": 2, "tp": 3}}, [
@@ -150,7 +179,7 @@ deterministic = 1
     ({"model": {"dim": 24}}, ["model.dim: a head has 3 channels (24 / 8), and rotary embeddings rotate pairs: "
                               "make it even"]),
     ({"model": {"flavor": "2b"}}, ["model.flavor: unknown flavor '2b': one of debug, 1b, 8b"]),
-    ({"model": {"family": "gpt"}}, ["model.family: expected 'llama3', got text 'gpt'"]),
+    ({"model": {"family": "gpt"}}, ["model.family: expected 'llama3' or 'deepseek_v3', got text 'gpt'"]),
     ({"data": {"seq_len": 4096}}, ["data.seq_len: 4096 is more than model.max_seq_len 2048: make it smaller, or that "
                                    "larger"]),
     ({"precision": {"param": "float8"}}, ["precision.param: expected 'float32', 'bfloat16' or 'float64', "

@@ -93,7 +93,7 @@ class PassContract:
     """The promise of one pass.
 
     `after` names passes that must stand earlier in the list where both are listed; `needs` names
-    what the recipe or the machine must have: "fsdp", "cuda", "compiler".
+    what the recipe or the machine must have: "fsdp", "cuda", "compiler", "static_shapes".
     `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient.
     """
 
@@ -175,13 +175,13 @@ declare(PassContract(
     "full_inductor_compilation", Stage.LOWERING, Numerics.LOSSY,
     "each graph becomes one compiled callable",
     InductorOptions, tolerance=1e-5, requires=frozenset({"inductor_decomposition"}),
-    needs=frozenset({"compiler"}), source="torch._inductor.compile_fx.compile_fx_inner",
+    needs=frozenset({"compiler", "static_shapes"}), source="torch._inductor.compile_fx.compile_fx_inner",
 ))
 
 declare(PassContract(
     "cudagraph", Stage.REPLAY, Numerics.EXACT,
     "each direction of the step is recorded once and replayed with one launch",
-    CudagraphOptions, needs=frozenset({"cuda"}), source="torch.cuda.CUDAGraph",
+    CudagraphOptions, needs=frozenset({"cuda", "static_shapes"}), source="torch.cuda.CUDAGraph",
 ))
 
 _STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}

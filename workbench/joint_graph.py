@@ -14,6 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
+from workbench.torch_api.ops import calls_of, collective_kind, is_wait, reads_shape
 
 
 @dataclass
@@ -130,8 +131,20 @@ def capture(
         raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
     joint = JointGraph(authored, export, contexts, graph.meta["tracing_context"])
     joint.graph.meta["workbench"] = graph_facts(authored, "joint")
+    _read_sizes_of_results(joint.graph)
     _place_gradient_sums(joint.graph)
     return joint
+
+
+def _read_sizes_of_results(graph: GraphModule) -> None:
+    """A size is read from what a collective gave, and not from the handle, which a partitioner would save for it."""
+    for start in calls_of(graph.graph, lambda target: collective_kind(target) is not None):
+        waits = [user for user in start.users if user.op == "call_function" and is_wait(user.target)]
+        for user in list(start.users):
+            if waits and user.op == "call_function" and reads_shape(user.target):
+                user.replace_input_with(start, waits[0])
+                waits[0].append(user)
+    graph.recompile()
 
 
 def _place_gradient_sums(graph: GraphModule) -> None:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch.fx import GraphModule
 
 from workbench import passes as _package_passes  # noqa: F401  registers the package's own
+from workbench.analysis.census import module_path
 from workbench.analysis.memory import saved_tensors
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
@@ -19,6 +20,7 @@ from workbench.passes.body import Body, bodies_of
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe_parts import PassSpec
 from workbench.torch_api import aot
+from workbench.torch_api.ops import is_symbolic
 from workbench.verify import collectives, effect, light
 from workbench.verify.record import PassRecord
 from workbench.verify.verdicts import Outcome, Verdict
@@ -56,6 +58,8 @@ def _apply(item: RegisteredPass, given: GraphModule | Body, example_inputs: list
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
     facts = given.facts if isinstance(given, Body) else given.meta["workbench"]
     where = f"pass {item.name!r} on the {facts.get('graph', 'joint')} graph"
+    if "static_shapes" in item.contract.needs:
+        _require_static(given.graph if isinstance(given, Body) else given, where)
     try:
         result = item.function(given, example_inputs, options=options)
     except WorkbenchError:
@@ -69,6 +73,13 @@ def _apply(item: RegisteredPass, given: GraphModule | Body, example_inputs: list
         result.meta["workbench"] = facts
         result.recompile()
     return result
+
+
+def _require_static(graph: GraphModule, where: str) -> None:
+    read = next((n for n in graph.graph.nodes if is_symbolic(n.meta.get("val"))), None)
+    if read is not None:
+        raise WorkbenchError(f"{where}: it needs sizes that are the same in every step, and that of {read.name} "
+                             f"({module_path(read) or 'an input'}) is read from the device: give it a static size")
 
 
 def run_joint(

@@ -20,8 +20,14 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
         problems += _expert_mesh_problems(mesh, sizes)
     if sizes is not None:
         problems += _model_problems(sizes)
+        if sizes.get("dispatch") == "dropless":
+            problems += [
+                Problem(key, f"pass {name!r} needs sizes that are the same in every step, and dropless dispatch reads "
+                             f"them from the device: set model.dispatch to \"capacity\", or drop the pass")
+                for key, name in _needing("static_shapes", joint, passes)
+            ]
     if mesh is not None and sizes is not None:
-        for key in {"n_heads", "n_kv_heads"} & set(sizes):
+        for key in (k for k in ("n_heads", "n_kv_heads") if k in sizes):
             problems += _divides(f"model.{key}", sizes[key], "mesh.tp", mesh["tp"], "mesh.tp")
     if data is not None:
         if mesh is not None:
@@ -71,11 +77,20 @@ def _needs_fsdp(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str
     if mesh["dp_shard"] > 1 or mesh["dp_replicate"] > 1:
         return []
     return [
-        Problem(f"{where}[{i}]", f"pass {spec['name']!r} needs FSDP, and the mesh has dp_shard 1 and dp_replicate 1: "
-                                 f"set mesh.dp_shard to 2 or more, or drop the pass")
+        Problem(key, f"pass {name!r} needs FSDP, and the mesh has dp_shard 1 and dp_replicate 1: "
+                     f"set mesh.dp_shard to 2 or more, or drop the pass")
+        for key, name in _needing("fsdp", joint, passes)
+    ]
+
+
+def _needing(what: str, joint: Sequence[Mapping[str, Any]],
+             passes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Key and name of each pass of the lists whose contract needs `what`."""
+    return [
+        (f"{where}[{i}]", spec["name"])
         for where, listed in (("joint_passes", joint), ("passes", passes))
         for i, spec in enumerate(listed)
-        if spec["name"] in CONTRACTS and "fsdp" in CONTRACTS[spec["name"]].needs
+        if spec["name"] in CONTRACTS and what in CONTRACTS[spec["name"]].needs
     ]
 
 

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.parallel.author import author, author_module
 from workbench.parallel.plans import AuthoringError, ParallelPlan
 from workbench.parallel.simple_fsdp import Precision
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, load_recipe
 from workbench.torch_api.fake import FakeTensor
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError
@@ -125,7 +125,7 @@ def test_large_models_take_no_memory_on_a_fake_world():
     code = """if True:
         import resource
         from workbench.parallel.author import author
-        from workbench.recipe import Recipe
+        from workbench.recipe import Recipe, load_recipe
         from workbench.world.fake import fake_world
         with fake_world(512) as world:
             author(Recipe(name="large", model={"flavor": "1b"}, mesh={"dp_shard": 64, "tp": 8}), world)
@@ -243,3 +243,13 @@ def test_an_unknown_mesh_axis_is_named():
 def test_stored_precision_is_at_least_float32():
     assert Precision(torch.bfloat16).stored == torch.float32
     assert Precision(torch.float64).stored == torch.float64
+
+
+def test_671b_is_authored_without_memory():
+    changes = {"model.flavor": "671b", "mesh.dp_shard": 64, "mesh.tp": 8, "mesh.ep": 64}
+    big = load_recipe("deepseek_v3").override(changes)
+    with fake_world(512) as world:
+        authored = author(big, world)
+    held = {name: p.to_local().shape for name, p in authored.module.named_parameters() if "layers.60.moe.exp" in name}
+    assert held["layers.60.moe.experts.w1"] == (4, 256, 7168)  # 4 of 256 experts, each cut over 8 ranks of ep_shard
+    assert authored.axes == {"ep": 64, "ep_shard": 8, "dp_shard": 64, "tp": 8}

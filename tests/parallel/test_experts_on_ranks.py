@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from parallel.test_author_on_ranks import FSDP, FSDP_TP, HSDP, distances, pool, recipe  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.ranks

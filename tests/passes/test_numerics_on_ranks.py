@@ -68,3 +68,25 @@ def test_flex_under_document_masks_is_bitwise(pool4, mesh):
     for found in pool4.run(trajectory, small(mesh, (AC, RESHARD), (BLOCKS,)).override(flex)):
         assert found["differing"] == [] and len(set(found["losses"])) == 5
         assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
+
+
+EXPERTS = {
+    "dropless": ({"model.dispatch": "dropless"}, ((AC, RESHARD), (BLOCKS,))),
+    "capacity": ({"model.dispatch": "capacity"}, ((AC, RESHARD), (BLOCKS, "overlap_collectives"))),
+    "dropless, ep over both": ({"model.dispatch": "dropless", "mesh.ep": 4, "mesh.ep_over": "dp_shard x tp"},
+                               ((), (AUTO,))),
+    "dropless, flex": ({"model.attention": "flex", "model.mask": "document", "model.document_token": 10}, ((), ())),
+}
+
+
+@pytest.mark.parametrize("variant", [
+    pytest.param(name, marks=() if name == "dropless" else pytest.mark.slow) for name in EXPERTS
+])
+def test_experts_are_bitwise_for_every_routing(pool4, variant):
+    changes, passes = EXPERTS[variant]
+    model = {"model.family": "deepseek_v3", "model.n_layers": 2, "mesh.ep": 2}
+    for found in pool4.run(trajectory, small(FSDP_TP, *passes).override(model | changes)):
+        assert found["differing"] == [] and len(set(found["losses"])) == 5
+        ours, eager = found["routed"]
+        assert ours == eager and len({str(step) for step in ours}) == 5  # one capture, five routings
+        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"

@@ -20,7 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import aot, inductor
 from workbench.torch_api import tree as pytree
-from workbench.torch_api.ops import draws, op_name
+from workbench.torch_api.ops import draws, is_symbolic, op_name
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
@@ -104,7 +104,9 @@ class _Decomposer:
         for node in self.old.graph.nodes:
             if node.op == "output":
                 break
-            if node.op == "call_function" and node.target in self.table:
+            # a body is traced on its own, without the graph's symbols
+            symbolic = any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+            if node.op == "call_function" and node.target in self.table and not symbolic:
                 args, kwargs = pytree.tree_map(
                     lambda a: self.map[a] if isinstance(a, Node) else a, (node.args, node.kwargs), is_leaf=_is_node
                 )

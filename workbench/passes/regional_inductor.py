@@ -16,9 +16,10 @@ from workbench.analysis.memory import parameter_moves
 from workbench.errors import WorkbenchError
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import regions
-from workbench.torch_api.ops import COMPILED_REGION, short_name
+from workbench.torch_api.ops import COMPILED_REGION, is_symbolic, short_name
 
 _BLOCK = re.compile(r"^(.*?\.\d+)(?:\.|$)")
+_KEPT_OUT = "collectives, gather chains, fallback, sizes read in a step"
 _COMPUTES = frozenset({"matmul", "attention", "pointwise", "reduction", "random", "index", "other"})
 
 
@@ -29,18 +30,19 @@ def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
     evidence = {"regions": [len(found) for found in calls], "nodes_inside": inside,
                 "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph})}
     if left := [name for name in options.regions if name not in evidence["names"]]:
-        return Effect(False, f"nothing of region {left[0]!r} was compiled (collectives, gather chains, fallback)",
-                      evidence)
+        return Effect(False, f"nothing of region {left[0]!r} was compiled ({_KEPT_OUT})", evidence)
     if inside:
         return Effect(True, "", evidence)
     named = {name for graph in before for n in graph.graph.nodes if (name := regions.region_of(n))}
-    return Effect(False, "every node of the regions was kept out (collectives, gather chains, fallback)" if named else
+    return Effect(False, f"every node of the regions was kept out ({_KEPT_OUT})" if named else
                   "no node is in a named region: write `with region(\"name\"):` in the model", evidence)
 
 
 def _compilable(node: Node, found: Mapping[Node, str]) -> bool:
     """Computes a tensor, or several that items of it give one by one, or is such an item."""
     kind, value = kind_of(node), node.meta.get("val")
+    if any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes)):
+        return False  # a part has no input for a size that is read in a step
     if node.target is operator.getitem:
         return node.args[0] in found
     if isinstance(value, tuple):

@@ -153,6 +153,15 @@ def hint(size: Any) -> int:
     return int(value) if value is not None else 0
 
 
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a size that is known only in a step, or a tensor (a list: one of them) with such a size."""
+    if isinstance(value, list | tuple):
+        return any(map(is_symbolic, value))
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, torch.SymInt)
+
+
 def tensor_bytes(value: Any) -> int:
     """Bytes of a tensor's elements (a list: of all of them); 0 for what is not a tensor."""
     if isinstance(value, torch.Tensor):

@@ -13,7 +13,6 @@ from workbench.torch_api.ops import (
     calls_of,
     collective_kind,
     is_wait,
-    reads_shape,
     written_inputs,
 )
 from workbench.verify.verdicts import Outcome, Verdict
@@ -72,8 +71,6 @@ def unwaited(gm: torch.fx.GraphModule) -> list[str]:
                 seen.add(user)
                 if user.op == "call_function" and is_wait(user.target):
                     waits.append(user)
-                elif user.op == "call_function" and reads_shape(user.target):
-                    continue
                 elif user.op == "call_function" and node in aliased_inputs(user) and not written_inputs(user):
                     todo.append(user)
                 else:

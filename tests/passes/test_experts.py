@@ -1,0 +1,135 @@
+"""Passes on graphs with experts: what they leave alone, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import calls, user_pass
+
+from workbench.analysis.collectives import list_collectives
+from workbench.errors import WorkbenchError
+from workbench.forward_backward import partition
+from workbench.joint_graph import capture
+from workbench.parallel.author import author
+from workbench.pipeline import run_joint, run_partitioned
+from workbench.recipe import RecipeError, load_recipe
+from workbench.torch_api import aot
+from workbench.torch_api.ops import is_symbolic
+from workbench.torch_api.regions import region_of
+from workbench.verify.collectives import conserved
+from workbench.world.fake import fake_world
+
+pytestmark = pytest.mark.integration
+AC, RESHARD = "activation_checkpointing", "reshard_after_forward"
+
+
+def recipe(dispatch: str):
+    return load_recipe("deepseek_v3").override({"model.n_layers": 2, "model.dispatch": dispatch, "data.seq_len": 16})
+
+
+@pytest.fixture(scope="module")
+def world():
+    with fake_world(4) as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def captured(world):
+    with capture(author(recipe("dropless"), world)) as joint:
+        return joint.graph
+
+
+@pytest.fixture(scope="module")
+def pairs(world):
+    """Builds, once each, the pair of a dispatch and the passes run on it."""
+    made = {}
+
+    def get(dispatch, joint_passes=(), passes=()):
+        key = (dispatch, joint_passes, passes)
+        if key not in made:
+            with capture(author(recipe(dispatch), world)) as joint:
+                run_joint(joint, joint_passes)
+                pair = partition(joint)
+            made[key] = (run_partitioned(pair, passes)[0], pair.graphs)
+        return made[key]
+
+    return get
+
+
+def exchanges(graphs):
+    """The all-to-alls of each graph in order: group, shape of what is sent, and module."""
+    found = [[c for c in list_collectives(g) if c.kind == "all_to_all"] for g in graphs]
+    return [[(c.axis, c.shape, c.module) for c in graph] for graph in found]
+
+
+@pytest.mark.parametrize(("dispatch", "passes"), [
+    ("dropless", "transformer_block_bucketing"), ("capacity", "autobucketing_reordering"),
+    pytest.param("dropless", "autobucketing_reordering", marks=pytest.mark.slow),
+    pytest.param("capacity", "transformer_block_bucketing", marks=pytest.mark.slow),
+])
+def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
+    _, plain = pairs(dispatch)
+    (record,), made = pairs(dispatch, (), (passes,))
+    assert exchanges(made) == exchanges(plain) and all(exchanges(made))
+    assert all(axis == "ep" for graph in exchanges(made) for axis, _, _ in graph)
+    assert {str(v.outcome) for v in record.verdicts} == {"PASS"}
+
+
+def test_an_exchange_that_a_pass_drops_is_missed(captured):
+    broken = aot.clone(captured)
+    node = calls(broken, "_c10d_functional.all_to_all_single")[1]
+    node.replace_all_uses_with(node.args[0])
+    broken.graph.erase_node(node)
+    found = conserved(captured, broken)
+    assert str(found.outcome) == "FAIL" and "all_to_all" in found.message
+
+
+def test_regions_are_named_in_forward_and_backward(captured):
+    for tag in ("is_forward", "is_backward"):
+        named = {region_of(n) for n in captured.graph.nodes if n.meta.get("partitioner_tag") == tag}
+        assert {"dispatch", "compute", "combine", "norm", "feed_forward"} <= named
+    inside = {region_of(n) for n in calls(captured, "_c10d_functional.all_to_all_single")}
+    assert inside == {"dispatch", "combine"}
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", pytest.param("capacity", marks=pytest.mark.slow)])
+def test_checkpointing_repeats_no_exchange(pairs, dispatch):
+    _, plain = pairs(dispatch)
+    _, made = pairs(dispatch, (AC, RESHARD))
+    assert [len(g) for g in exchanges(made)] == [len(g) for g in exchanges(plain)]
+    recomputed = {n.name for n in made[1].graph.nodes} & {n.name for n in made[0].graph.nodes if n.op != "placeholder"}
+    assert any("silu" in name for name in recomputed)
+
+
+def test_what_needs_static_shapes_is_refused_for_dropless():
+    for name in ("full_inductor_compilation", "cudagraph"):
+        listed = [{"name": name}]
+        given = {"passes": listed, "joint_passes": ["inductor_decomposition"]}
+        with pytest.raises(RecipeError, match=f"{name}.*dropless dispatch reads them.*: set model.dispatch"):
+            recipe("dropless").override(given)
+        recipe("capacity").override(given)
+
+
+def test_a_graph_that_reads_sizes_is_refused_by_its_node(world):
+    told = pytest.raises(WorkbenchError, match=r"layers\.1\.moe.*read from the device: give it a static size")
+    with (user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name,
+          capture(author(recipe("dropless"), world)) as joint, told):
+        run_joint(joint, [name])
+
+
+@pytest.mark.slow
+def test_decomposition_leaves_what_has_a_size_of_its_own(pairs):
+    _, plain = pairs("dropless")
+    _, made = pairs("dropless", ("inductor_decomposition",))
+    count = [sum(len(calls(g, "aten.silu_backward")) + len(calls(g, "aten.silu")) for g in graphs)
+             for graphs in (plain, made)]
+    assert 0 < count[1] < count[0]
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_experts_are_a_region(pairs, dispatch):
+    (record,), made = pairs(dispatch, (), ("regional_inductor",))
+    assert "compute" in record.verdict("effect").evidence["names"] and str(record.outcome) == "PASS"
+    # rows of a size that is read in a step stay outside
+    left = [n for g in made for n in g.graph.nodes if region_of(n) == "compute" and is_symbolic(n.meta.get("val"))]
+    assert bool(left) == (dispatch == "dropless")
