@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.ops import calls_of, collective_kind, is_wait, reads_shape
+from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
 
 
 @dataclass
@@ -131,6 +131,7 @@ def capture(
         raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
     joint = JointGraph(authored, export, contexts, graph.meta["tracing_context"])
     joint.graph.meta["workbench"] = graph_facts(authored, "joint")
+    keep_expected_sizes(joint.graph)
     _read_sizes_of_results(joint.graph)
     _place_gradient_sums(joint.graph)
     return joint

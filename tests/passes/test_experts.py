@@ -6,6 +6,7 @@ import pytest
 from on_ranks import calls, user_pass
 
 from workbench.analysis.collectives import list_collectives
+from workbench.analysis.cost import flops
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition
 from workbench.joint_graph import capture
@@ -133,3 +134,12 @@ def test_experts_are_a_region(pairs, dispatch):
     # rows of a size that is read in a step stay outside
     left = [n for g in made for n in g.graph.nodes if region_of(n) == "compute" and is_symbolic(n.meta.get("val"))]
     assert bool(left) == (dispatch == "dropless")
+
+
+def test_sizes_that_are_read_in_a_step_count_as_an_even_load_has_them(world, captured):
+    even = recipe("capacity").override({"model.capacity_factor": 1.0})
+    with capture(author(even, world)) as joint:
+        assert sum(flops(captured).values()) == sum(flops(joint.graph).values())
+        static = [c.payload for c in list_collectives(joint.graph) if c.kind == "all_to_all"]
+    (_, *read) = [c.payload for c in list_collectives(captured) if c.kind == "all_to_all"]  # the first sends counts
+    assert read == static

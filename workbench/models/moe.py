@@ -172,7 +172,9 @@ class Dropless:
         theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))  # rows from each rank for each own expert
         sizes = theirs.sum(0)
         read = torch.cat((mine.unflatten(0, (ranks, -1)).sum(1), theirs.sum(1), sizes))
-        known = known_sizes(read, ranks, copies.shape[0])
+        n, held = copies.shape[0], self.n_experts // ranks
+        known = known_sizes(read, [n // ranks] * 2 * ranks + [n // held] * held)
+        torch._check(sum(known[:ranks]) == n)
         sent, received, counts = known[:ranks], known[ranks : 2 * ranks], known[2 * ranks :]
         rows = all_to_all(copies.index_select(0, order), self.mesh, received, sent)
         own = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.fx.traceback
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import grouped_mm
+
+from workbench.torch_api.ops import EXPECTED
 
 
 def all_to_all(
@@ -40,10 +43,15 @@ def grouped_matmul(
     return torch.cat(parts)
 
 
-def known_sizes(counts: torch.Tensor, parts: int, total: int) -> list[int]:
-    """Counts read from the device, with what a trace may assume: none is negative, the first `parts` add to `total`."""
-    sizes: list[int] = counts.tolist()
-    for size in sizes:
+def known_sizes(counts: torch.Tensor, expected: Sequence[int]) -> list[int]:
+    """Counts read from the device, all at once. A trace may assume that none is negative.
+
+    `expected` holds a likely value of each, by which costs are estimated where there are no values.
+    """
+    here, sizes = counts.cpu(), []
+    for i, value in enumerate(expected):
+        with torch.fx.traceback.annotate({EXPECTED: value}):
+            size = here[i].item()
         torch._check(size >= 0)
-    torch._check(sum(sizes[:parts]) == total)
-    return sizes
+        sizes.append(size)
+    return sizes  # type: ignore[return-value]  # of an integer tensor

@@ -145,12 +145,28 @@ def storage_key(value: Any) -> int | None:
 
 
 def hint(size: Any) -> int:
-    """An int for a size; a symbolic one gives its hint without adding a guard, or 0 without a hint."""
+    """An int for a size; a symbolic one gives its hint without adding a guard, else what is expected of it, else 0."""
     if isinstance(size, int):
         return size
     node = getattr(size, "node", None)
     value = getattr(node, "hint", None) if node is not None else None
+    if value is None and node is not None:
+        value = node.expr.subs(getattr(node.shape_env, EXPECTED, {}))
+        value = value if value.is_number else None
     return int(value) if value is not None else 0
+
+
+EXPECTED = "expected_size"
+"""Key of an annotation around the reading of a size from a tensor: what a user expects it to be."""
+
+
+def keep_expected_sizes(graph: torch.fx.GraphModule) -> None:
+    """Have `hint` know what the model expects of the sizes that its graph reads in a step."""
+    for node in graph.graph.nodes:
+        expected, size = (node.meta.get("custom") or {}).get(EXPECTED), node.meta.get("val")
+        if expected is not None and isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+            env = size.node.shape_env
+            setattr(env, EXPECTED, getattr(env, EXPECTED, {}) | {size.node.expr: expected})
 
 
 def is_symbolic(value: Any) -> bool:
