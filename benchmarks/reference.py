@@ -5,8 +5,9 @@ replaced by empty modules where it is missing.
 
 deepseek_v3: its experts lie as ours do under mesh.ep_over "dp_shard x tp" (its expert tensor parallelism 1). Unlike
 ours, it computes router and latents for all tokens on each rank of tp, pads each expert's rows to a multiple of 8, and
-counts an expert's tokens over all steps. It has no static capacity. Its inputs must lie on a tp axis: where there is
-none, that is repaired here. In neither is the routers' bias moved between steps.
+counts an expert's tokens over all steps. It has no static capacity. With tp it leaves out a sum: each rank takes its
+own tokens' part of the gradient of the router and of what the experts read; without tp all its gradients are ours.
+Its inputs must lie on a tp axis: where there is none, that is repaired here.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def _deepseek_v3(recipe: Recipe) -> tuple[Any, Any, Callable[..., Any]]:
     if sizes["dispatch"] != "dropless":
         raise ValueError("the reference has no static capacity: leave model.dispatch at dropless")
     if mesh.tp > 1 and (mesh.ep == 1 or mesh.ep_over != "dp_shard x tp"):
-        raise ValueError('the reference spreads whole experts over dp_shard x tp only: set mesh.ep, and mesh.ep_over to '
-                         '"dp_shard x tp"')
+        raise ValueError('the reference spreads whole experts over dp_shard x tp only: set mesh.ep to 2 or more, and '
+                         'mesh.ep_over to "dp_shard x tp"')
     grouped = sizes["n_groups"] > 1
     args = DeepSeekV3ModelArgs(
         vocab_size=sizes["vocab_size"], dim=sizes["dim"], inter_dim=sizes["ffn_dim"],
