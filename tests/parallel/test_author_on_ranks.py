@@ -51,8 +51,11 @@ def recipe(mesh: dict, model: dict, dtype: str = "float32", reduce: str | None =
 def distances(described: Recipe, fault: str = "") -> dict[str, float]:
     """Norm-relative distance to the unsharded model, of the loss averaged over ranks and of each gradient."""
     world = current_world()
-    operator = {"no average": "sum", "": "avg"}[fault]
-    with mock.patch.object(simple_fsdp, "Partial", lambda _operator: Partial(operator)):
+    operator = "sum" if fault == "no average" else None
+    scaled = simple_fsdp._ScaledGradient.apply
+    with (mock.patch.object(simple_fsdp, "Partial", lambda wanted: Partial(operator or wanted)),
+          mock.patch.object(simple_fsdp._ScaledGradient, "apply",
+                            lambda x, factor: scaled(x, 1.0 if fault == "experts not divided" else factor))):
         authored = author(described, world)
         batch = authored.example_batch()
         loss = authored.module(*batch)
@@ -60,7 +63,7 @@ def distances(described: Recipe, fault: str = "") -> dict[str, float]:
     everyone = [[torch.empty_like(part) for _ in range(world.size)] for part in batch]
     for gathered, part in zip(everyone, batch, strict=True):
         dist.all_gather(gathered, part)
-    changes = {f"mesh.{axis}": 1 for axis in ("dp_replicate", "dp_shard", "tp")}
+    changes = {f"mesh.{axis}": 1 for axis in ("dp_replicate", "dp_shard", "tp", "ep")}
     whole = author(described.override(changes), World("gloo", 1, 0, world.device)).module
     expected = sum(whole(*one) for one in zip(*everyone, strict=True)) / world.size
     expected.backward()
