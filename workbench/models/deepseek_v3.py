@@ -79,8 +79,10 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor:
         """x (batch, seq, dim) -> (batch, seq, dim)."""
         nope, turned, value = self.config.qk_nope_dim, self.config.qk_rope_dim, self.config.v_dim
-        q = self.wq(self.q_norm(self.wq_a(x)) if self.config.q_lora_rank else x).unflatten(-1, (-1, nope + turned))
-        latent, key = self.wkv_a(x).split((self.config.kv_lora_rank, turned), -1)
+        tokens, shape = x.flatten(0, 1), x.shape[:2]  # torch 2.11 has no linear layer on a sequence cut over ranks
+        narrow = self.q_norm(self.wq_a(tokens).unflatten(0, shape)) if self.config.q_lora_rank else x
+        q = self.wq(narrow).unflatten(-1, (-1, nope + turned))
+        latent, key = self.wkv_a(tokens).unflatten(0, shape).split((self.config.kv_lora_rank, turned), -1)
         k, v = self.wkv(self.kv_norm(latent)).unflatten(-1, (-1, nope + value)).split((nope, value), -1)
         key = apply_rope(self.rope_key(key).unsqueeze(2), cos, sin).expand(-1, -1, q.shape[2], -1)
         q = torch.cat((q[..., :nope], apply_rope(q[..., nope:], cos, sin)), -1)

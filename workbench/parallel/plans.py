@@ -70,6 +70,7 @@ def _whole_vocabulary(tensor: Mapping[str, Any], vocab_size: int, tp: int) -> Ma
 
 
 _LOCAL_SEQUENCE = {"style": "sequence", "local": True}
+_LOCAL_TOKENS = {**_LOCAL_SEQUENCE, "dim": 0}
 _SWIGLU: dict[str, Any] = {
     "": {"style": "inputs", "input": ["shard(1)"], "wanted": ["replicate"]},
     ".w1": "colwise",
@@ -86,14 +87,14 @@ def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
     gathering = {"style": "colwise", "input": "shard(1)"}
     attention: dict[str, Any] = {
         "wq": gathering,
-        "wkv_a": _LOCAL_SEQUENCE,
+        "wkv_a": _LOCAL_TOKENS,
         "kv_norm": _LOCAL_SEQUENCE,
         "wkv": gathering,
         "rope_key": "everywhere",
         "wo": {"style": "rowwise", "output": "shard(1)"},
     }
     if sizes["q_lora_rank"]:
-        attention |= {"wq_a": _LOCAL_SEQUENCE, "q_norm": _LOCAL_SEQUENCE}
+        attention |= {"wq_a": _LOCAL_TOKENS, "q_norm": _LOCAL_SEQUENCE}
     dense, layers = sizes["n_dense_layers"], sizes["n_layers"]
     tensor: dict[str, Any] = {
         "tok_embeddings": LLAMA3_PLAN.tensor["tok_embeddings"],
@@ -104,7 +105,7 @@ def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
     if dense:
         tensor |= {f"layers.*.feed_forward{name}": style for name, style in _SWIGLU.items()}
     if dense < layers:
-        tensor["layers.*.moe.router.gate"] = {**_LOCAL_SEQUENCE, "dim": 0}
+        tensor["layers.*.moe.router.gate"] = _LOCAL_TOKENS
         tensor |= {f"layers.*.moe.shared_experts{name}": style for name, style in _SWIGLU.items()}
     tensor |= {path: LLAMA3_PLAN.tensor[path] for path in ("norm", "output", "loss")}
     experts = ("layers.*.moe.experts",) if dense < layers else ()
