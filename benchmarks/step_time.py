@@ -1,12 +1,16 @@
-"""Step time of llama3 on GPUs, ours and its peers: same model, data, seeds and optimizer, one process a rank.
+"""Step time of llama3 or deepseek_v3 on GPUs, ours and its peers: same model, data, seeds and optimizer, one process a
+rank.
 
-    python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--ranks 4] [--seconds 200] [--set KEY=VALUE ...]
+    python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--family deepseek_v3] [--ranks 4] [--seconds 200]
+                                   [--set KEY=VALUE ...]
 
-A variant is `eager` (FSDP2 + TP), `compile` (the same, each block by torch.compile), one of benchmarks/reference.py
-(torchtitan's compiler toolkit, the extra `reference`) or the name of a recipe of ours. Each runs
-in processes of its own with a limit of `--seconds`, and appends one line to RESULTS.jsonl; a variant that has a line
-with the same settings is not run again, but for one that is named twice.
+A variant is `eager` (FSDP2 + TP + EP), `compile` (the same, each block by torch.compile), one of
+benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN below, or the name of a
+recipe of ours. Each runs in processes of its own with a limit of `--seconds`, and appends one line to RESULTS.jsonl; a
+variant that has a line with the same settings is not run again, but for one that is named twice.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
+deepseek_v3 has the sizes of torchtitan's debug model. No variant moves its routers' bias between steps; static capacity
+drops what finds no room: `dropped` is its part of a last step's copies on rank 0.
 """
 
 from __future__ import annotations
@@ -25,10 +29,28 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-MODEL = {"model.flavor": "1b", "data.seq_len": 2048, "data.batch_per_rank": 4, "precision.param": "bfloat16",
-         "mesh.dp_shard": 2, "mesh.tp": 2, "training.deterministic": False}
+if TYPE_CHECKING:
+    from workbench.recipe import Recipe
+
+COMMON = {"data.seq_len": 2048, "data.batch_per_rank": 4, "precision.param": "bfloat16", "mesh.dp_shard": 2,
+          "mesh.tp": 2, "training.deterministic": False}
+DEEPSEEK = {"dim": 256, "n_layers": 6, "n_dense_layers": 1, "n_heads": 16, "vocab_size": 2048, "ffn_dim": 1024,
+            "expert_dim": 256, "n_experts": 8, "n_shared_experts": 2, "top_k": 3, "n_groups": 1, "top_groups": 1,
+            "score": "softmax", "normalise": False, "q_lora_rank": 0, "kv_lora_rank": 512, "qk_nope_dim": 128,
+            "qk_rope_dim": 64, "v_dim": 128, "norm_eps": 1e-5}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama3": {**COMMON, "model.flavor": "1b"},
+    "deepseek_v3": {**COMMON, **{f"model.{name}": size for name, size in DEEPSEEK.items()},
+                    "mesh.ep": 2, "mesh.ep_over": "dp_shard x tp"},
+}
+OWN: dict[str, tuple[str, dict[str, Any]]] = {  # recipes of ours that no file holds: what they change, and of which
+    "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
+    "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),
+    "deepseek_v3_capacity_block_bucketing_cudagraph": (
+        "deepseek_v3", {"model.dispatch": "capacity", "passes": ["transformer_block_bucketing", "cudagraph"]}),
+}
 FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", "exposed_nccl_ms", "launches",
            "enqueue_ms", "first_step_s", "build_s")
 PEERS = {"eager": False, "compile": True}
@@ -42,23 +64,35 @@ def finite(losses: Sequence[float]) -> list[str]:
     return [float(loss).hex() for loss in losses]
 
 
-def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> dict[str, Any]:
+def recipe_of(variant: str, family: str, changes: dict[str, Any]) -> Recipe:
+    """What the variant runs: the family's settings, then its own, then `changes`."""
+    from benchmarks.reference import RECIPES
+    from workbench import load_recipe
+
+    base, own = OWN.get(variant, (family if variant in PEERS or variant in RECIPES else variant, {}))
+    recipe = load_recipe(base)
+    if recipe.model.family != family:
+        raise ValueError(f"{variant} is of family {recipe.model.family}: run it with --family {recipe.model.family}")
+    return recipe.override({**MODELS[recipe.model.family], **own, **changes})
+
+
+def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warmup: int) -> dict[str, Any]:
     """One variant on this rank of the world that torchrun made."""
     import torch
 
     from benchmarks.peers import fsdp2
     from benchmarks.reference import RECIPES, close, toolkit
-    from workbench import build, load_recipe
+    from workbench import build
+    from workbench.expert_load import routed_layers
     from workbench.machine import machine, versions
     from workbench.parallel.author import Authored
     from workbench.pipeline import prove_replay
     from workbench.step_profile import profile_step
-    from workbench.training import Batches, optimizer_of, total_norm
+    from workbench.training import Batches, _by_mesh, optimizer_of, total_norm
     from workbench.world.mesh import current_world
 
     world = current_world()
-    peer = variant in PEERS or variant in RECIPES
-    recipe = load_recipe("llama3" if peer else variant).override({**MODEL, **changes})
+    recipe = recipe_of(variant, family, changes)
     begun = time.perf_counter()
     built, step = None, None
     if variant in RECIPES:
@@ -72,14 +106,15 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
     batches = Batches(authored)
     data = [batches.at(i) for i in range(steps + warmup + 1)]
     parameters = list(authored.module.parameters())
-    optimizer = optimizer_of(authored)
+    optimizer, meshes = optimizer_of(authored), _by_mesh(parameters)
     losses = []
 
     def one(index: int) -> None:
         loss = step(*data[index])
         loss.backward()
         norm = total_norm([p.grad for p in parameters])
-        torch.nn.utils.clip_grads_with_norm_(parameters, recipe.training.clip, norm)
+        for same in meshes:
+            torch.nn.utils.clip_grads_with_norm_(same, recipe.training.clip, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).detach().clone())
@@ -114,13 +149,16 @@ def measure(variant: str, changes: dict[str, Any], steps: int, warmup: int) -> d
     times = [a.elapsed_time(b) if cuda else (b - a) * 1e3 for a, b in itertools.pairwise(marks)]
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     found = {
-        "variant": variant, "changes": changes, "step_ms": statistics.median(times), "steps_ms": times,
+        "variant": variant, "family": family, "changes": changes,
+        "step_ms": statistics.median(times), "steps_ms": times,
         "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
         "first_step_s": first, "build_s": started - begun,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
         "losses": finite([float(x) for x in losses]), **(asdict(profile_step(lambda: one(warmup))) if cuda else {}),
         "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
     }
+    if routed := list(routed_layers(authored.module).values()):
+        found["dropped"] = float(sum(x.dropped for x in routed) / sum(x.tokens.sum() for x in routed))
     if built is not None:
         prove_replay(built.records)
         found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
@@ -139,10 +177,12 @@ def worker(options: argparse.Namespace) -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     changes = dict(item.split("=", 1) for item in options.set)
     try:
-        found = measure(options.variants[0], changes, options.steps, options.warmup)
-    except Exception:
-        problem = f"rank {dist.get_rank()}: {traceback.format_exc()[-3000:]}"
-        append(options.results, {"variant": options.variants[0], "changes": changes, "problem": problem})
+        found = measure(options.variants[0], options.family, changes, options.steps, options.warmup)
+    except Exception as error:
+        said = "".join(traceback.format_exception_only(error))
+        problem = f"rank {dist.get_rank()}: {said[:1500]}\n{traceback.format_exc()[-3000:]}"
+        append(options.results, {"variant": options.variants[0], "family": options.family, "changes": changes,
+                                 "problem": problem})
         os._exit(1)  # the others may wait in a collective for ever: torchrun ends them
     if dist.get_rank() == 0:
         append(options.results, found)
@@ -159,20 +199,21 @@ def lines_of(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
-def done(results: Path, variant: str, changes: dict[str, str]) -> bool:
-    lines = lines_of(results)
-    return any(line["variant"] == variant and line["changes"] == changes and "step_ms" in line for line in lines)
+def done(results: Path, variant: str, family: str, changes: dict[str, str]) -> bool:
+    """Whether a line of it is there; lines of old name no family."""
+    return any(line["variant"] == variant and line.get("family", "llama3") == family and line["changes"] == changes
+               and "step_ms" in line for line in lines_of(results))
 
 
 def drive(options: argparse.Namespace) -> None:
     changes = dict(item.split("=", 1) for item in options.set)
     for i, variant in enumerate(options.variants):
-        if variant not in options.variants[:i] and done(options.results, variant, changes):
+        if variant not in options.variants[:i] and done(options.results, variant, options.family, changes):
             print(f"{variant}: has a result", flush=True)
             continue
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                   str(options.ranks), __file__, str(options.results), variant, "--worker", "--steps",
-                   str(options.steps), "--warmup", str(options.warmup)]
+                   str(options.ranks), __file__, str(options.results), variant, "--worker", "--family",
+                   options.family, "--steps", str(options.steps), "--warmup", str(options.warmup)]
         if options.set:
             command += ["--set", *options.set]
         root = str(Path(__file__).resolve().parent.parent)
@@ -189,7 +230,8 @@ def drive(options: argparse.Namespace) -> None:
             os.killpg(run.pid, signal.SIGKILL)
             problem = f"not done after {options.seconds} s\n" + run.communicate()[0][-3000:]
         if len(lines_of(options.results)) == before:
-            append(options.results, {"variant": variant, "changes": changes, "problem": problem})
+            append(options.results, {"variant": variant, "family": options.family, "changes": changes,
+                                     "problem": problem})
         line = lines_of(options.results)[before]
         problem = line.get("problem", "")
         shown = problem or ", ".join(f"{key} {line[key]:.1f}" for key in FIGURES if key in line)
@@ -200,6 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("variants", nargs="+")
+    parser.add_argument("--family", choices=MODELS, default="llama3")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=200, help="limit of one variant")
     parser.add_argument("--steps", type=int, default=25)
