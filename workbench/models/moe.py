@@ -89,6 +89,11 @@ def best_experts(scores: torch.Tensor, top_k: int, n_groups: int = 1, top_groups
     return scores.topk(top_k).indices
 
 
+def copies_of(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """How often each of `count` experts stands in experts (n): int64 (count)."""
+    return (torch.arange(count, device=experts.device).unsqueeze(1) == experts).sum(1)
+
+
 class Experts(nn.Module):
     """SwiGLU experts in stacked weights; a rank of the expert-parallel axis `mesh` reads its own part of the stack."""
 
@@ -124,8 +129,11 @@ class Capacity:
 
     def send(self, copies: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """copies (n, dim), experts (n) -> rows (own experts, ranks x capacity, dim), the way back, how many fell."""
-        chosen = experts.unsqueeze(1) == torch.arange(self.n_experts, device=experts.device)
-        place = torch.where(chosen, chosen.cumsum(0), 0).sum(1) - 1  # how many before it chose the same expert
+        order = experts.argsort(stable=True)
+        counts = copies_of(experts, self.n_experts)
+        first = (counts.cumsum(0) - counts).index_select(0, experts.index_select(0, order))
+        # sorted by expert, a copy's place is how far it stands behind its expert's first
+        place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
         slots = self.n_experts * self.rows
         slot = torch.where(place < self.rows, experts * self.rows + place, slots)
         sent = copies.new_zeros(slots + 1, copies.shape[1]).index_put((slot,), copies)[:-1]
@@ -165,8 +173,7 @@ class Dropless:
 
     def send(self, copies: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, _Way, torch.Tensor]:
         """copies (n, dim), experts (n) -> rows (m, dim) grouped by own expert, the way back, and 0 that fell."""
-        chosen = experts.unsqueeze(1) == torch.arange(self.n_experts, device=experts.device)
-        mine = chosen.sum(0)
+        mine = copies_of(experts, self.n_experts)
         order = experts.argsort(stable=True)
         ranks = 1 if self.mesh is None else self.mesh.size()
         theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))  # rows from each rank for each own expert
@@ -237,7 +244,6 @@ class MoE(nn.Module):
             came = way_to.back(rows, way).unflatten(0, (-1, k))
             routed = (came * weights.to(came.dtype).unsqueeze(2)).sum(1)
         with torch.no_grad():
-            counts = (experts.flatten().unsqueeze(1) == torch.arange(self.config.n_experts, device=x.device)).sum(0)
-            self.tokens.copy_(counts)
+            self.tokens.copy_(copies_of(experts.flatten(), self.config.n_experts))
             self.dropped.copy_(dropped)
         return routed.view_as(x) + self.shared_experts(x)

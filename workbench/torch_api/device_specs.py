@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.torch_api.ops import with_hints
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ def _repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
 def _roofline_ms(node: torch.fx.Node) -> float:
     """The longer of compute and transfer, from torch's own formulas; the figures are whatever is in force."""
     estimation: Any = import_module(_ESTIMATION)
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    value = node.meta["val"]
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: with_hints(n.meta["val"]))
+    value = with_hints(node.meta["val"])
     tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
-    inputs = [n.meta["val"] for n in node.all_input_nodes]
+    inputs = [with_hints(n.meta["val"]) for n in node.all_input_nodes]
     compute = estimation.get_compute_time(node.target.overloadpacket, args, kwargs, value, {tensors[0].dtype})  # type: ignore[union-attr]
     return max(compute, estimation.get_transfer_time(inputs, tensors)) / 1e6
 

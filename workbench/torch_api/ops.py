@@ -156,6 +156,16 @@ def hint(size: Any) -> int:
     return int(value) if value is not None else 0
 
 
+def with_hints(value: Any) -> Any:
+    """The value itself; where sizes are symbolic, one on the meta device with their hints."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(with_hints, value))
+    if not is_symbolic(value):
+        return value
+    return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta") if isinstance(
+        value, torch.Tensor) else hint(value)
+
+
 EXPECTED = "expected_size"
 """Key of an annotation around the reading of a size from a tensor: what a user expects it to be."""
 
