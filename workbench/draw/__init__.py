@@ -6,6 +6,7 @@ from workbench.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.draw.memory import memory
 from workbench.draw.mesh import parameters, placements, redistribute, slices
 from workbench.draw.pipeline import pipeline
+from workbench.draw.routing import routing, slots
 from workbench.draw.show import Picture, Table, table
 from workbench.draw.step import changes, step
 from workbench.draw.timeline import timeline
@@ -13,5 +14,5 @@ from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "changes", "expert_load", "graph", "kernel_code", "kernel_table", "kernels", "launches",
-           "losses", "memory", "parameters", "pipeline", "placements", "redistribute", "replay", "saved", "slices",
-           "step", "table", "timeline", "verdicts"]
+           "losses", "memory", "parameters", "pipeline", "placements", "redistribute", "replay", "routing", "saved",
+           "slices", "slots", "step", "table", "timeline", "verdicts"]
