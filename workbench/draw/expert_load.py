@@ -52,7 +52,7 @@ def expert_load(load: ExpertLoad) -> Picture:
                        f"{load.imbalance(last, layer):.2f} in the last" for layer in drawn)
     alt = (f"Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, the "
            f"imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
-    return finish(figure, alt, "\n".join(lines))
+    return finish(figure, alt, "\n".join(lines), colors=256)
 
 
 def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
@@ -63,7 +63,7 @@ def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
     axes.set(xlabel="step", ylabel="expert")
     _whole_steps(axes, len(counts))
     axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.figure.colorbar(shown, ax=axes, label="copies", shrink=0.9)
+    axes.figure.colorbar(shown, ax=axes, shrink=0.9).ax.set_title("copies", fontsize=8)
 
 
 def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:

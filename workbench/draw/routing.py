@@ -20,7 +20,7 @@ _GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
 
 
 def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> Picture:
-    """Scores (tokens, experts) of each rank in grey, and in colour the choices `experts` (tokens, top_k).
+    """Scores from 0 to 1 (tokens, experts) of each rank, in hundredths, and coloured the choices (tokens, top_k).
 
     Colour: the rank that holds the expert, where ranks hold equal parts of them in order. Lines part the groups.
     """
@@ -29,7 +29,7 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
     if count % size or count % n_groups:
         raise WorkbenchError(f"{count} experts do not divide by {size} ranks and {n_groups} groups")
     rows = [(rank, token) for rank, own in each.items() for token in range(own.shape[0])]
-    figure = new_figure(1.2 + 0.62 * count, 0.9 + 0.21 * len(rows))
+    figure = new_figure(1.2 + 0.55 * count, 0.9 + 0.2 * len(rows))
     axes = figure.add_subplot()
     axes.imshow(torch.cat(list(each.values())), cmap=_GREYS, vmin=0, aspect="auto")
     lines = [f"{len(rows)} tokens on {size} ranks, {count} experts in {n_groups} group{'s' * (n_groups > 1)}: "
@@ -40,7 +40,7 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
             axes.add_patch(Rectangle((expert - 0.47, y - 0.43), 0.94, 0.86, facecolor=_of(expert * size // count)))
         for expert, score in enumerate(each[rank][token].tolist()):
             box = {"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 0.8} if expert in picked else None
-            axes.text(expert, y, f"{score:.2f}", ha="center", va="center", fontsize=7, color=INK, bbox=box)
+            axes.text(expert, y, f"{100 * score:.0f}", ha="center", va="center", fontsize=7.5, color=INK, bbox=box)
         lines.append(f"rank {rank}, token {y}: {', '.join(f'e{e}' for e in picked)}")
     for edge in range(count // n_groups, count, count // n_groups):
         axes.axvline(edge - 0.5, color=INK, linewidth=1.2)
@@ -56,7 +56,7 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
                   va="center", fontsize=9)
     axes.tick_params(length=0)
     return finish(figure, "Scores of tokens against experts, the chosen ones in the colour of the rank that holds the "
-                          f"expert. {lines[0]}.", "\n".join(lines))
+                          f"expert. {lines[0]}.", "\n".join(lines), colors=256)
 
 
 def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int) -> Picture:
@@ -82,7 +82,7 @@ def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: 
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[:].set_visible(False)
     alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its rank. "
-    return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines))
+    return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256)
 
 
 def _row(axes: Axes, row: int, held: list[int], capacity: int, per_rank: int) -> None:
