@@ -27,13 +27,14 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
     each, chosen = shards(scores), shards(experts)
     count, size = each[0].shape[1], len(each)
     if count % size or count % n_groups:
-        raise WorkbenchError(f"{count} experts do not divide by {size} ranks and {n_groups} groups")
+        raise WorkbenchError(f"{count} experts do not divide by ranks ({size}) and groups ({n_groups})")
     rows = [(rank, token) for rank, own in each.items() for token in range(own.shape[0])]
     figure = new_figure(1.2 + 0.55 * count, 0.9 + 0.2 * len(rows))
     axes = figure.add_subplot()
-    axes.imshow(torch.cat(list(each.values())), cmap=_GREYS, vmin=0, aspect="auto")
-    lines = [f"{len(rows)} tokens on {size} ranks, {count} experts in {n_groups} group{'s' * (n_groups > 1)}: "
-             f"the experts of each token, best first"]
+    axes.imshow(torch.cat(list(each.values())).tolist(), cmap=_GREYS, vmin=0, aspect="auto")
+    sizes = ((len(rows), "token"), (size, "rank"), (count, "expert"), (n_groups, "group"))
+    said = [f"{n} {what}{'s' * (n > 1)}" for n, what in sizes]
+    lines = [f"{said[0]} on {said[1]}, {said[2]} in {said[3]}: the experts of each token, best first"]
     for y, (rank, token) in enumerate(rows):
         picked = chosen[rank][token].tolist()
         for expert in picked:
