@@ -150,6 +150,8 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     pytest.param(QUICK, 4, "dp_shard cuts dim 0", "dp_shard cuts dim 1", id=QUICK),
     pytest.param("02_capture_a_joint_graph", 3, "281 forward", "259 forward",
                  id="02_capture_a_joint_graph", marks=pytest.mark.slow),
+    pytest.param("09_route_tokens_to_experts", 7, "[3, 1, 2, 0]", "[3, 1, 2, 1]",
+                 id="09_route_tokens_to_experts", marks=pytest.mark.slow),
 ])
 def test_a_changed_output_fails_the_comparison(path: str, upto: int, said: str, instead: str, tmp_path: Path) -> None:
     whole = json.loads((ROOT / "notebooks" / f"{path}.ipynb").read_text(encoding="utf-8"))

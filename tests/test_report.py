@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from workbench.contracts import Numerics, Stage
+from workbench.expert_load import ExpertLoad
 from workbench.recipe import Recipe, load_recipe
 from workbench.report import (
     Expectation,
@@ -127,6 +128,17 @@ def test_table() -> None:
     assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)
     brief = report(lossy, idle).table(reasoned=False)
     assert "no annotated node" not in brief and "NO_EFFECT" in brief
+
+
+def test_experts_load_is_a_line_of_the_text_and_stays_in_the_json() -> None:
+    load = ExpertLoad(["layers.1.moe"], [[[[3, 1], [3, 1]]], [[[2, 2], [2, 2]]]], [[[1, 1]], [[0, 0]]])
+    training = Training([5.0, 4.0], [2.0, 1.5], [0.9, 0.02], 256, None, load)
+    shown = report(row(*GOOD), training=training)
+    line = "experts: fullest expert over the mean 1.50 to 1.00, dropped 2 to 0 of 8 copies a step"
+    assert line in shown.table().splitlines()
+    assert json.loads(shown.to_json())["training"]["load"] == {
+        "layers": ["layers.1.moe"], "tokens": load.tokens, "dropped": load.dropped}
+    assert "experts:" not in report(row(*GOOD)).table()
 
 
 def test_html_holds_facts_and_no_measured_figures() -> None:

@@ -14,6 +14,7 @@ from workbench.built import Built
 from workbench.contracts import Stage
 from workbench.draw.mesh import words
 from workbench.errors import WorkbenchError
+from workbench.expert_load import ExpertLoad
 from workbench.forward_backward import ForwardBackward
 from workbench.joint_graph import JointGraph
 from workbench.lesson import Lesson
@@ -21,6 +22,7 @@ from workbench.parallel.author import Authored
 from workbench.passes.body import kernels_of
 from workbench.recipe import Recipe
 from workbench.report import Report
+from workbench.training import Training
 from workbench.verify.record import PassRecord
 from workbench.verify.verdicts import Verdict
 from workbench.widgets import GraphView, KernelView, MemoryView, PassStepper, TimelineView
@@ -42,7 +44,7 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Non
     if not made:
         raise WorkbenchError(f"{type(what).__name__} has no picture" + (f" for view {view!r}" if view else "")
                              + ": show takes a recipe, world, graph, pass record, verdict, lesson, build, report, "
-                             "timeline run or DTensor")
+                             "experts' load, timeline run or DTensor")
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
@@ -76,6 +78,10 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
                                                          title="forward and backward")]
     if isinstance(what, GraphModule):
         return [draw.graph(what), GraphView(what)]
+    if isinstance(what, Training):
+        what = what.load
+    if isinstance(what, ExpertLoad):
+        return [draw.expert_load(what)]
     if isinstance(what, PassRecord):
         return _record(what)
     if isinstance(what, Sequence) and what and all(isinstance(each, PassRecord) for each in what):

@@ -11,7 +11,7 @@ from torch import nn
 from workbench.models.moe import MoE
 
 
-@dataclass
+@dataclass(repr=False)
 class ExpertLoad:
     """Counts of a run. layers: module paths, in forward order.
 
@@ -31,6 +31,41 @@ class ExpertLoad:
         """The fullest expert's copies over the mean: 1 is even."""
         counts = self.by_expert(step, layer)
         return max(counts) * len(counts) / sum(counts)
+
+    def worst(self, step: int) -> float:
+        """The imbalance of the most uneven layer."""
+        return max(self.imbalance(step, layer) for layer in range(len(self.layers)))
+
+    def copies(self, step: int) -> int:
+        """Copies of all tokens, over all layers and ranks."""
+        return sum(n for layer in self.tokens[step] for rank in layer for n in rank)
+
+    def fell(self, step: int) -> int:
+        """How many of the step's copies found no room, over all layers and ranks."""
+        return sum(n for layer in self.dropped[step] for n in layer)
+
+    def summary(self) -> str:
+        """One line: the fullest expert over the mean, and dropped copies, in the first step and the last."""
+        if not self.tokens or not self.layers:
+            return "no step has been noted"
+        first, last = 0, len(self.tokens) - 1
+        steps = dict.fromkeys((first, last))
+        uneven = " to ".join(f"{self.worst(step):.2f}" for step in steps)
+        lost = "no copy dropped"
+        if any(map(self.fell, range(last + 1))):
+            lost = "dropped " + " to ".join(f"{self.fell(step):,}" for step in steps) + \
+                f" of {self.copies(last):,} copies a step"
+        return f"fullest expert over the mean {uneven}, {lost}"
+
+    def __repr__(self) -> str:
+        def some(count: int, what: str) -> str:
+            return f"{count} {what}{'s' * (count != 1)}"
+
+        sizes = [some(len(self.layers), "layer"), some(len(self.tokens), "step")]
+        if self.tokens and self.layers:
+            ranks = self.tokens[0][0]
+            sizes += [some(len(ranks), "rank"), some(len(ranks[0]), "expert")]
+        return f"ExpertLoad({', '.join(sizes)}: {self.summary()})"
 
     def table(self) -> str:
         """A line for each step and layer: copies for each expert, the fullest over the mean, and dropped copies."""

@@ -92,6 +92,8 @@ def figures(report: Report) -> list[str]:
     losses = training.losses
     lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps; "
                  f"gradient norm {training.norms[0]:.3f} to {training.norms[-1]:.3f}")
+    if training.load is not None:
+        lines.append(f"experts: {training.load.summary()}")
     if training.peak_bytes is not None:
         lines.append(f"peak memory: {training.peak_bytes / 2**30:.2f} GiB on rank 0")
     if report.profile is not None:

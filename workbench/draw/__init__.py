@@ -1,16 +1,18 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form."""
 
+from workbench.draw.expert_load import expert_load
 from workbench.draw.graphs import graph, launches, saved
 from workbench.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.draw.memory import memory
 from workbench.draw.mesh import parameters, placements, redistribute, slices
 from workbench.draw.pipeline import pipeline
+from workbench.draw.routing import routing, slots
 from workbench.draw.show import Picture, Table, table
 from workbench.draw.step import changes, step
 from workbench.draw.timeline import timeline
 from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "changes", "graph", "kernel_code", "kernel_table", "kernels", "launches", "losses",
-           "memory", "parameters", "pipeline", "placements", "redistribute", "replay", "saved", "slices", "step",
-           "table", "timeline", "verdicts"]
+__all__ = ["Picture", "Table", "changes", "expert_load", "graph", "kernel_code", "kernel_table", "kernels", "launches",
+           "losses", "memory", "parameters", "pipeline", "placements", "redistribute", "replay", "routing", "saved",
+           "slices", "slots", "step", "table", "timeline", "verdicts"]
