@@ -93,7 +93,7 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     view.query_selector_all(".wb-results button")[0].click()
     until(lambda: "read by" in text(view, "details"))
     said = text(view, "details")
-    assert "llama3.py:" in said and "layers.0.feed_forward" in said
+    assert "layers.py:" in said and "layers.0.feed_forward" in said
     looked_at("view_graph")
     view.query_selector("text=close all").click()  # type: ignore[union-attr]
     until(lambda: int(view.get_attribute("data-boxes") or 0) == boxes)

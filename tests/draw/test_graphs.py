@@ -11,7 +11,7 @@ from workbench import author, build, capture, draw, fake_world, load_recipe, par
 from workbench.analysis.census import kind_of
 from workbench.analysis.memory import saved_tensors
 from workbench.built import Built
-from workbench.models import llama3
+from workbench.models import layers
 
 RECIPE = load_recipe("llama3_block_bucketing").override({"model.n_layers": 1, "mesh.tp": 2})
 
@@ -73,4 +73,4 @@ def test_what_layers_save_alike_is_one_row_with_its_policy_and_line() -> None:
     assert mixed[0].endswith(" x 3") and mixed[3] == 3 * one.held_bytes
     assert mixed[2] == "float32" and mixed[6] == "MUST_SAVE"
     file, line = mixed[7].split(":")
-    assert file == "llama3.py" and "self.w3(x)" in Path(llama3.__file__).read_text().splitlines()[int(line) - 1]
+    assert file == "layers.py" and "self.w3(x)" in Path(layers.__file__).read_text().splitlines()[int(line) - 1]

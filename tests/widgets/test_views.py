@@ -80,7 +80,7 @@ def test_steps_carry_their_verdicts_and_changes(built, stepper):
 
 
 def test_an_operator_tells_all_that_is_known(built, stepper):
-    found = stepper.ask("find", query="layers.1.feed_forward.w2 llama3.py", step=3, part="forward")
+    found = stepper.ask("find", query="layers.1.feed_forward.w2 layers.py", step=3, part="forward")
     assert found["count"] > 5
     name = next(n.name for n in built.records[3].after[0].graph.nodes if n.name.startswith("_pre_bucket"))
     (where,) = [i for i in stepper.tree(step=3, part="forward").id_of if i.endswith(f"/{name}")]

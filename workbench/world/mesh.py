@@ -89,6 +89,9 @@ class World:
         axes = {name: size for name, size in sizes.items() if size > 1}
         if not axes:
             return None
+        if len(axes) == 1:  # over all ranks a mesh would take the default group, which an axis of the other may have
+            group = dist.new_group(list(range(self.size)))
+            return DeviceMesh.from_group(group, self.device.type, mesh_dim_names=tuple(axes))
         table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())
         return DeviceMesh(self.device.type, table, mesh_dim_names=tuple(axes))
 
