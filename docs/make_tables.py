@@ -77,7 +77,7 @@ def recipe_row(recipe: Recipe, runs: list[dict[str, Any]], steps: dict[str, str]
     passes = ", ".join(f"`{name}`" for name in recipe.pass_names) or "none"
     own = [run for run in runs if run["recipe"]["name"] == recipe.name]
     return [f"`{recipe.name}`", mesh, passes, needs_cuda(recipe) or cell(own, "gloo"), cell(own, "nccl"),
-            steps.get(recipe.name, NOT_MEASURED)]
+            "see below" if recipe.model.family != "llama3" else steps.get(recipe.name, NOT_MEASURED)]
 
 
 def pass_row(contract: PassContract, runs: list[dict[str, Any]]) -> list[str]:
@@ -96,7 +96,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
     return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root),
-            "views": views_table(root), "timelines": timelines_table(root)}
+            "views": views_table(root), "timelines": timelines_table(root), "experts": experts_table(root)}
 
 
 def recipe_tables(root: Path = ROOT) -> str:
@@ -112,6 +112,27 @@ def recipe_tables(root: Path = ROOT) -> str:
               [pass_row(contract, runs) for contract in CONTRACTS.values() if contract.source != "user"]),
         table(["others, from the same initial values", STEP], peers),
     ))
+
+
+def experts_table(root: Path = ROOT) -> str:
+    """DeepSeek v3 beside its peers, from benchmarks/results/deepseek_v3_*.jsonl: each run of a variant in order."""
+    parts = []
+    for path in sorted((root / "benchmarks" / "results").glob("deepseek_v3_*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            if "step_ms" in line:
+                runs.setdefault(line["variant"], []).append(line)
+        rows = [[PEERS.get(name, f"`{name}`").replace("FSDP2 + TP", "FSDP2 + EP"),
+                 ", ".join(f"{run['step_ms']:.1f} ms" for run in found), str(found[-1]["launches"]),
+                 f"{found[-1]['peak_gib']:.1f} GiB", f"{found[-1].get('dropped', 0.0):.0%}"]
+                for name, found in runs.items()]
+        gpus, torch = lines[0]["machine"]["gpus"], lines[0]["versions"]["torch"].split("+")[0]
+        mesh = {k.removeprefix("mesh."): v for k, v in lines[0]["changes"].items()} | {"dp_shard": "2", "ep": "2"}
+        axes = " x ".join(f"{axis} {mesh[axis]}" for axis in ("dp_shard", "tp", "ep") if axis in mesh)
+        heads = ["variant", "a step, each run", "launches", "peak", "copies dropped"]
+        parts.append(f"{table(heads, rows)}\n\n{len(gpus)} {gpus[0]}, torch {torch}, {axes}.")
+    return "\n\n".join(parts)
 
 
 def ranks_table(root: Path = ROOT) -> str:
@@ -160,7 +181,7 @@ def timelines_table(root: Path = ROOT) -> str:
     rows, places = [], []
     for path in sorted((root / "benchmarks" / "results").glob("timeline_*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        axes = " x ".join(f"{axis} {n}" for axis, n in found["recipe"]["mesh"].items() if n > 1)
+        axes = " x ".join(f"{axis} {n}" for axis, n in found["recipe"]["mesh"].items() if n not in (1, "dp_shard"))
         rows.append([f"`{found['recipe']['name']}`, 1b, {axes}",
                      *(f"{found[kind][key]:.1f} ms" for key in ("compute_ms", "exposed_ms")
                        for kind in ("simulated", "measured")),

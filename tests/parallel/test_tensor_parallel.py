@@ -33,9 +33,9 @@ def test_styles_are_read():
     ("spec", "message"),
     [
         ("columns", "here: unknown style 'columns'; styles are colwise, rowwise, sequence, inputs, outputs, "
-         "vocabulary"),
+         "vocabulary, everywhere"),
         ({"input": "replicate"}, "here: unknown style None; styles are colwise, rowwise, sequence, inputs, outputs, "
-         "vocabulary"),
+         "vocabulary, everywhere"),
         (
             {"style": "colwise", "input": "shard"},
             'here: placement \'shard\' is not "replicate", "partial" or "shard(dim)"',
