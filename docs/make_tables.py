@@ -123,10 +123,12 @@ def experts_table(root: Path = ROOT) -> str:
         for line in lines:
             if "step_ms" in line:
                 runs.setdefault(line["variant"], []).append(line)
-        rows = [[PEERS.get(name, f"`{name}`").replace("FSDP2 + TP", "FSDP2 + EP"),
+        said = {name: text.replace("+ TP", "+ EP").replace("the same", "torchtitan 0.2.2")
+                for name, text in PEERS.items()}
+        rows = [[said.get(name, f"`{name}`"),
                  ", ".join(f"{run['step_ms']:.1f} ms" for run in found), str(found[-1]["launches"]),
                  f"{found[-1]['peak_gib']:.1f} GiB", f"{found[-1].get('dropped', 0.0):.0%}"]
-                for name, found in runs.items()]
+                for name, found in sorted(runs.items(), key=lambda item: item[0] not in PEERS)]
         gpus, torch = lines[0]["machine"]["gpus"], lines[0]["versions"]["torch"].split("+")[0]
         mesh = {k.removeprefix("mesh."): v for k, v in lines[0]["changes"].items()} | {"dp_shard": "2", "ep": "2"}
         axes = " x ".join(f"{axis} {mesh[axis]}" for axis in ("dp_shard", "tp", "ep") if axis in mesh)

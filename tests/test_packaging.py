@@ -26,7 +26,9 @@ RUN = {
     "ipykernel": "notebooks/00_tour.ipynb", "jupyterlab": "Makefile", "mypy": "Makefile", "nbval": "Makefile",
     "pre-commit": ".pre-commit-config.yaml", "pytest-timeout": "pyproject.toml", "ruff": "Makefile",
 }
-MODULES = {"ipython": "IPython", "jupyter-client": "jupyter_client", "pillow": "PIL", "pyyaml": "yaml", "tomli-w": "tomli_w"}
+MODULES = {
+    "ipython": "IPython", "jupyter-client": "jupyter_client", "pillow": "PIL", "pyyaml": "yaml", "tomli-w": "tomli_w",
+}
 # Comes with torch where it can, used only if there.
 OPTIONAL = {"triton", "jsonschema"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallel.test_author_on_ranks import FSDP, FSDP_TP, HSDP, distances, pool, recipe  # noqa: F401  (a fixture)
+from .test_author_on_ranks import FSDP, FSDP_TP, HSDP, distances, pool, recipe  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.ranks
 SMALL = {"family": "deepseek_v3", "n_layers": 2, "dim": 32, "ffn_dim": 48, "expert_dim": 16, "kv_lora_rank": 16,
