@@ -65,6 +65,16 @@ def test_five_steps_on_4_ranks(pool, mesh, listed):
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("listed", ["no pass", AC, BLOCKS, AUTO])
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_experts_on_4_ranks(pool, dispatch, listed):
+    model = {"model.family": "deepseek_v3", "model.n_layers": 2, "model.dispatch": dispatch, "mesh.ep": 2}
+    for found in pool.run(trajectory, small(FSDP_TP, *LISTS[listed]).override(model)):
+        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
+        assert found["differing"] == [] and found["routed"][0] == found["routed"][1]
+
+
+@pytest.mark.ranks
 def test_every_verdict_at_level_full(pool):
     for records, pipeline in pool.run(full_level, small(FSDP4, *LISTS["the tour's"])):
         assert all(outcome == "PASS" for verdicts in records.values() for outcome, _ in verdicts.values()), records

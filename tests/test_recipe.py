@@ -44,6 +44,7 @@ def test_the_recipes_by_name() -> None:
         "deepseek_v3_capacity_full_inductor_cudagraph",
         "deepseek_v3_checkpointing",
         "deepseek_v3_flex",
+        "deepseek_v3_flex_block_bucketing_regional",
         "deepseek_v3_regional",
         "llama3",
         "llama3_autobucketing",
