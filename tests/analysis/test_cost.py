@@ -2,6 +2,7 @@ import pytest
 import torch
 from graphs_by_hand import named, two_layer_graph
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 from workbench.analysis.collectives import list_collectives
 from workbench.analysis.cost import DEVICES, collective_ms, flops, flops_per_token, graph_cost, node_flops, node_ms
@@ -48,3 +49,14 @@ def test_collectives_follow_the_ring_and_its_slowest_link(fake4):
     assert cost.collective_ms == pytest.approx(2 * collective_ms(one, spec))
     assert set(cost.by_kind) == {"matmul", "pointwise"}
     assert cost.compute_ms == pytest.approx(sum(cost.by_kind.values()))
+
+
+def test_a_grouped_product_counts_each_row_once():
+    rows, weights = torch.empty(32, 16, dtype=torch.bfloat16), torch.empty(4, 16, 24, dtype=torch.bfloat16)
+    ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32)
+
+    def both(a, b, grads, offs):
+        return F.grouped_mm(a, b, offs=offs), F.grouped_mm(a.T, grads, offs=offs)
+
+    traced = make_fx(both, tracing_mode="fake")(rows, weights, torch.empty(32, 24, dtype=torch.bfloat16), ends)
+    assert flops(traced) == {"aten._grouped_mm": 2 * (2 * 32 * 16 * 24)}

@@ -31,6 +31,13 @@ def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
     return 3 * scores + 2 * mix if backward else scores + mix
 
 
+def _grouped_flops(node: torch.fx.Node) -> int:
+    """Every row of a grouped product meets one group's matrix; where both are 2-D, the groups cut the summed dim."""
+    left, right = (n.meta["val"] for n in node.args[:2])  # type: ignore[union-attr]
+    groups = left.shape[0] if (left.dim(), right.dim()) == (3, 2) else 1
+    return 2 * hint(left.numel()) * hint(right.shape[-1]) // groups
+
+
 def node_flops(node: torch.fx.Node) -> int:
     """FLOP of a matmul, a convolution or attention; 0 for anything else. Source: torch.utils.flop_counter."""
     if node.op != "call_function":
@@ -38,6 +45,8 @@ def node_flops(node: torch.fx.Node) -> int:
     name = op_name(node.target)
     if "scaled_dot_product" in name:
         return _attention_flops(node, "backward" in name)
+    if name.endswith("_grouped_mm"):
+        return _grouped_flops(node)
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0
