@@ -42,6 +42,7 @@ def made(name: str, step: float, *, ok: bool = True, outcome: str = "PASS", gpus
     })
 
 
+@pytest.mark.slow  # four runs
 def test_kept_runs_are_not_run_again_and_changed_ones_are(tmp_path: Path, processes) -> None:
     names = ["llama3_fsdp", "llama3_block_bucketing_cudagraph"]
     first = run_matrix(names, tmp_path, changes=SMALL, world="gloo", repeats=2)

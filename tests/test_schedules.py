@@ -46,6 +46,7 @@ def test_an_even_mesh_has_one_role_and_its_first_and_last_rank_agree():
     assert str(found).splitlines()[:2] == ["4 ranks in 1 role: rank 0 and 3 more", "captured as ranks 0, 3"]
 
 
+@pytest.mark.slow
 def test_uneven_shards_agree_on_a_mesh_larger_than_this_machine():
     heard = []
     found = compare_schedules(small({"dp_shard": 48}).override(UNEVEN), progress=heard.append)

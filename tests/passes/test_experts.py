@@ -63,8 +63,9 @@ def exchanges(graphs):
 
 
 @pytest.mark.parametrize(("dispatch", "passes"), [
-    ("dropless", "transformer_block_bucketing"), ("capacity", "autobucketing_reordering"),
+    ("dropless", "transformer_block_bucketing"),
     pytest.param("dropless", "autobucketing_reordering", marks=pytest.mark.slow),
+    pytest.param("capacity", "autobucketing_reordering", marks=pytest.mark.slow),
     pytest.param("capacity", "transformer_block_bucketing", marks=pytest.mark.slow),
 ])
 def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):

@@ -37,7 +37,9 @@ def tp_exposed(gm):
     return sum(c.axis == "tp" for c in exposed_in_node_order(gm))
 
 
-@pytest.mark.parametrize("bucketing", [(), (BLOCKS,), ("autobucketing_reordering",)], ids=str)
+@pytest.mark.parametrize("bucketing", [
+    (), (BLOCKS,), pytest.param(("autobucketing_reordering",), marks=pytest.mark.slow),
+], ids=str)
 def test_less_is_exposed_and_every_node_is_still_there(pairs, bucketing):
     plain, _ = pairs(*bucketing)
     made, records = pairs(*bucketing, OVERLAP)

@@ -55,3 +55,8 @@ def known_sizes(counts: torch.Tensor, expected: Sequence[int]) -> list[int]:
         torch._check(size >= 0)
         sizes.append(size)
     return sizes  # type: ignore[return-value]  # of an integer tensor
+
+
+def assume_equal(size: int, other: int) -> None:
+    """Have a trace take two sizes for the same; RuntimeError in a step where they are not."""
+    torch._check(size == other)
