@@ -137,7 +137,7 @@ class DeepSeekV3(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.loss = CrossEntropy()
-        self.reset_buffers(torch.empty(0).device)
+        self.reset_buffers(torch.get_default_device())
 
     def reset_buffers(self, device: torch.device) -> None:
         """Compute the rotary table on `device`, after a build on the meta device."""

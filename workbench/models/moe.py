@@ -216,7 +216,7 @@ class MoE(nn.Module):
         self.router = Router(config)
         self.experts = Experts(config.dim, config.expert_dim, config.n_experts)
         self.shared_experts = FeedForward(config.dim, config.n_shared_experts * config.expert_dim)
-        self.reset_buffers(torch.empty(0).device)
+        self.reset_buffers(torch.get_default_device())
 
     def reset_buffers(self, device: torch.device) -> None:
         """Nothing has been counted."""
