@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workbench.models.moe import Capacity, Dropless, MoE, MoEConfig, best_experts
+from workbench.torch_api.experts import grouped_matmul
 
 CONFIG = MoEConfig(dim=16, expert_dim=8, n_experts=4, n_groups=1, top_groups=1)
 
@@ -68,3 +69,17 @@ def test_an_expert_without_tokens_gets_no_gradient(dispatch):
     moe(torch.randn(2, 4, 16)).sum().backward()
     norms = moe.experts.w1.grad.flatten(1).norm(dim=1)
     assert norms[2] == 0 and (norms[[0, 1, 3]] > 0).all()
+
+
+@pytest.mark.gpu
+def test_one_kernel_gives_what_a_product_for_each_group_gives():
+    torch.manual_seed(0)
+    rows, weights = torch.randn(64, 32), torch.randn(4, 32, 48) / 6
+    counts = [17, 0, 40, 7]
+    cuda = [t.cuda().bfloat16().requires_grad_() for t in (rows, weights)]
+    sizes = torch.tensor(counts, device="cuda")
+    plain = [t.detach().float().cpu().requires_grad_() for t in cuda]
+    for given in (cuda, plain):
+        grouped_matmul(given[0], given[1], sizes.to(given[0].device), counts).square().sum().backward()
+    for ours, expected in zip(cuda, plain, strict=True):
+        assert (ours.grad.float().cpu() - expected.grad).norm() < 1e-2 * expected.grad.norm()
