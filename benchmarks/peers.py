@@ -43,7 +43,7 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
     if "tp" in mesh.mesh_dim_names:
         apply_tensor_plan(module, plan, mesh["tp"])
     policy = MixedPrecisionPolicy(dtype, reduce, cast_forward_inputs=False)
-    apart = bool(plan.experts) and (recipe.mesh.ep > 1 or recipe.mesh.tp > 1)
+    apart = plan.experts and recipe.mesh.experts_apart
     if apart:
         _shard_experts(module, recipe, world, policy)
     if compiled:

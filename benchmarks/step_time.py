@@ -88,7 +88,7 @@ def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warm
     from workbench.parallel.author import Authored
     from workbench.pipeline import prove_replay
     from workbench.step_profile import profile_step
-    from workbench.training import Batches, _by_mesh, optimizer_of, total_norm
+    from workbench.training import Batches, optimizer_of, total_norm
     from workbench.world.mesh import current_world
 
     world = current_world()
@@ -106,15 +106,15 @@ def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warm
     batches = Batches(authored)
     data = [batches.at(i) for i in range(steps + warmup + 1)]
     parameters = list(authored.module.parameters())
-    optimizer, meshes = optimizer_of(authored), _by_mesh(parameters)
+    optimizer = optimizer_of(authored)
     losses = []
 
     def one(index: int) -> None:
         loss = step(*data[index])
         loss.backward()
         norm = total_norm([p.grad for p in parameters])
-        for same in meshes:
-            torch.nn.utils.clip_grads_with_norm_(same, recipe.training.clip, norm)
+        for group in optimizer.param_groups:
+            torch.nn.utils.clip_grads_with_norm_(group["params"], recipe.training.clip, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).detach().clone())

@@ -72,6 +72,12 @@ def step_times(path: Path) -> dict[str, str]:
     return {line["variant"]: f"{line['step_ms']:.1f} ms" for line in lines if "step_ms" in line and not line["changes"]}
 
 
+def axes_of(recipe: dict[str, Any]) -> str:
+    """The mesh axes of more than one rank of a recipe in a result."""
+    sizes = {axis: recipe["mesh"].get(axis, 1) for axis in ("dp_replicate", "dp_shard", "tp", "ep")}
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+
+
 def recipe_row(recipe: Recipe, runs: list[dict[str, Any]], steps: dict[str, str]) -> list[str]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
     passes = ", ".join(f"`{name}`" for name in recipe.pass_names) or "none"
@@ -130,10 +136,8 @@ def experts_table(root: Path = ROOT) -> str:
                  f"{found[-1]['peak_gib']:.1f} GiB", f"{found[-1].get('dropped', 0.0):.0%}"]
                 for name, found in sorted(runs.items(), key=lambda item: item[0] not in PEERS)]
         gpus, torch = lines[0]["machine"]["gpus"], lines[0]["versions"]["torch"].split("+")[0]
-        mesh = {k.removeprefix("mesh."): v for k, v in lines[0]["changes"].items()} | {"dp_shard": "2", "ep": "2"}
-        axes = " x ".join(f"{axis} {mesh[axis]}" for axis in ("dp_shard", "tp", "ep") if axis in mesh)
         heads = ["variant", "a step, each run", "launches", "peak", "copies dropped"]
-        parts.append(f"{table(heads, rows)}\n\n{len(gpus)} {gpus[0]}, torch {torch}, {axes}.")
+        parts.append(f"{table(heads, rows)}\n\n{len(gpus)} {gpus[0]}, torch {torch}, {axes_of(lines[0]['recipe'])}.")
     return "\n\n".join(parts)
 
 
@@ -183,8 +187,7 @@ def timelines_table(root: Path = ROOT) -> str:
     rows, places = [], []
     for path in sorted((root / "benchmarks" / "results").glob("timeline_*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        axes = " x ".join(f"{axis} {n}" for axis, n in found["recipe"]["mesh"].items() if n not in (1, "dp_shard"))
-        rows.append([f"`{found['recipe']['name']}`, 1b, {axes}",
+        rows.append([f"`{found['recipe']['name']}`, 1b, {axes_of(found['recipe'])}",
                      *(f"{found[kind][key]:.1f} ms" for key in ("compute_ms", "exposed_ms")
                        for kind in ("simulated", "measured")),
                      f"{found['matched']} of {found['collectives']}", f"{found['median_absolute_error']:.0%}"])

@@ -110,6 +110,11 @@ class MeshSpec(Declared):
         return {"dp_replicate": self.dp_replicate, "ep": self.ep, "ep_shard": within // self.ep}
 
     @property
+    def experts_apart(self) -> bool:
+        """Whether experts need a mesh of their own: each rank of tp has its own tokens for them, too."""
+        return self.ep > 1 or self.tp > 1
+
+    @property
     def fsdp(self) -> bool:
         return self.dp_shard > 1 or self.dp_replicate > 1
 

@@ -73,7 +73,7 @@ class Training:
 
 
 def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
-    """The optimizer of the recipe over the module's parameters: AdamW, fused on a GPU."""
+    """The optimizer of the recipe over the module's parameters: AdamW, fused on a GPU; one group for each mesh."""
     spec = recipe_of(authored).training
     fused = authored.world.device.type == "cuda"
     foreach = None if fused else False
@@ -110,12 +110,12 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     return total.sqrt().to(gradients[0].dtype)
 
 
-def _clip(authored: Authored, limit: float | None) -> float:
+def _clip(authored: Authored, optimizer: torch.optim.Optimizer, limit: float | None) -> float:
     parameters = [p for p in authored.module.parameters() if p.grad is not None]
     norm = total_norm([p.grad for p in parameters])  # type: ignore[misc]
     if limit is not None:
-        for same in _by_mesh(parameters):
-            torch.nn.utils.clip_grads_with_norm_(same, limit, norm)
+        for group in optimizer.param_groups:
+            torch.nn.utils.clip_grads_with_norm_(group["params"], limit, norm)
     return float(norm)
 
 
@@ -149,7 +149,7 @@ def train(
             started = time.perf_counter()
             loss = run(*batches.at(index))
             loss.backward()
-            norms.append(_clip(authored, recipe.training.clip))
+            norms.append(_clip(authored, optimizer, recipe.training.clip))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             balance(authored.module, load)

@@ -8,16 +8,14 @@ from on_ranks import calls, user_pass
 from workbench.analysis.collectives import list_collectives
 from workbench.analysis.cost import flops
 from workbench.errors import WorkbenchError
-from workbench.forward_backward import partition
 from workbench.joint_graph import capture
 from workbench.parallel.author import author
-from workbench.pipeline import run_joint, run_partitioned
+from workbench.pipeline import run_joint
 from workbench.recipe import RecipeError, load_recipe
 from workbench.torch_api import aot
 from workbench.torch_api.ops import is_symbolic
 from workbench.torch_api.regions import region_of
 from workbench.verify.collectives import conserved
-from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
 AC, RESHARD = "activation_checkpointing", "reshard_after_forward"
@@ -28,29 +26,21 @@ def recipe(dispatch: str):
 
 
 @pytest.fixture(scope="module")
-def world():
-    with fake_world(4) as here:
-        yield here
-
-
-@pytest.fixture(scope="module")
-def captured(world):
-    with capture(author(recipe("dropless"), world)) as joint:
+def captured(fake4):
+    with capture(author(recipe("dropless"), fake4)) as joint:
         return joint.graph
 
 
 @pytest.fixture(scope="module")
-def pairs(world):
+def pairs(fake4, through):
     """Builds, once each, the pair of a dispatch and the passes run on it."""
     made = {}
 
     def get(dispatch, joint_passes=(), passes=()):
         key = (dispatch, joint_passes, passes)
         if key not in made:
-            with capture(author(recipe(dispatch), world)) as joint:
-                run_joint(joint, joint_passes)
-                pair = partition(joint)
-            made[key] = (run_partitioned(pair, passes)[0], pair.graphs)
+            records, pair, _ = through(author(recipe(dispatch), fake4), joint_passes, passes)
+            made[key] = (list(records.values()), pair.graphs)
         return made[key]
 
     return get
@@ -111,10 +101,10 @@ def test_what_needs_static_shapes_is_refused_for_dropless():
         recipe("capacity").override(given)
 
 
-def test_a_graph_that_reads_sizes_is_refused_by_its_node(world):
+def test_a_graph_that_reads_sizes_is_refused_by_its_node(fake4):
     told = pytest.raises(WorkbenchError, match=r"layers\.1\.moe.*read from the device: give it a static size")
     with (user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name,
-          capture(author(recipe("dropless"), world)) as joint, told):
+          capture(author(recipe("dropless"), fake4)) as joint, told):
         run_joint(joint, [name])
 
 
@@ -137,9 +127,9 @@ def test_experts_are_a_region(pairs, dispatch):
     assert bool(left) == (dispatch == "dropless")
 
 
-def test_sizes_that_are_read_in_a_step_count_as_an_even_load_has_them(world, captured):
+def test_sizes_that_are_read_in_a_step_count_as_an_even_load_has_them(fake4, captured):
     even = recipe("capacity").override({"model.capacity_factor": 1.0})
-    with capture(author(even, world)) as joint:
+    with capture(author(even, fake4)) as joint:
         assert sum(flops(captured).values()) == sum(flops(joint.graph).values())
         static = [c.payload for c in list_collectives(joint.graph) if c.kind == "all_to_all"]
     (_, *read) = [c.payload for c in list_collectives(captured) if c.kind == "all_to_all"]  # the first sends counts

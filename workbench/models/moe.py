@@ -127,11 +127,14 @@ class Capacity:
     rows: int
     mesh: DeviceMesh | None
 
-    def send(self, copies: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """copies (n, dim), experts (n) -> rows (own experts, ranks x capacity, dim), the way back, how many fell."""
+    def send(
+        self, copies: torch.Tensor, experts: torch.Tensor, mine: torch.Tensor
+    ) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """copies (n, dim), experts (n) and `copies_of` them -> rows (own experts, ranks x capacity, dim), the way back,
+        and how many fell.
+        """
         order = experts.argsort(stable=True)
-        counts = copies_of(experts, self.n_experts)
-        first = (counts.cumsum(0) - counts).index_select(0, experts.index_select(0, order))
+        first = (mine.cumsum(0) - mine).index_select(0, experts.index_select(0, order))
         # sorted by expert, a copy's place is how far it stands behind its expert's first
         place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
         slots = self.n_experts * self.rows
@@ -171,9 +174,10 @@ class Dropless:
     n_experts: int
     mesh: DeviceMesh | None
 
-    def send(self, copies: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, _Way, torch.Tensor]:
-        """copies (n, dim), experts (n) -> rows (m, dim) grouped by own expert, the way back, and 0 that fell."""
-        mine = copies_of(experts, self.n_experts)
+    def send(
+        self, copies: torch.Tensor, experts: torch.Tensor, mine: torch.Tensor
+    ) -> tuple[torch.Tensor, _Way, torch.Tensor]:
+        """copies (n, dim), experts (n) and `copies_of` them -> rows (m, dim) by expert, the way back, 0 that fell."""
         order = experts.argsort(stable=True)
         ranks = 1 if self.mesh is None else self.mesh.size()
         theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))  # rows from each rank for each own expert
@@ -237,13 +241,15 @@ class MoE(nn.Module):
         with region("dispatch"):
             copies = flat.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
             way_to = self.dispatch(copies.shape[0])
-            rows, way, dropped = way_to.send(copies, experts.flatten())
+            chosen = experts.flatten()
+            counts = copies_of(chosen, self.config.n_experts)
+            rows, way, dropped = way_to.send(copies, chosen, counts)
         with region("compute"):
             rows = self.experts(rows, way_to.counts(way))
         with region("combine"):
             came = way_to.back(rows, way).unflatten(0, (-1, k))
             routed = (came * weights.to(came.dtype).unsqueeze(2)).sum(1)
         with torch.no_grad():
-            self.tokens.copy_(copies_of(experts.flatten(), self.config.n_experts))
+            self.tokens.copy_(counts)
             self.dropped.copy_(dropped)
         return routed.view_as(x) + self.shared_experts(x)

@@ -111,19 +111,22 @@ def author_module(
         apply_tensor_plan(module, plan, mesh["tp"])
     _store_parameters(module, world, mesh, expert_mesh, experts, precision, seed, initialise, values, owners)
     fill_buffers(module, world, values)
-    groups = {axis: str(mesh.get_group(axis).group_name) for axis in axes} if mesh is not None else {}
-    if expert_mesh is not None:
-        theirs = {axis: str(expert_mesh.get_group(axis).group_name) for axis in axis_sizes(expert_mesh)}
-        groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs.items()}
+    groups = _group_names(mesh)
+    theirs = _group_names(expert_mesh).items()
+    groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs}
     return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
+
+
+def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
+    return {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)} if mesh is not None else {}
 
 
 def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:
     """Paths of the modules that stack experts, which are told their expert-parallel axis."""
-    paths = [path for path, _ in module.named_modules()]
-    found = {path for pattern in plan.experts for path in matching(pattern, paths)}
     if mesh is None:
         return set()
+    paths = [path for path, _ in module.named_modules()]
+    found = {path for pattern in plan.experts for path in matching(pattern, paths)}
     if not found:
         raise AuthoringError(f"there is an expert mesh, and no module of the model stacks experts: "
                              f"plan.experts is {list(plan.experts)}")
@@ -211,8 +214,6 @@ def author(recipe: Recipe, world: World) -> Authored:
     config, spec = model_config(recipe), recipe.mesh
     plan = plan_of(recipe.model.sizes(), spec.tp)
     mesh = world.mesh(spec)
-    # each rank of tp has its own tokens for its experts, so these lie on a mesh of their own there too
-    apart = bool(plan.experts) and (spec.ep > 1 or spec.tp > 1)
     with torch.device("meta"):
         module = model(config)
     precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
@@ -226,7 +227,7 @@ def author(recipe: Recipe, world: World) -> Authored:
         batch=lambda: random_tokens(
             world, mesh, config.vocab_size, recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
         ),
-        expert_mesh=world.expert_mesh(spec) if apart else None,
+        expert_mesh=world.expert_mesh(spec) if plan.experts and spec.experts_apart else None,
     )
     return replace(authored, recipe=recipe)
 

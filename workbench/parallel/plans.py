@@ -30,6 +30,15 @@ class ParallelPlan:
     experts: tuple[str, ...] = ()
 
 
+def _swiglu(path: str) -> dict[str, Any]:
+    return {
+        path: {"style": "inputs", "input": ["shard(1)"], "wanted": ["replicate"]},
+        f"{path}.w1": "colwise",
+        f"{path}.w3": "colwise",
+        f"{path}.w2": {"style": "rowwise", "output": "shard(1)"},
+    }
+
+
 LLAMA3_PLAN = ParallelPlan(
     tensor={
         "tok_embeddings": {"style": "rowwise", "input": "replicate", "output": "shard(1)"},
@@ -44,10 +53,7 @@ LLAMA3_PLAN = ParallelPlan(
         "layers.*.attention.wv": "colwise",
         "layers.*.attention.wo": {"style": "rowwise", "output": "shard(1)"},
         "layers.*.ffn_norm": "sequence",
-        "layers.*.feed_forward": {"style": "inputs", "input": ["shard(1)"], "wanted": ["replicate"]},
-        "layers.*.feed_forward.w1": "colwise",
-        "layers.*.feed_forward.w3": "colwise",
-        "layers.*.feed_forward.w2": {"style": "rowwise", "output": "shard(1)"},
+        **_swiglu("layers.*.feed_forward"),
         "norm": "sequence",
         "output": {"style": "colwise", "input": "shard(1)"},
         "loss": "vocabulary",
@@ -71,12 +77,6 @@ def _whole_vocabulary(tensor: Mapping[str, Any], vocab_size: int, tp: int) -> Ma
 
 _LOCAL_SEQUENCE = {"style": "sequence", "local": True}
 _ROWS = {**_LOCAL_SEQUENCE, "dim": 0}
-_SWIGLU: dict[str, Any] = {
-    "": {"style": "inputs", "input": ["shard(1)"], "wanted": ["replicate"]},
-    ".w1": "colwise",
-    ".w3": "colwise",
-    ".w2": {"style": "rowwise", "output": "shard(1)"},
-}
 
 
 def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
@@ -103,10 +103,10 @@ def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
         "layers.*.ffn_norm": _LOCAL_SEQUENCE,
     }
     if dense:
-        tensor |= {f"layers.*.feed_forward{name}": style for name, style in _SWIGLU.items()}
+        tensor |= _swiglu("layers.*.feed_forward")
     if dense < layers:
         tensor["layers.*.moe.router.gate"] = _ROWS
-        tensor |= {f"layers.*.moe.shared_experts{name}": style for name, style in _SWIGLU.items()}
+        tensor |= _swiglu("layers.*.moe.shared_experts")
     tensor |= {path: LLAMA3_PLAN.tensor[path] for path in ("norm", "output", "loss")}
     experts = ("layers.*.moe.experts",) if dense < layers else ()
     return ParallelPlan(_whole_vocabulary(tensor, sizes["vocab_size"], tp), LLAMA3_PLAN.units, experts)
