@@ -35,6 +35,7 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {  # (joint passes, passes), b
     "reference_full_inductor": (["inductor_decomposition"], ["full_inductor_compilation"]),
     "reference_cudagraph": ([], ["cudagraph"]),
     "reference_block_bucketing_cudagraph": ([], ["transformer_block_bucketing", "cudagraph"]),
+    "reference_flex_block_bucketing_regional": ([], ["transformer_block_bucketing", "regional_inductor"]),
 }
 
 
@@ -125,6 +126,7 @@ def toolkit(recipe: Recipe, world: World, variant: str) -> tuple[torch.nn.Module
     from torchtitan.config import JobConfig
     from torchtitan.distributed import ParallelDims
     from torchtitan.experiments.simple_fsdp.simple_fsdp import disable_active_parametrization
+    from torchtitan.models.attention import create_attention_mask, get_causal_mask_mod
 
     mesh = recipe.mesh
     joint_passes, passes = RECIPES[variant]
@@ -140,6 +142,8 @@ def toolkit(recipe: Recipe, world: World, variant: str) -> tuple[torch.nn.Module
                         etp=1, world_size=dist.get_world_size())
     dims.build_mesh()
     family, args, parallelize = FAMILIES[recipe.model.family](recipe)
+    if "flex" in variant:
+        args.attn_type = "flex"
     args.update_from_config(config)
     with torch.device("meta"):
         model = family(args)
@@ -158,10 +162,14 @@ def toolkit(recipe: Recipe, world: World, variant: str) -> tuple[torch.nn.Module
                     whole = distribute_tensor(whole, *layout, src_data_rank=None)
                 parameter.copy_(whole)
     loss_of = build_cross_entropy_loss(config)
+    seq = recipe.data.seq_len
+    masks = {}
+    if "flex" in variant:
+        masks["attention_masks"] = create_attention_mask(get_causal_mask_mod(), 1, None, seq, seq)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with loss_parallel():
-            return loss_of(module(tokens), targets) / targets.numel()
+            return loss_of(module(tokens, **masks), targets) / targets.numel()
 
     return module, step
 

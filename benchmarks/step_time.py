@@ -1,13 +1,14 @@
 """Step time of llama3 or deepseek_v3 on GPUs, ours and its peers: same model, data, seeds and optimizer, one process a
 rank.
 
-    python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--family deepseek_v3] [--ranks 4] [--seconds 200]
-                                   [--set KEY=VALUE ...]
+    python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--family deepseek_v3] [--ranks 4] [--together 6]
+                                   [--rounds 2] [--seconds 200] [--set KEY=VALUE ...]
 
 A variant is `eager` (FSDP2 + TP + EP), `compile` (the same, each block by torch.compile), one of
 benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN below, or the name of a
-recipe of ours. Each runs in processes of its own with a limit of `--seconds`, and appends one line to RESULTS.jsonl; a
-variant that has a line with the same settings is not run again, but for one that is named twice.
+recipe of ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for each round; a variant that
+has a line with the same settings is not run again. `--together` of them are built at once, with a limit of `--seconds`;
+then they are timed one at a time, the others waiting, each once a round: so they share a minute and a host.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
 deepseek_v3 has the sizes of torchtitan's debug model. No variant moves its routers' bias between steps; static capacity
 drops what finds no room: `dropped` is its part of a last step's copies on rank 0.
@@ -24,14 +25,17 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from workbench.recipe import Recipe
 
 COMMON = {"data.seq_len": 2048, "data.batch_per_rank": 4, "precision.param": "bfloat16", "mesh.dp_shard": 2,
@@ -45,7 +49,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**COMMON, **{f"model.{name}": size for name, size in DEEPSEEK.items()},
                     "mesh.ep": 2, "mesh.ep_over": "dp_shard x tp"},
 }
-OWN: dict[str, tuple[str, dict[str, Any]]] = {  # recipes of ours that no file holds: what they change, and of which
+OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
+    "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
+    "llama3_hsdp": ("llama3_hsdp", {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 1}),
+    "llama3_tp": ("llama3_tp", {"mesh.dp_shard": 1, "mesh.tp": 4}),
     "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
     "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
@@ -54,6 +61,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # recipes of ours that no file h
 FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", "exposed_nccl_ms", "launches",
            "enqueue_ms", "first_step_s", "build_s")
 PEERS = {"eager": False, "compile": True}
+WAIT = 1800  # s that a variant waits for its turn
 
 
 def finite(losses: Sequence[float]) -> list[str]:
@@ -76,8 +84,8 @@ def recipe_of(variant: str, family: str, changes: dict[str, Any]) -> Recipe:
     return recipe.override({**MODELS[recipe.model.family], **own, **changes})
 
 
-def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warmup: int) -> dict[str, Any]:
-    """One variant on this rank of the world that torchrun made."""
+def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """One variant on this rank of the world that torchrun made: what was found in each of `rounds`."""
     import torch
 
     from benchmarks.peers import fsdp2
@@ -91,6 +99,7 @@ def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warm
     from workbench.training import Batches, optimizer_of, total_norm
     from workbench.world.mesh import current_world
 
+    variant, family, steps, warmup = options.variants[0], options.family, options.steps, options.warmup
     world = current_world()
     recipe = recipe_of(variant, family, changes)
     begun = time.perf_counter()
@@ -107,7 +116,7 @@ def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warm
     data = [batches.at(i) for i in range(steps + warmup + 1)]
     parameters = list(authored.module.parameters())
     optimizer = optimizer_of(authored)
-    losses = []
+    losses: list[torch.Tensor] = []
 
     def one(index: int) -> None:
         loss = step(*data[index])
@@ -134,38 +143,61 @@ def measure(variant: str, family: str, changes: dict[str, Any], steps: int, warm
     one(0)
     wait()
     first = time.perf_counter() - started
-    for index in range(1, warmup):
-        one(index)
-    wait()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    begin = time.perf_counter()
-    marks = [mark()]
-    for index in range(steps):
-        one(warmup + index)
-        marks.append(mark())
-    enqueue = (time.perf_counter() - begin) / steps
-    wait()
-    times = [a.elapsed_time(b) if cuda else (b - a) * 1e3 for a, b in itertools.pairwise(marks)]
-    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
-    found = {
-        "variant": variant, "family": family, "changes": changes,
-        "step_ms": statistics.median(times), "steps_ms": times,
-        "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
-        "first_step_s": first, "build_s": started - begun,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-        "losses": finite([float(x) for x in losses]), **(asdict(profile_step(lambda: one(warmup))) if cuda else {}),
-        "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
-    }
-    if routed := list(routed_layers(authored.module).values()):
-        found["dropped"] = float(sum(x.dropped for x in routed) / sum(x.tokens.sum() for x in routed))
+    for turn in rounds:
+        for index in range(1, warmup):
+            one(index)
+        wait()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        marks = [mark()]
+        for index in range(steps):
+            one(warmup + index)
+            marks.append(mark())
+        enqueue = (time.perf_counter() - begin) / steps
+        wait()
+        times = [a.elapsed_time(b) if cuda else (b - a) * 1e3 for a, b in itertools.pairwise(marks)]
+        tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+        found = {
+            "variant": variant, "family": family, "changes": changes, "round": turn,
+            "step_ms": statistics.median(times), "steps_ms": times,
+            "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
+            "first_step_s": first, "build_s": started - begun,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
+            "losses": finite([float(x) for x in losses]), **(asdict(profile_step(lambda: one(warmup))) if cuda else {}),
+            "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
+        }
+        losses.clear()
+        if routed := list(routed_layers(authored.module).values()):
+            found["dropped"] = float(sum(x.dropped for x in routed) / sum(x.tokens.sum() for x in routed))
+        if built is not None:
+            if turn == 0:
+                prove_replay(built.records)
+            found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
+        yield found
     if built is not None:
-        prove_replay(built.records)
-        found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
         built.step.close()
     if variant in RECIPES:
         close(module)
-    return found
+
+
+def rounds_of(options: argparse.Namespace, rank: int) -> Iterator[int]:
+    """The rounds of this variant, each once the driver gives the word."""
+    for turn in range(options.rounds + 1):
+        _sign(options, turn, f"rank{rank}").touch()
+        if turn == options.rounds:
+            return
+        until = time.monotonic() + WAIT
+        while not _sign(options, turn, "go").exists():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{options.variants[0]}: no word for round {turn} in {WAIT} s")
+            time.sleep(0.2)
+        yield turn
+
+
+def _sign(options: argparse.Namespace, turn: int, what: str, variant: str | None = None) -> Path:
+    return Path(options.signs) / f"{variant or options.variants[0]}.{turn}.{what}"
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -176,16 +208,17 @@ def worker(options: argparse.Namespace) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     changes = dict(item.split("=", 1) for item in options.set)
+    rank = dist.get_rank()
     try:
-        found = measure(options.variants[0], options.family, changes, options.steps, options.warmup)
+        for found in measure(options, changes, rounds_of(options, rank)):
+            if rank == 0:
+                append(options.results, found)
     except Exception as error:
         said = "".join(traceback.format_exception_only(error))
-        problem = f"rank {dist.get_rank()}: {said[:1500]}\n{traceback.format_exc()[-3000:]}"
+        problem = f"rank {rank}: {said[:1500]}\n{traceback.format_exc()[-3000:]}"
         append(options.results, {"variant": options.variants[0], "family": options.family, "changes": changes,
                                  "problem": problem})
         os._exit(1)  # the others may wait in a collective for ever: torchrun ends them
-    if dist.get_rank() == 0:
-        append(options.results, found)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -205,37 +238,72 @@ def done(results: Path, variant: str, family: str, changes: dict[str, str]) -> b
                and "step_ms" in line for line in lines_of(results))
 
 
-def drive(options: argparse.Namespace) -> None:
-    changes = dict(item.split("=", 1) for item in options.set)
-    for i, variant in enumerate(options.variants):
-        if variant not in options.variants[:i] and done(options.results, variant, options.family, changes):
-            print(f"{variant}: has a result", flush=True)
-            continue
+class Running:
+    """One variant in processes of its own."""
+
+    def __init__(self, options: argparse.Namespace, variant: str, changes: dict[str, str]) -> None:
+        self.options, self.variant = options, variant
+        self.line = {"variant": variant, "family": options.family, "changes": changes}
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                   str(options.ranks), __file__, str(options.results), variant, "--worker", "--family",
-                   options.family, "--steps", str(options.steps), "--warmup", str(options.warmup)]
+                   str(options.ranks), __file__, str(options.results), variant, "--signs", options.signs, "--family",
+                   options.family, "--steps", str(options.steps), "--warmup", str(options.warmup), "--rounds",
+                   str(options.rounds)]
         if options.set:
             command += ["--set", *options.set]
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        started = time.monotonic()
-        run = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "NCCL_GRAPH_REGISTER": "0"},
-                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        before, problem = len(lines_of(options.results)), ""
+        self.said = (Path(options.signs) / f"{variant}.log").open("w+")
+        self.process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "NCCL_GRAPH_REGISTER": "0"},
+                                        start_new_session=True, stdout=self.said, stderr=subprocess.STDOUT)
+
+    def reached(self, turn: int, until: float) -> bool:
+        """Wait until every rank has come to round `turn`; end it, and say why in its results, where one does not."""
+        signs = [_sign(self.options, turn, f"rank{rank}", self.variant) for rank in range(self.options.ranks)]
+        while not all(sign.exists() for sign in signs):
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.end(0)
+                return False
+            time.sleep(0.2)
+        return True
+
+    def end(self, seconds: float = 60) -> None:
+        """Give it `seconds` to end by itself."""
+        problem = ""
         try:
-            said, _ = run.communicate(timeout=options.seconds)
-            if run.returncode:
-                problem = said[-3000:]
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)
-            problem = f"not done after {options.seconds} s\n" + run.communicate()[0][-3000:]
-        if len(lines_of(options.results)) == before:
-            append(options.results, {"variant": variant, "family": options.family, "changes": changes,
-                                     "problem": problem})
-        line = lines_of(options.results)[before]
-        problem = line.get("problem", "")
-        shown = problem or ", ".join(f"{key} {line[key]:.1f}" for key in FIGURES if key in line)
-        print(f"{variant}: {shown} ({time.monotonic() - started:.0f} s)", flush=True)
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            problem = f"not done in its time, {self.options.seconds:g} s"
+        self.said.seek(0)
+        if self.process.returncode and not any("problem" in line for line in self.lines()):
+            append(self.options.results, {**self.line, "problem": f"{problem}\n{self.said.read()[-3000:]}"})
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has found."""
+        return [line for line in lines_of(self.options.results) if self.line.items() <= line.items()]
+
+
+def drive(options: argparse.Namespace) -> None:
+    changes = dict(item.split("=", 1) for item in options.set)
+    todo = [variant for variant in dict.fromkeys(options.variants)
+            if not done(options.results, variant, options.family, changes)]
+    for start in range(0, len(todo), options.together):
+        with tempfile.TemporaryDirectory() as options.signs:
+            begun = time.monotonic()
+            group = [Running(options, variant, changes) for variant in todo[start : start + options.together]]
+            alive = [running for running in group if running.reached(0, begun + options.seconds)]
+            for turn in range(options.rounds):
+                for running in list(alive):
+                    _sign(options, turn, "go", running.variant).touch()
+                    if not running.reached(turn + 1, time.monotonic() + options.seconds):
+                        alive.remove(running)
+            for running in alive:
+                running.end()
+            for line in itertools.chain.from_iterable(running.lines() for running in group):
+                shown = ", ".join(f"{key} {line[key]:.1f}" for key in FIGURES if key in line)
+                print(f"{line['variant']}: {line.get('problem') or shown}", flush=True)
+            print(f"{len(group)} of {len(todo) - start}: {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def main() -> None:
@@ -244,14 +312,16 @@ def main() -> None:
     parser.add_argument("variants", nargs="+")
     parser.add_argument("--family", choices=MODELS, default="llama3")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=200, help="limit of one variant")
+    parser.add_argument("--together", type=int, default=1, help="variants built at once, and timed in turn")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each is timed")
+    parser.add_argument("--seconds", type=float, default=200, help="limit of building together, and of one round")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--warmup", type=int, default=7)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--signs", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.results = options.results.resolve()
-    (worker if options.worker else drive)(options)
+    (worker if options.signs else drive)(options)
 
 
 if __name__ == "__main__":
