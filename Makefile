@@ -33,7 +33,7 @@ unit: venv ## the unit tests alone: about a minute
 	@$(BIN)/pytest tests -m "not integration"
 
 tests: venv
-	@$(BIN)/pytest tests -m "not slow"
+	@$(BIN)/pytest tests -m "not slow" -n 2 --dist loadgroup
 
 notebooks: venv
 	@$(BIN)/pytest $(NBVAL) notebooks

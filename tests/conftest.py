@@ -15,7 +15,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _RESULTS: dict[str, str] = {}
 _SECONDS: dict[str, float] = {}
 _FAULTS: list[tuple[str, ...]] = []
+_TARGET: list[str] = []
 FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    target = config.getoption("--results-json")
+    if target and not hasattr(config, "workerinput"):
+        _TARGET.append(target)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _cost(item):
             item.add_marker("integration")
+        # for -n 2 --dist loadgroup: ranks beside ranks would fill the machine, so they are one worker's
+        item.add_marker(pytest.mark.xdist_group("ranks" if _cost(item) > 1 else item.path.name))
     needing = {item: next(iter(many.args), 2) if many else 1 for item in items
                if (many := item.get_closest_marker("multi_gpu")) or item.get_closest_marker("gpu")}
     if needing:
@@ -64,10 +73,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _FAULTS.extend(value for name, value in report.user_properties if name == "fault_row")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    target = session.config.getoption("--results-json")
-    if not target:
-        return
+def pytest_runtest_logfinish() -> None:
+    """Nothing is lost of a run that is cut off."""
+    if _TARGET:
+        write_results(_TARGET[0])
+
+
+def write_results(target: str) -> None:
     import torch
 
     outcomes = list(_RESULTS.values())

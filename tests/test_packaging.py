@@ -24,7 +24,8 @@ DEV = PROJECT["optional-dependencies"]["dev"]
 # Run as commands or plugins, not imported: the file that runs each.
 RUN = {
     "ipykernel": "notebooks/00_tour.ipynb", "jupyterlab": "Makefile", "mypy": "Makefile", "nbval": "Makefile",
-    "pre-commit": ".pre-commit-config.yaml", "pytest-timeout": "pyproject.toml", "ruff": "Makefile",
+    "pre-commit": ".pre-commit-config.yaml", "pytest-timeout": "pyproject.toml", "pytest-xdist": "Makefile",
+    "ruff": "Makefile",
 }
 MODULES = {
     "ipython": "IPython", "jupyter-client": "jupyter_client", "pillow": "PIL", "pyyaml": "yaml", "tomli-w": "tomli_w",
