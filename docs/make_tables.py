@@ -22,11 +22,13 @@ from workbench.recipe_rules import cuda_reasons  # noqa: E402
 
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
+USUAL = "dp_shard 2 x tp 2"  # of that column
 PEERS = {
     "eager": "torch: eager FSDP2 + TP", "compile": "torch: FSDP2 + TP, each block by `torch.compile`",
     "reference": "torchtitan 0.2.2 compiler toolkit, no passes",
     "reference_block_bucketing": "the same, block bucketing",
     "reference_full_inductor": "the same, full Inductor",
+    "reference_flex_block_bucketing_regional": "the same, FlexAttention, block bucketing and regional Inductor",
     "reference_cudagraph": "the same, cudagraph",
     "reference_block_bucketing_cudagraph": "the same, block bucketing and cudagraph",
 }
@@ -46,7 +48,10 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 
 def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
-    """What the reports on a kind of world say, each outcome once: of the whole run, or of the pass `name`."""
+    """What the reports on a kind of world say, each outcome once: of the whole run, or of the pass `name`.
+
+    What passes on more ranks need not be said of fewer.
+    """
     said = []
     for run in runs:
         rows = {row["name"]: row["outcome"] for row in run["passes"]}
@@ -56,8 +61,10 @@ def cell(runs: list[dict[str, Any]], kind: str, name: str = "") -> str:
             where = f"{run['world']['size']} ranks, torch {run['versions']['torch'].split('+')[0]}"
             if not name and (step := run.get("median_step_seconds")):
                 where += f", a step {step * 1e3:,.0f} ms"
-            said.append(f"{outcome} ({run['level']}): {where}")
-    return "; ".join(dict.fromkeys(said)) or NOT_MEASURED
+            said.append((outcome, run["world"]["size"], f"{outcome} ({run['level']}): {where}"))
+    most = max((size for _, size, _ in said), default=0)
+    return "; ".join(dict.fromkeys(text for outcome, size, text in said if outcome != "PASS" or size == most)
+                     ) or NOT_MEASURED
 
 
 def needs_cuda(recipe: Recipe) -> str:
@@ -67,9 +74,19 @@ def needs_cuda(recipe: Recipe) -> str:
 
 
 def step_times(path: Path) -> dict[str, str]:
-    """Step time by variant, the last measured as the variant is; a line with changed settings is another variant."""
+    """Each run's step time by variant, as the variant is; a line with changed settings is another variant.
+
+    A recipe that has axes of its own says them.
+    """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    return {line["variant"]: f"{line['step_ms']:.1f} ms" for line in lines if "step_ms" in line and not line["changes"]}
+    times: dict[str, list[str]] = {}
+    axes = {}
+    for line in lines:
+        if "step_ms" in line and not line["changes"]:
+            times.setdefault(line["variant"], []).append(f"{line['step_ms']:.1f}")
+            axes[line["variant"]] = axes_of(line["recipe"])
+    return {name: f"{', '.join(found)} ms" + (f" ({axes[name]})" if axes[name] != USUAL else "")
+            for name, found in times.items()}
 
 
 def axes_of(recipe: dict[str, Any]) -> str:

@@ -46,6 +46,12 @@ def test_a_cell_says_what_was_measured_and_nothing_else() -> None:
     assert MADE["cell"](runs, "gloo") == "PASS (light): 4 ranks, torch 2.13.0; FAIL (light): 4 ranks, torch 2.13.0"
 
 
+def test_fewer_ranks_are_named_only_where_they_do_not_pass() -> None:
+    two, four = ({**report("a", "gloo"), "world": {"kind": "gloo", "size": size}} for size in (2, 4))
+    assert MADE["cell"]([two, four], "gloo") == "PASS (light): 4 ranks, torch 2.13.0"
+    assert MADE["cell"]([{**two, "ok": False}, four], "gloo").startswith("FAIL (light): 2 ranks")
+
+
 def test_a_pass_without_effect_is_not_a_pass_of_the_run() -> None:
     runs = [report("a", "gloo", outcome="NO_EFFECT")]
     assert MADE["cell"](runs, "gloo", "p") == "NO_EFFECT (light): 4 ranks, torch 2.13.0"
@@ -58,12 +64,14 @@ def test_other_results_are_no_reports(tmp_path: Path) -> None:
     assert [r["recipe"]["name"] for r in MADE["reports"](tmp_path)] == ["a"]
 
 
-def test_a_step_time_is_the_last_one_of_the_variant_as_it_is(tmp_path: Path) -> None:
-    lines = [{"variant": "a", "changes": {}, "step_ms": 2.0}, {"variant": "a", "changes": {}, "step_ms": 1.26},
-             {"variant": "a", "changes": {"mesh.tp": "4"}, "step_ms": 9.0},
-             {"variant": "b", "changes": {}, "problem": "no"}]
+def test_step_times_are_those_of_the_variant_as_it_is(tmp_path: Path) -> None:
+    usual, own = {"recipe": {"mesh": {"dp_shard": 2, "tp": 2}}}, {"recipe": {"mesh": {"dp_shard": 4}}}
+    lines = [{"variant": "a", "changes": {}, "step_ms": 2.0, **usual},
+             {"variant": "a", "changes": {}, "step_ms": 1.26, **usual},
+             {"variant": "a", "changes": {"mesh.tp": "4"}, "step_ms": 9.0, **usual},
+             {"variant": "b", "changes": {}, "problem": "no"}, {"variant": "c", "changes": {}, "step_ms": 3.0, **own}]
     (tmp_path / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert MADE["step_times"](tmp_path / "s.jsonl") == {"a": "1.3 ms"}
+    assert MADE["step_times"](tmp_path / "s.jsonl") == {"a": "2.0, 1.3 ms", "c": "3.0 ms (dp_shard 4)"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
