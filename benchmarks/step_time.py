@@ -18,14 +18,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import os
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,10 +54,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
         "deepseek_v3", {"model.dispatch": "capacity", "passes": ["transformer_block_bucketing", "cudagraph"]}),
 }
-FIGURES = ("step_ms", "tokens_per_second", "peak_gib", "kernels_ms", "nccl_ms", "exposed_nccl_ms", "launches",
-           "enqueue_ms", "first_step_s", "build_s")
 PEERS = {"eager": False, "compile": True}
-WAIT = 1800  # s that a variant waits for its turn
 
 
 def finite(losses: Sequence[float]) -> list[str]:
@@ -166,7 +159,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
             "losses": finite([float(x) for x in losses]), **(asdict(profile_step(lambda: one(warmup))) if cuda else {}),
-            "machine": machine(), "versions": versions(), "recipe": recipe.to_dict(),
+            "machine": machine(), "versions": versions(), "command": options.command, "recipe": recipe.to_dict(),
         }
         losses.clear()
         if routed := list(routed_layers(authored.module).values()):
@@ -182,27 +175,11 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
         close(module)
 
 
-def rounds_of(options: argparse.Namespace, rank: int) -> Iterator[int]:
-    """The rounds of this variant, each once the driver gives the word."""
-    for turn in range(options.rounds + 1):
-        _sign(options, turn, f"rank{rank}").touch()
-        if turn == options.rounds:
-            return
-        until = time.monotonic() + WAIT
-        while not _sign(options, turn, "go").exists():
-            if time.monotonic() > until:
-                raise TimeoutError(f"{options.variants[0]}: no word for round {turn} in {WAIT} s")
-            time.sleep(0.2)
-        yield turn
-
-
-def _sign(options: argparse.Namespace, turn: int, what: str, variant: str | None = None) -> Path:
-    return Path(options.signs) / f"{variant or options.variants[0]}.{turn}.{what}"
-
-
 def worker(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
+
+    from benchmarks.turns import append, rounds_of
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -223,89 +200,6 @@ def worker(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def append(results: Path, line: dict[str, Any]) -> None:
-    with results.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def lines_of(results: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-
-
-def done(results: Path, variant: str, family: str, changes: dict[str, str]) -> bool:
-    """Whether a line of it is there; lines of old name no family."""
-    return any(line["variant"] == variant and line.get("family", "llama3") == family and line["changes"] == changes
-               and "step_ms" in line for line in lines_of(results))
-
-
-class Running:
-    """One variant in processes of its own."""
-
-    def __init__(self, options: argparse.Namespace, variant: str, changes: dict[str, str]) -> None:
-        self.options, self.variant = options, variant
-        self.line = {"variant": variant, "family": options.family, "changes": changes}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                   str(options.ranks), __file__, str(options.results), variant, "--signs", options.signs, "--family",
-                   options.family, "--steps", str(options.steps), "--warmup", str(options.warmup), "--rounds",
-                   str(options.rounds)]
-        if options.set:
-            command += ["--set", *options.set]
-        root = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        self.said = (Path(options.signs) / f"{variant}.log").open("w+")
-        self.process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "NCCL_GRAPH_REGISTER": "0"},
-                                        start_new_session=True, stdout=self.said, stderr=subprocess.STDOUT)
-
-    def reached(self, turn: int, until: float) -> bool:
-        """Wait until every rank has come to round `turn`; end it, and say why in its results, where one does not."""
-        signs = [_sign(self.options, turn, f"rank{rank}", self.variant) for rank in range(self.options.ranks)]
-        while not all(sign.exists() for sign in signs):
-            if self.process.poll() is not None or time.monotonic() > until:
-                self.end(0)
-                return False
-            time.sleep(0.2)
-        return True
-
-    def end(self, seconds: float = 60) -> None:
-        """Give it `seconds` to end by itself."""
-        problem = ""
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            problem = f"not done in its time, {self.options.seconds:g} s"
-        self.said.seek(0)
-        if self.process.returncode and not any("problem" in line for line in self.lines()):
-            append(self.options.results, {**self.line, "problem": f"{problem}\n{self.said.read()[-3000:]}"})
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What it has found."""
-        return [line for line in lines_of(self.options.results) if self.line.items() <= line.items()]
-
-
-def drive(options: argparse.Namespace) -> None:
-    changes = dict(item.split("=", 1) for item in options.set)
-    todo = [variant for variant in dict.fromkeys(options.variants)
-            if not done(options.results, variant, options.family, changes)]
-    for start in range(0, len(todo), options.together):
-        with tempfile.TemporaryDirectory() as options.signs:
-            begun = time.monotonic()
-            group = [Running(options, variant, changes) for variant in todo[start : start + options.together]]
-            alive = [running for running in group if running.reached(0, begun + options.seconds)]
-            for turn in range(options.rounds):
-                for running in list(alive):
-                    _sign(options, turn, "go", running.variant).touch()
-                    if not running.reached(turn + 1, time.monotonic() + options.seconds):
-                        alive.remove(running)
-            for running in alive:
-                running.end()
-            for line in itertools.chain.from_iterable(running.lines() for running in group):
-                shown = ", ".join(f"{key} {line[key]:.1f}" for key in FIGURES if key in line)
-                print(f"{line['variant']}: {line.get('problem') or shown}", flush=True)
-            print(f"{len(group)} of {len(todo) - start}: {time.monotonic() - begun:.0f} s", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -319,9 +213,18 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=7)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--signs", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--command", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not options.command:
+        options.command = " ".join(("python benchmarks/step_time.py", options.results.name, *sys.argv[2:]))
     options.results = options.results.resolve()
-    (worker if options.signs else drive)(options)
+    if options.signs:
+        worker(options)
+    else:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from benchmarks.turns import drive
+
+        drive(options)
 
 
 if __name__ == "__main__":

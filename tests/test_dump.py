@@ -43,7 +43,7 @@ def test_every_stage_has_its_files(dumped: Path) -> None:
 def test_source_lines_are_comments(dumped: Path) -> None:
     text = (dumped / "00_captured_joint.py").read_text()
     assert '"""tour: joint graph, captured, rank 0 of 4 (fake).' in text
-    assert "llama3.py:" in text and "code: x = self.tok_embeddings(tokens)" in text
+    assert "decoder.py:" in text and "code: x = self.tok_embeddings(tokens)" in text
     assert 'GROUPS = {' in text and "('primals_1', 'float32', (64, 128), (128, 1))," in text
 
 

@@ -66,7 +66,7 @@ def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
     assert sentence.startswith("rank 1 would run _c10d_functional.all_gather_into_tensor")
     assert sentence.endswith("would hang")
     assert [line.split(":")[0].strip() for line in lines] == ["rank 0", "rank 1"]
-    places = ("llama3.py:", "layers.py:", "parameter ")
+    places = ("decoder.py:", "llama3.py:", "layers.py:", "parameter ")
     assert all(any(place in line for place in places) for line in lines) and lines[0][8:] != lines[1][8:]
 
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.models.attention import ATTENTION, BlockMask, block_mask
-from workbench.models.layers import FeedForward, RMSNorm, apply_rope, rope_table
-from workbench.models.loss import CrossEntropy
+from workbench.models.attention import ATTENTION, BlockMask
+from workbench.models.decoder import Decoder, DecoderBlock, DecoderConfig
+from workbench.models.layers import FeedForward, RMSNorm, apply_rope
 from workbench.models.moe import MoE, MoEConfig
 from workbench.sizes import SIZES
 from workbench.torch_api.regions import region
 
 
 @dataclass(frozen=True)
-class DeepSeekV3Config(MoEConfig):
+class DeepSeekV3Config(MoEConfig, DecoderConfig):
     """Sizes. A head's query and key have qk_nope_dim + qk_rope_dim channels, its value v_dim.
 
     q_lora_rank 0: queries come straight from the hidden state. The first n_dense_layers have no experts.
@@ -31,19 +31,13 @@ class DeepSeekV3Config(MoEConfig):
     n_layers: int = 3
     n_dense_layers: int = 1
     n_heads: int = 4
-    vocab_size: int = 256
-    ffn_dim: int = 384
     q_lora_rank: int = 0
     kv_lora_rank: int = 64
     qk_nope_dim: int = 32
     qk_rope_dim: int = 16
     v_dim: int = 32
-    rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
     max_seq_len: int = 4096
-    attention: str = "sdpa"
-    mask: str = "causal"
-    document_token: int = 0
 
 
 FLAVORS: dict[str, DeepSeekV3Config] = {
@@ -91,8 +85,8 @@ class LatentAttention(nn.Module):
         return self.wo(y.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
-    """Attention, then a dense feed-forward or a mixture of experts, each with its norm and its residual."""
+class Block(DecoderBlock):
+    """One layer: with a dense feed-forward, or with a mixture of experts."""
 
     def __init__(self, config: DeepSeekV3Config, dense: bool) -> None:
         super().__init__()
@@ -105,53 +99,14 @@ class Block(nn.Module):
             self.moe = MoE(config)
         self.dense = dense
 
-    def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: BlockMask | None = None
-    ) -> torch.Tensor:
-        """(batch, seq, dim) -> (batch, seq, dim)."""
-        with region("norm"):
-            normed = self.attention_norm(x)
-        x = x + self.attention(normed, cos, sin, mask=mask)
-        with region("norm"):
-            normed = self.ffn_norm(x)
-        if not self.dense:
-            return x + self.moe(normed)
-        with region("feed_forward"):
-            return x + self.feed_forward(normed)
+    def mixed(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """The residual and its norm -> the block's output."""
+        return super().mixed(x, normed) if self.dense else x + self.moe(normed)
 
 
-class DeepSeekV3(nn.Module):
-    """The whole model. `forward(tokens, targets)` gives the mean cross entropy, so a captured graph returns a scalar.
-
-    Build it under `torch.device("meta")` for large flavors; `reset_buffers` then computes the rotary table.
-    """
-
-    rope_cos: torch.Tensor
-    rope_sin: torch.Tensor
+class DeepSeekV3(Decoder):
+    """The whole model."""
 
     def __init__(self, config: DeepSeekV3Config) -> None:
-        super().__init__()
-        self.config = config
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config, index < config.n_dense_layers) for index in range(config.n_layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.loss = CrossEntropy()
-        self.reset_buffers(torch.get_default_device())
-
-    def reset_buffers(self, device: torch.device) -> None:
-        """Compute the rotary table on `device`, after a build on the meta device."""
-        config = self.config
-        cos, sin = rope_table(config.qk_rope_dim, config.max_seq_len, config.rope_theta, device)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""
-        config, seq = self.config, tokens.shape[1]
-        mask = block_mask(config.mask, tokens, config.document_token) if config.attention == "flex" else None
-        x = self.tok_embeddings(tokens)
-        cos, sin = self.rope_cos[:seq].to(x.dtype), self.rope_sin[:seq].to(x.dtype)
-        for block in self.layers:
-            x = block(x, cos, sin, mask)
-        return self.loss(self.output(self.norm(x)), targets)
+        blocks = (Block(config, index < config.n_dense_layers) for index in range(config.n_layers))
+        super().__init__(config, blocks, config.qk_rope_dim)

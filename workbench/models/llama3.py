@@ -12,29 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.models.attention import ATTENTION, BlockMask, block_mask
-from workbench.models.layers import FeedForward, RMSNorm, apply_rope, rope_table
-from workbench.models.loss import CrossEntropy
+from workbench.models.attention import ATTENTION, BlockMask
+from workbench.models.decoder import Decoder, DecoderBlock, DecoderConfig
+from workbench.models.layers import FeedForward, RMSNorm, apply_rope
 from workbench.sizes import SIZES
 from workbench.torch_api.regions import region
 
 
 @dataclass(frozen=True)
-class Llama3Config:
+class Llama3Config(DecoderConfig):
     """Sizes. head_dim is dim / n_heads; each of n_kv_heads serves n_heads / n_kv_heads query heads."""
 
-    dim: int = 128
-    n_layers: int = 4
-    n_heads: int = 8
     n_kv_heads: int = 4
-    vocab_size: int = 256
-    ffn_dim: int = 384
     rope_theta: float = 500_000.0
-    norm_eps: float = 1e-5
-    max_seq_len: int = 2048
-    attention: str = "sdpa"
-    mask: str = "causal"
-    document_token: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -73,8 +63,8 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
-    """Attention, then feed-forward, each with its norm before and its residual around."""
+class Block(DecoderBlock):
+    """One layer of Llama 3."""
 
     def __init__(self, config: Llama3Config) -> None:
         super().__init__()
@@ -83,56 +73,9 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
-    def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: BlockMask | None = None
-    ) -> torch.Tensor:
-        """(batch, seq, dim) -> (batch, seq, dim)."""
-        with region("norm"):
-            normed = self.attention_norm(x)
-        x = x + self.attention(normed, cos, sin, mask=mask)
-        with region("norm"):
-            normed = self.ffn_norm(x)
-        with region("feed_forward"):
-            return x + self.feed_forward(normed)
 
-
-class Llama3(nn.Module):
-    """The whole model. `forward(tokens, targets)` gives the mean cross entropy, so a captured graph returns a scalar.
-
-    Build it under `torch.device("meta")` for large flavors; `reset_buffers` then computes the rotary table.
-    """
-
-    rope_cos: torch.Tensor
-    rope_sin: torch.Tensor
+class Llama3(Decoder):
+    """The whole model."""
 
     def __init__(self, config: Llama3Config) -> None:
-        super().__init__()
-        self.config = config
-        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.loss = CrossEntropy()
-        cos, sin = self._rope()
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
-
-    def reset_buffers(self, device: torch.device) -> None:
-        """Compute the rotary table on `device`, after a build on the meta device."""
-        self.rope_cos, self.rope_sin = self._rope(device)
-
-    def _rope(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        config = self.config
-        return rope_table(config.head_dim, config.max_seq_len, config.rope_theta, device)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """tokens, targets (batch, seq) int64 -> mean cross entropy, a scalar in float32 (float64 stays)."""
-        seq = tokens.shape[1]
-        cos, sin = self.rope_cos[:seq], self.rope_sin[:seq]
-        flex = self.config.attention == "flex"
-        mask = block_mask(self.config.mask, tokens, self.config.document_token) if flex else None
-        x = self.tok_embeddings(tokens)
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-        for block in self.layers:
-            x = block(x, cos, sin, mask)
-        return self.loss(self.output(self.norm(x)), targets)
+        super().__init__(config, (Block(config) for _ in range(config.n_layers)), config.head_dim)
