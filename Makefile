@@ -3,6 +3,8 @@ VENV ?= .venv
 TORCH ?= 2.13.0
 BIN := $(VENV)/bin
 NBVAL := --nbval --nbval-sanitize-with .ci/nbval_sanitize.cfg --nbval-cell-timeout 180 -p no:cacheprovider
+# two workers; all that starts ranks is one's, and what shares a file too
+TWO := -n 2 --dist loadgroup
 # the tour's smallest run that is not its default
 SMALL := -p dp_shard 2 -p tp 1 -p steps 5
 COMPAT_VENV := .venv-torch$(TORCH)
@@ -33,10 +35,10 @@ unit: venv ## the unit tests alone: about a minute
 	@$(BIN)/pytest tests -m "not integration"
 
 tests: venv
-	@$(BIN)/pytest tests -m "not slow" -n 2 --dist loadgroup
+	@$(BIN)/pytest tests -m "not slow" $(TWO)
 
 notebooks: venv
-	@$(BIN)/pytest $(NBVAL) notebooks
+	@$(BIN)/pytest $(NBVAL) $(TWO) notebooks
 
 small-tour: venv
 	@mkdir -p out
@@ -51,7 +53,7 @@ test: ## everything that CI checks
 	@$(MAKE) --no-print-directory small-tour
 
 test-all: test ## and what takes long
-	@$(BIN)/pytest tests -m slow
+	@$(BIN)/pytest tests -m slow $(TWO)
 
 test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.11.0
 	@$(PYTHON) .ci/make_venv $(COMPAT_VENV) --torch $(TORCH)

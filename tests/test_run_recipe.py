@@ -59,6 +59,19 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank() -> None:
     assert "FAIL" in report.table()
 
 
+def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
+    def endless(gm):
+        while True:
+            pass
+
+    @register_pass("endless", stage="joint", numerics="exact")
+    def own(gm, example_inputs, *, options):
+        return endless(gm)
+
+    with pytest.raises(RankError, match=r"ranks 0, 1 gave no answer within 15 s(.|\n)*in endless"):
+        run(SMALL.override({"joint_passes": ["endless"]}), timeout=15, progress=False)
+
+
 def test_a_pass_that_raises_names_its_rank() -> None:
     def explode(gm):
         raise RuntimeError("half way")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.parallel.author import Authored, author, author_module
     from workbench.passes.registry import register_pass
     from workbench.pipeline import PassRecord, run_joint, run_partitioned
+    from workbench.propose import propose_contract
     from workbench.recipe import Recipe, diff_recipes, load_recipe
     from workbench.report import Report
     from workbench.run_recipe import run
@@ -45,6 +46,7 @@ _HOMES = {
     "forward_backward": ("ForwardBackward", "partition"),
     "passes.registry": ("register_pass",),
     "pipeline": ("PassRecord", "run_joint", "run_partitioned"),
+    "propose": ("propose_contract",),
     "recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "report": ("Report",),
     "run_recipe": ("run",),

@@ -74,12 +74,31 @@ def unused_wait(gm):
     mm.replace_input_with(wait, named(gm, "wait_tensor")[1])
 
 
+def write_to_an_input(gm):
+    first = gm.graph.find_nodes(op="placeholder")[0]
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.call_function(torch.ops.aten.copy_.default, (first, first))
+
+
+def print_a_value(gm):
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.call_function(print, (named(gm, "aten.relu")[0],))
+
+
+def add_noise(gm):
+    relu = named(gm, "aten.relu")[0]
+    with gm.graph.inserting_after(relu):
+        gm.graph.call_function(torch.ops.aten.rand_like.default, (relu,)).meta["val"] = relu.meta["val"]
+
+
 FAULTS = {
     drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
     lose_output: "2 outputs before, 1 after",
     other_dtype: "output 1 was float32[3, 8] on cpu and is bfloat16", rename_placeholder: "placeholders changed",
     reshape_placeholder: "was float32[3, 8] on cpu and is float32[5, 8]", add_placeholder: "added ['extra']",
     use_before_definition: "malformed", call_module: "is a call_module", unused_wait: "1 more waits",
+    write_to_an_input: "the effect 'write to", print_a_value: "the effect 'call of print' was added",
+    add_noise: "1 more draws of random numbers",
 }
 
 

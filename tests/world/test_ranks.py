@@ -59,6 +59,19 @@ def test_lambda_and_keyword_named_like_a_parameter(pool):
     assert pool.run(lambda fn, self: (fn, self), fn=1, self=2) == [(1, 2), (1, 2)]
 
 
+ATEN, MUL, SUM = torch.ops.aten, torch.ops.aten.mul, torch.ops.aten.sum.default
+
+
+def test_operators_arrive_with_the_function_that_names_them(pool):
+    """Pickle knows none of torch.ops, a namespace, an operator and its overload."""
+
+    def doubled(x):
+        return SUM(MUL(torch.ops.aten.relu.default(x), 2.0)) + ATEN.sum.default(x), [SUM, MUL.Tensor]
+
+    for value, operators in pool.run(doubled, torch.tensor([1.0, -3.0])):
+        assert value == 0.0 and operators == [SUM, MUL.Tensor]
+
+
 def test_names_of_a_cell_arrive_with_the_call_and_come_back(pool):
     space = cell(
         "import torch\n"

@@ -14,7 +14,7 @@ import torch
 
 from workbench.analysis.collectives import Collective, context_of, list_collectives
 from workbench.analysis.memory import roots
-from workbench.torch_api.ops import calls_of, is_wait, op_name, writes, written_inputs
+from workbench.torch_api.ops import calls_of, draws, is_wait, op_name, writes, written_inputs
 
 
 class NodeRecord(NamedTuple):
@@ -51,7 +51,7 @@ def spec_of(value: Any) -> Spec:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph's nodes as text, its boundary, its collectives and its visible effects."""
+    """A graph's nodes as text, its boundary, its collectives, its visible effects and its draws of random numbers."""
 
     nodes: tuple[NodeRecord, ...]
     placeholders: tuple[tuple[str, Spec], ...]
@@ -59,6 +59,7 @@ class Snapshot:
     collectives: tuple[Collective, ...]
     unused_waits: int
     effects: Mapping[str, int]
+    draws: int = 0
     context: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
 
@@ -73,13 +74,20 @@ _ASSERTIONS = ("aten._assert_async", "aten._functional_assert_async", "higher_or
 
 
 def visible_effects(gm: torch.fx.GraphModule) -> Counter[str]:
-    """What a run leaves behind besides its outputs: writes to inputs (by input name), assertions, effect tokens."""
+    """What a run leaves behind besides its outputs: writes to inputs (by input name), assertions, effect tokens, and
+    what Python's own functions do, such as print.
+    """
     writers = calls_of(gm.graph, writes)
     owner = roots(gm) if writers else {}
     written = [owner[buffer] for node in writers for buffer in written_inputs(node)]
     found = Counter(f"write to {buffer.name}" for buffer in written if buffer.op in ("placeholder", "get_attr"))
     found.update(op_name(n.target) for n in calls_of(gm.graph, lambda target: op_name(target) in _ASSERTIONS))
+    found.update(f"call of {n.target.__name__}" for n in calls_of(gm.graph, _from_python))  # type: ignore[union-attr]
     return found
+
+
+def _from_python(target: Any) -> bool:
+    return getattr(target, "__module__", None) == "builtins"
 
 
 def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> bool:
@@ -135,4 +143,4 @@ def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snaps
     unused = sum(not node.users for node in calls_of(gm.graph, is_wait))
     outputs = tuple(spec_of(v.meta.get("val") if isinstance(v, torch.fx.Node) else v) for v in output_values(gm))
     return Snapshot(records, placeholders, outputs, tuple(list_collectives(gm)), unused, dict(visible_effects(gm)),
-                    dict(context_of(gm)))
+                    sum(map(draws, gm.graph.nodes)), dict(context_of(gm)))

@@ -104,8 +104,12 @@ def problems_of(
     problems += _boundary(old, new) + unwaited(after)
     if new.unused_waits > old.unused_waits:
         problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
-    lost = Counter(old.effects) - Counter(new.effects)
-    return problems + [f"the effect '{name}' was dropped" for name in lost]
+    was, now = Counter(old.effects), Counter(new.effects)
+    problems += [f"the effect '{name}' was dropped" for name in was - now]
+    problems += [f"the effect '{name}' was added" for name in now - was]
+    if new.draws > old.draws:  # fewer may be inside a compiled region
+        problems.append(f"{new.draws - old.draws} more draws of random numbers than before")
+    return problems
 
 
 def lint(

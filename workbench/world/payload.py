@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import types
+from functools import reduce
 from typing import Any
 
 import cloudpickle
 
 LARGE_BYTES = 1 << 20
+_OPERATORS = ("_Ops", "_OpNamespace", "OpOverloadPacket", "OpOverload")  # torch gives none of them a way
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -31,11 +34,21 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                     return _rebuilt, (data, type(obj), sent.dtype, tuple(sent.shape), sent.requires_grad)
                 if sent is not given:
                     return sent.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        elif torch is not None and type(obj).__module__ == "torch._ops" and type(obj).__name__ in _OPERATORS:
+            name = obj.__name__ if isinstance(obj, types.ModuleType) else f"torch.ops.{obj}"
+            return _operator, (name,)
         return super().reducer_override(obj)
 
     def reduce_dtensor(self, value: Any) -> Any:
         """How a DTensor is sent: not at all."""
         raise TypeError("a DTensor means nothing outside its ranks: send x.to_local() or x.full_tensor()")
+
+
+def _operator(name: str) -> Any:
+    """torch.ops, a namespace, an operator or one of its overloads, by its dotted name."""
+    import torch
+
+    return reduce(getattr, name.split(".")[1:], torch)
 
 
 def _is_plain_and_large(tensor: Any) -> bool:
