@@ -38,7 +38,7 @@ tests: venv
 	@$(BIN)/pytest tests -m "not slow" $(TWO)
 
 notebooks: venv
-	@$(BIN)/pytest $(NBVAL) $(TWO) notebooks
+	@$(BIN)/pytest $(NBVAL) -n 2 --dist loadscope notebooks
 
 small-tour: venv
 	@mkdir -p out
