@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from workbench.models.moe import Experts
-from workbench.parallel.author import FAMILIES, model_config
+from workbench.parallel.families import find_family
 from workbench.parallel.materialise import default_initialise, seed_of
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.recipe import Recipe
@@ -29,12 +29,12 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
     ranks, as torchtitan does for them; like there, what is gathered next is named, since reading counts from the
     device keeps FSDP2 from seeing it in time.
     """
-    _, family, plan_of = FAMILIES[recipe.model.family]
-    mesh, plan = world.mesh(recipe.mesh), plan_of(recipe.model.sizes(), recipe.mesh.tp)
+    family = find_family(recipe.model.family)
+    mesh, plan = world.mesh(recipe.mesh), family.plan(recipe.model.sizes(), recipe.mesh.tp)
     assert mesh is not None and mesh.mesh_dim_names is not None
     dtype, reduce = (getattr(torch, name) for name in (recipe.precision.param, recipe.precision.reduce))
     with world.device:
-        module = family(model_config(recipe))
+        module = family.make(recipe)
         for name, parameter in module.named_parameters():
             generator = torch.Generator(world.device).manual_seed(seed_of(recipe.training.seed, name))
             with torch.no_grad():

@@ -26,7 +26,7 @@ LAYERS = [
     {"analysis"},
     {"passes"},
     {"verify"},
-    {"pipeline"},
+    {"pipeline", "own"},
     {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules",
      "run_recipe", "propose"},

@@ -180,7 +180,8 @@ EXPERTS = {"family": "deepseek_v3"}
     ({"model": {"dim": 24}}, ["model.dim: a head has 3 channels (24 / 8), and rotary embeddings rotate pairs: "
                               "make it even"]),
     ({"model": {"flavor": "2b"}}, ["model.flavor: unknown flavor '2b': one of debug, 1b, 8b"]),
-    ({"model": {"family": "gpt"}}, ["model.family: expected 'llama3' or 'deepseek_v3', got text 'gpt'"]),
+    ({"model": {"family": "gpt"}}, ["model.family: unknown family 'gpt': one of llama3, deepseek_v3, or register "
+                                    "it with @register_model first"]),
     ({"data": {"seq_len": 4096}}, ["data.seq_len: 4096 is more than model.max_seq_len 2048: make it smaller, or that "
                                    "larger"]),
     ({"precision": {"param": "float8"}}, ["precision.param: expected 'float32', 'bfloat16' or 'float64', "

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from workbench.forward_backward import ForwardBackward, partition
     from workbench.joint_graph import JointGraph, capture
     from workbench.lesson import Lesson, load_lesson, parameters
+    from workbench.models.causal_lm import CausalLM
     from workbench.parallel.author import Authored, author, author_module
+    from workbench.parallel.families import register_model
+    from workbench.parallel.plans import ParallelPlan
     from workbench.passes.registry import register_pass
     from workbench.pipeline import PassRecord, run_joint, run_partitioned
     from workbench.propose import propose_contract
@@ -42,6 +45,9 @@ _HOMES = {
     "errors": ("WorkbenchError",),
     "explain": ("Explanation", "inductor_passes"),
     "lesson": ("Lesson", "load_lesson", "parameters"),
+    "models.causal_lm": ("CausalLM",),
+    "parallel.families": ("register_model",),
+    "parallel.plans": ("ParallelPlan",),
     "parallel.author": ("Authored", "author", "author_module"),
     "forward_backward": ("ForwardBackward", "partition"),
     "passes.registry": ("register_pass",),

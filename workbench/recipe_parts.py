@@ -19,7 +19,7 @@ _NO_SIZES = {"family", "flavor", "attention", "mask", "document_token"}
 class ModelSpec(Declared):
     """A model family and flavor; a size given here replaces the flavor's."""
 
-    family: Literal["llama3", "deepseek_v3"] = "llama3"
+    family: str = Field("llama3", description="llama3, deepseek_v3, or a name given to register_model")
     flavor: str = Field("debug", description="llama3: debug, 1b or 8b; deepseek_v3: debug, 16b or 671b")
     attention: Literal["sdpa", "flex"] = "sdpa"
     mask: Literal["causal", "document"] = Field("causal", description="document needs attention flex")
@@ -52,11 +52,19 @@ class ModelSpec(Declared):
     capacity_factor: float | None = Field(None, description="rows of an expert, over those of a balanced load")
     balance_rate: float | None = Field(None, ge=0, description="step of the experts' bias after each training step")
 
+    @field_validator("family")
+    @classmethod
+    def _known_family(cls, value: str) -> str:
+        if value not in SIZES:
+            raise ValueError(f"unknown family {value!r}: one of {', '.join(SIZES)}, or register it with "
+                             "@register_model first")
+        return value
+
     @field_validator("flavor")
     @classmethod
     def _known_flavor(cls, value: str, info: ValidationInfo) -> str:
-        known = SIZES[info.data.get("family", "llama3")]
-        if value not in known:
+        known = SIZES.get(info.data.get("family", ""), {})
+        if known and value not in known:
             raise ValueError(f"unknown flavor {value!r}: one of {', '.join(known)}")
         return value
 

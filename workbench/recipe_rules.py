@@ -110,6 +110,8 @@ def _expert_mesh_problems(mesh: Mapping[str, Any], sizes: Mapping[str, Any] | No
 def _model_problems(sizes: Mapping[str, Any]) -> list[Problem]:
     if "n_experts" in sizes:
         return _expert_problems(sizes)
+    if not {"dim", "n_heads", "n_kv_heads"} <= set(sizes):  # a user's own model
+        return []
     dim, heads, kv_heads = sizes["dim"], sizes["n_heads"], sizes["n_kv_heads"]
     problems = _divides("model.dim", dim, "model.n_heads", heads, "model.dim")
     problems += _divides("model.n_heads", heads, "model.n_kv_heads", kv_heads, "model.n_kv_heads")

@@ -17,7 +17,7 @@ from workbench.contracts import CONTRACTS
 from workbench.data import load_text
 from workbench.errors import WorkbenchError
 from workbench.machine import gpus, machine, versions
-from workbench.passes.registry import RegisteredPass, install_passes, own_passes
+from workbench.own import Own, install, own
 from workbench.pipeline import Level, prove_replay
 from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe, load_recipe
@@ -83,13 +83,13 @@ def run(
     steps = recipe.training.steps
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
-            results = [on_rank(recipe, level, [], folder, post)]
+            results = [on_rank(recipe, level, None, folder, post)]
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     if dist.is_initialized() or launched():
         with _joined(world, recipe, timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
-                mine = on_rank(recipe, level, [], folder, post)
+                mine = on_rank(recipe, level, None, folder, post)
             results = [None] * here.size  # type: ignore[list-item]
             dist.all_gather_object(results, mine)
             return _report(recipe, here, level, results)
@@ -97,7 +97,7 @@ def run(
     if world == "nccl":
         _refuse_nccl(size)
     with bars_from_file(stages, steps, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
-        results = pool.run(on_rank, recipe, level, own_passes(), folder, Post(path=path))
+        results = pool.run(on_rank, recipe, level, own(), folder, Post(path=path))
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         here = World(pool.backend, size, 0, device)  # type: ignore[arg-type]
     return _kept(_report(recipe, here, level, results))
@@ -171,10 +171,11 @@ def _fitting(world: World, recipe: Recipe) -> World:
 
 
 def on_rank(
-    recipe: Recipe, level: Level, own: list[RegisteredPass], folder: Path | None, post: Post
+    recipe: Recipe, level: Level, theirs: Own | None, folder: Path | None, post: Post
 ) -> RankResult:
     """One rank's part of `run`: every rank of the world calls it."""
-    install_passes(own)
+    if theirs is not None:
+        install(theirs)
     world = current_world()
     if world.rank != 0:
         post = Post()

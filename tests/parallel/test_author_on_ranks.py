@@ -15,7 +15,8 @@ from torch.distributed.tensor import Partial
 
 from workbench.models.llama3 import Llama3
 from workbench.parallel import simple_fsdp
-from workbench.parallel.author import author, model_config
+from workbench.parallel.author import author
+from workbench.parallel.families import model_config
 from workbench.parallel.materialise import default_initialise, seed_of
 from workbench.parallel.plans import llama3_plan
 from workbench.parallel.tensor_parallel import apply_tensor_plan

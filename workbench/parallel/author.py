@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from workbench.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
-from workbench.models.llama3 import Llama3, Llama3Config
+from workbench.parallel.families import find_family
 from workbench.parallel.layout import Layout
 from workbench.parallel.materialise import (
     Initialise,
@@ -21,7 +20,7 @@ from workbench.parallel.materialise import (
     stored_parameter,
     whole_parameter,
 )
-from workbench.parallel.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, expand_units, llama3_plan, matching
+from workbench.parallel.plans import AuthoringError, ParallelPlan, expand_units, matching
 from workbench.parallel.simple_fsdp import Gather, Precision, parametrise
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.torch_api.simulated import make_per_rank
@@ -210,12 +209,11 @@ def author(recipe: Recipe, world: World) -> Authored:
     AuthoringError where the mesh does not fit the model, with the numbers (the recipe itself refuses heads and
     sequences that tp does not divide); WorldError where it does not fit the world.
     """
-    _, model, plan_of = FAMILIES[recipe.model.family]
-    config, spec = model_config(recipe), recipe.mesh
-    plan = plan_of(recipe.model.sizes(), spec.tp)
+    family, sizes, spec = find_family(recipe.model.family), recipe.model.sizes(), recipe.mesh
+    plan = family.plan(sizes, spec.tp)
     mesh = world.mesh(spec)
-    with torch.device("meta"):
-        module = model(config)
+    with torch.device("meta"):  # a user's own is made with values, by torch's rules and not by ours
+        module = family.make(recipe)
     precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
     authored = author_module(
         module,
@@ -225,26 +223,11 @@ def author(recipe: Recipe, world: World) -> Authored:
         precision=precision,
         seed=recipe.training.seed,
         batch=lambda: random_tokens(
-            world, mesh, config.vocab_size, recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
+            world, mesh, sizes["vocab_size"], recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
         ),
         expert_mesh=world.expert_mesh(spec) if plan.experts and spec.experts_apart else None,
     )
     return replace(authored, recipe=recipe)
-
-
-FAMILIES: dict[str, tuple[Any, Any, Callable[..., ParallelPlan]]] = {
-    "llama3": (Llama3Config, Llama3, llama3_plan),
-    "deepseek_v3": (DeepSeekV3Config, DeepSeekV3, deepseek_v3_plan),
-}
-"""Each model family's configuration, module and plan."""
-
-
-def model_config(recipe: Recipe) -> Any:
-    """The configuration of the recipe's model: the flavor's, with the sizes that the recipe gives in their place."""
-    model = recipe.model
-    return FAMILIES[model.family][0](
-        **model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token
-    )
 
 
 def random_tokens(
