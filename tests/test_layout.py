@@ -29,9 +29,9 @@ LAYERS = [
     {"pipeline", "own"},
     {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules",
-     "run_recipe", "propose"},
+     "run_recipe", "propose", "matrix", "ablate"},
     {"draw", "widgets", "display"},
-    {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
+    {"magics", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Plain data that any layer may hold: no torch in them.

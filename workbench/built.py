@@ -76,7 +76,7 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
         if "fsdp" in needs and not recipe.mesh.fsdp:
             raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
     # again, since a user's own pass may have been registered after the recipe was read
-    if problems := check_passes(*lists):
+    if problems := check_passes(*lists, free_order=recipe.free_order):
         raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
 
 

@@ -187,10 +187,11 @@ declare(PassContract(
 _STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
 
 
-def check_passes(joint_passes: Sequence[str], passes: Sequence[str]) -> list[str]:
+def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_order: bool = False) -> list[str]:
     """Every broken rule of a declared pass list, each as one sentence with the pass, the rule and the fix.
 
-    Names that have no contract yet are left to `build`, which knows the user's own passes.
+    Names that have no contract yet are left to `build`, which knows the user's own passes. free_order: passes of one
+    stage may stand in any order.
     """
     problems: list[str] = []
     listed = [*joint_passes, *passes]
@@ -213,7 +214,7 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str]) -> list[str
             if earlier.name in contract.conflicts or contract.name in earlier.conflicts:
                 problems.append(f"passes {earlier.name!r} and {contract.name!r} conflict: keep one of them")
         for later in known[i + 1:]:
-            problems += _misordered(contract, later)
+            problems += [] if free_order and later.stage is contract.stage else _misordered(contract, later)
     lowering = [c.name for c in known if c.stage is Stage.LOWERING]
     if len(lowering) > 1:
         problems.append(f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them")

@@ -39,6 +39,7 @@ class Recipe(Declared):
     training: TrainingSpec = TrainingSpec()
     expect: Expectations = Expectations()
     strict: bool = Field(False, description="a pass without effect is an error")
+    free_order: bool = Field(False, description="passes of a stage may stand in any order, to see what it is for")
 
     @model_validator(mode="after")
     def _rules(self) -> Self:

@@ -13,7 +13,7 @@ from .declare import Problem, check, freeze
 def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> list[Problem]:
     """Every broken rule of the parts given (dumped sections of a recipe); a part that is absent is not checked."""
     joint, passes = parts.get("joint_passes", ()), parts.get("passes", ())
-    problems = pass_problems(joint, passes)
+    problems = pass_problems(joint, passes, parts.get("free_order", False))
     mesh, data, expect = parts.get("mesh"), parts.get("data"), parts.get("expect")
     if mesh is not None:
         problems += _needs_fsdp(joint, passes, mesh)
@@ -46,7 +46,9 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
     return problems
 
 
-def pass_problems(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]]) -> list[Problem]:
+def pass_problems(
+    joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]], free_order: bool = False
+) -> list[Problem]:
     """Misspelt names, options against the contracts' models, and the order rules."""
     problems: list[Problem] = []
     for where, listed in (("joint_passes", joint), ("passes", passes)):
@@ -59,7 +61,7 @@ def pass_problems(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[s
             elif close := get_close_matches(name, CONTRACTS, 1, cutoff=0.8):
                 problems.append(Problem(key, f"unknown pass {name!r}; did you mean {close[0]!r}?"))
     names = [[p["name"] for p in listed if p["name"]] for listed in (joint, passes)]
-    return problems + [Problem("joint_passes, passes", m) for m in check_passes(*names)]
+    return problems + [Problem("joint_passes, passes", m) for m in check_passes(*names, free_order=free_order)]
 
 
 def cuda_reasons(names: Sequence[str], attention: str) -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Variants of a recipe beside it: which there are, what is noise, and what a run leaves to be gone on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench import draw
+from workbench.ablate import Ablation, Row, ablate, variants
+from workbench.errors import WorkbenchError
+from workbench.recipe import Recipe, load_recipe
+
+TOUR = load_recipe("tour")
+
+
+def test_each_pass_is_left_out_and_each_two_neighbours_are_swapped():
+    found = variants(TOUR)
+    names = {name: r.pass_names for name, r in found.items() if isinstance(r, Recipe)}
+    decompose, checkpoint, reshard, bucket = TOUR.pass_names
+    assert names["tour"] == TOUR.pass_names
+    assert names[f"without {reshard}"] == (decompose, checkpoint, bucket)
+    assert names[f"{reshard} before {checkpoint}"] == (decompose, reshard, checkpoint, bucket)
+    assert found[f"{bucket} before {reshard}"] == (
+        f"pass {bucket!r} runs on the partitioned stage: move it from joint_passes to passes")
+    assert len(found) == 1 + 4 + 2 + 1
+
+
+def test_what_another_pass_needs_is_not_left_out():
+    found = variants(load_recipe("llama3_full_inductor"))
+    assert found["without inductor_decomposition"] == (
+        "pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to the list, before it")
+
+
+def test_options_are_tried_and_a_wrong_one_is_told():
+    key = "transformer_block_bucketing.separate_gather_group"
+    found = variants(TOUR, {key: [False], "activation_checkpointing.policy": ["full", "half"]})
+    assert found[f"{key} = False"].passes[0].options == {"separate_gather_group": False}
+    assert "'half'" in found["activation_checkpointing.policy = half"]
+    for wrong in ("overlap_collectives.horizon", "activation_checkpointing"):
+        with pytest.raises(WorkbenchError, match=f"vary '{wrong}': name a pass of recipe 'tour' and its option"):
+            variants(TOUR, {wrong: [1]})
+
+
+def test_order_is_free_only_where_the_recipe_says_so():
+    swapped = [spec.as_toml() for spec in (TOUR.joint_passes[0], TOUR.joint_passes[2], TOUR.joint_passes[1])]
+    with pytest.raises(WorkbenchError, match="must come before"):
+        TOUR.override({"joint_passes": swapped})
+    assert TOUR.override({"joint_passes": swapped, "free_order": True}).pass_names[1] == "reshard_after_forward"
+
+
+def row(name: str, *steps: float) -> Row:
+    return Row(name, steps, 1000, 7, "PASS")
+
+
+def test_a_difference_counts_where_the_bands_are_apart():
+    found = Ablation("r", "2 gloo ranks", 3, (
+        row("r", 100, 110, 104), row("without a", 113, 112, 120), row("without b", 130, 131, 132),
+        row("without c", 80, 81, 82), Row("b before a", problem="a rule")))
+    assert [found.compared(r) for r in found.rows] == ["", "within noise", "+27.0 ms", "-23.0 ms", ""]
+    assert repr(found).splitlines()[-1] == "b before a did not run: a rule"
+    once = Ablation("r", "2 gloo ranks", 1, (row("r", 100.0), row("without a", 50.0)))
+    assert once.compared(once.rows[1]) == "-50.0 ms, noise unknown: one run of each"
+    picture = draw.ablation(found)
+    assert picture.text.splitlines()[1:3] == ["r: 1,000 bytes saved, 7 collectives, PASS",
+                                              "without a: 1,000 bytes saved, 7 collectives, PASS"]
+    with pytest.raises(ValueError, match="did not run, so there is nothing to compare with: a rule"):
+        draw.ablation(Ablation("r", "gloo", 3, (Row("r", problem="a rule"),)))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_runs_are_kept_and_an_order_shows_its_effect(tmp_path: Path):
+    """Checkpointing after reshard forgets what reshard asked for: more is saved, and reshard's verdict says so."""
+    recipe = load_recipe("llama3").override({
+        "mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 1, "data.seq_len": 16, "training.steps": 3,
+        "joint_passes": ["activation_checkpointing", "reshard_after_forward"]})
+    told: list[str] = []
+    found = ablate(recipe, tmp_path, world="gloo", repeats=1, tell=told.append)
+    assert len(told) == len(found.rows) == 4 and all(r.steps for r in found.rows)
+    rows = {r.name: r for r in found.rows}
+    assert rows["llama3"].saved < rows["without reshard_after_forward"].saved
+    again = ablate(recipe, tmp_path, world="gloo", repeats=1, tell=told.append)
+    assert again == found and len(told) == 4
