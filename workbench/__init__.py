@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.backend import as_backend
     from workbench.built import Built, build
     from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.world.simulated import simulated_world
 
 _HOMES = {
+    "backend": ("as_backend",),
     "built": ("Built", "build"),
     "joint_graph": ("JointGraph", "capture"),
     "compiled_step": ("CompiledStep", "compile_step"),

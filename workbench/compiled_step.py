@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workbench.forward_backward import ForwardBackward
+from workbench.forward_backward import ForwardBackward, Partitioned
 from workbench.joint_graph import title
 from workbench.torch_api import aot
 
@@ -47,7 +47,12 @@ def compile_step(pair: ForwardBackward, bodies: tuple[Body, Body] | None = None)
 
     A body takes one list and may empty it.
     """
+    bind(pair, bodies)
+    return CompiledStep(pair)
+
+
+def bind(pair: Partitioned, bodies: tuple[Body, Body] | None = None) -> None:
+    """Give both directions their bodies: see `compile_step`."""
     chosen = bodies or tuple(aot.boxed(graph) for graph in pair.graphs)
     for slot, body in zip(pair.slots, chosen, strict=True):
         slot.body = body
-    return CompiledStep(pair)

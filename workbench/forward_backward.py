@@ -16,17 +16,13 @@ from workbench.torch_api import aot
 
 
 @dataclass
-class ForwardBackward:
-    """The partitioned pair.
+class Partitioned:
+    """Two graphs whose bodies are still open.
 
     The forward returns the step's outputs and then the saved tensors; the backward takes the saved tensors and the
-    tangents and returns the gradients. `function` is torch's autograd wrapper around both, still without bodies.
+    tangents and returns the gradients.
     """
 
-    authored: Authored
-    parameters: list[str]
-    buffers: list[str]
-    function: Callable[..., Any]
     slots: tuple[aot.LateBound, aot.LateBound]
 
     @property
@@ -54,6 +50,25 @@ class ForwardBackward:
         slot = self.slots[("forward", "backward").index(which)]
         with slot.context():
             yield slot.example_inputs
+
+    def share_facts(self, facts: Callable[[str], dict[str, Any]]) -> None:
+        """Give both graphs `facts(which)` for passes to read, and one table that forward and backward share."""
+        kept = [n.name for n in saved_nodes(*self.graphs)]
+        taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
+        order = [kept.index(name) for name in taken]
+        shared = {"results": len(output_nodes(self.forward)) - len(kept), "saved_order": order}
+        for which, graph in self.by_part.items():
+            graph.meta["workbench"] = facts(which) | {"shared": shared}
+
+
+@dataclass
+class ForwardBackward(Partitioned):
+    """The partitioned pair of an authored module; `function` is torch's autograd wrapper around both."""
+
+    authored: Authored
+    parameters: list[str]
+    buffers: list[str]
+    function: Callable[..., Any]
 
     def __repr__(self) -> str:
         forward, backward = (len(g.graph.nodes) for g in self.graphs)
@@ -102,11 +117,6 @@ def partition(joint: JointGraph) -> ForwardBackward:
             function, forward, backward = aot.compile_joint(joint.export)
         finally:
             joint.graph = made
-    pair = ForwardBackward(joint.authored, joint.parameters, joint.buffers, function, (forward, backward))
-    kept = [n.name for n in saved_nodes(*pair.graphs)]
-    taken = [n.name for n in pair.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
-    order = [kept.index(name) for name in taken]
-    shared = {"results": len(output_nodes(pair.forward)) - len(kept), "saved_order": order}
-    for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
-        graph.meta["workbench"] = graph_facts(joint.authored, which) | {"shared": shared}
+    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)
+    pair.share_facts(lambda which: graph_facts(joint.authored, which))
     return pair

@@ -131,10 +131,15 @@ def capture(
         raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
     joint = JointGraph(authored, export, contexts, graph.meta["tracing_context"])
     joint.graph.meta["workbench"] = graph_facts(authored, "joint")
-    keep_expected_sizes(joint.graph)
-    _read_sizes_of_results(joint.graph)
-    _place_gradient_sums(joint.graph)
+    settle(joint.graph)
     return joint
+
+
+def settle(graph: GraphModule) -> None:
+    """What every joint graph gets before its first pass, in place: hints of sizes, and modules of gradient sums."""
+    keep_expected_sizes(graph)
+    _read_sizes_of_results(graph)
+    _place_gradient_sums(graph)
 
 
 def _read_sizes_of_results(graph: GraphModule) -> None:

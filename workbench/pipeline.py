@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Literal
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 from torch.fx import GraphModule
@@ -14,8 +15,7 @@ from workbench.analysis.census import module_path
 from workbench.analysis.memory import saved_tensors
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
-from workbench.forward_backward import ForwardBackward
-from workbench.joint_graph import JointGraph
+from workbench.forward_backward import ForwardBackward, Partitioned
 from workbench.passes.body import Body, bodies_of
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe_parts import PassSpec
@@ -28,8 +28,23 @@ from workbench.verify.verdicts import Outcome, Verdict
 Level = Literal["light", "full"]
 
 
-def _chosen(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple[RegisteredPass, Any]:
-    """The registered pass and its validated options."""
+class Joint(Protocol):
+    """What joint passes run on: a JointGraph, or the joint graph that torch.compile hands over."""
+
+    graph: GraphModule
+
+    @property
+    def example_inputs(self) -> list[Any]: ...
+
+    def require_open(self) -> None: ...
+
+    def context(self) -> AbstractContextManager[None]: ...
+
+
+def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple[RegisteredPass, Any]:
+    """The registered pass and its validated options; WorkbenchError where it is unknown, not of these stages, or they
+    are not its options. `where` names the caller.
+    """
     spec = PassSpec(name=spec) if isinstance(spec, str) else spec
     item = find_pass(spec.name)
     if item.contract.stage not in stages:
@@ -83,7 +98,7 @@ def _require_static(graph: GraphModule, where: str) -> None:
 
 
 def run_joint(
-    joint: JointGraph, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
+    joint: Joint, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
 ) -> list[PassRecord]:
     """Run the joint passes in order, in place; `progress` hears each pass's name before it runs.
 
@@ -91,7 +106,7 @@ def run_joint(
     received it. Raises WorkbenchError where a pass is unknown, raises, or returns no graph.
     """
     joint.require_open()
-    chosen = [_chosen(spec, (Stage.JOINT,), "run_joint") for spec in specs]
+    chosen = [choose(spec, (Stage.JOINT,), "run_joint") for spec in specs]
     records: list[PassRecord] = []
     seen = light.Seen()
     for item, options in chosen:
@@ -110,7 +125,7 @@ def run_joint(
     return records
 
 
-def prove_partition(records: Sequence[PassRecord], pair: ForwardBackward) -> None:
+def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
     """Add what the partitioner made of the tags to the records of the passes that set them."""
     for record in records:
         item, said = find_pass(record.name), record.verdict("effect")
@@ -122,13 +137,13 @@ def prove_partition(records: Sequence[PassRecord], pair: ForwardBackward) -> Non
 
 
 def run_partitioned(
-    pair: ForwardBackward, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
+    pair: Partitioned, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
     """Run the passes on forward and backward; the second result holds the bodies of a lowering or replay pass, or None.
 
     A pass that raises, on either graph, leaves both as it received them.
     """
-    chosen = [_chosen(spec, (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY), "run_partitioned") for spec in specs]
+    chosen = [choose(spec, (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY), "run_partitioned") for spec in specs]
     records: list[PassRecord] = []
     bodies: tuple[Any, ...] | None = None
     seen = light.Seen()
@@ -164,7 +179,7 @@ def prove_replay(records: Sequence[PassRecord]) -> None:
             record.verdicts[:] = [found if v.check == "effect" else v for v in record.verdicts]
 
 
-def refuse_divergence(pair: ForwardBackward) -> Verdict:
+def refuse_divergence(pair: Partitioned) -> Verdict:
     """Exchange the ordered list of collectives between the ranks; a difference is refused before any of them runs.
 
     Every rank must call this. Raises WorkbenchError on every rank, naming the first difference.

@@ -120,19 +120,23 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
 
 
-def table(report: Report, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
-    """See `Report.table`."""
-    lines = [title(report), ""]
-    names = [name for name, _ in rows(report)]
-    left = min(max(map(len, names)) + 2, width - _CELL * len(CHECKS))
-    lines.append(" " * left + "".join(f"{check:<{_CELL}}" for check in CHECKS).rstrip())
-    for name, outcomes in rows(report):
+def grid(named: list[tuple[str, list[Outcome]]], *, color: bool = False, width: int = 100) -> list[str]:
+    """A line of heads, and a line for each name with its outcome of each check."""
+    left = min(max(len(name) for name, _ in named) + 2, width - _CELL * len(CHECKS))
+    lines = [" " * left + "".join(f"{check:<{_CELL}}" for check in CHECKS).rstrip()]
+    for name, outcomes in named:
         whole = name == "whole step"
         cells = ["" if whole and c in ("lint", "effect") else str(o) for c, o in zip(CHECKS, outcomes, strict=True)]
         padded = [_painted(text, o, color and bool(text)) + " " * (_CELL - len(text))
                   for text, o in zip(cells, outcomes, strict=True)]
         short = name if len(name) < left else name[: left - 2] + "…"
         lines.append(f"{short:<{left}}" + "".join(padded).rstrip())
+    return lines
+
+
+def table(report: Report, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
+    """See `Report.table`."""
+    lines = [title(report), "", *grid(rows(report), color=color, width=width)]
     for name, verdicts in reasons(report) if reasoned else []:
         if verdicts:
             lines += ["", name]

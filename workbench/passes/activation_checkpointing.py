@@ -99,8 +99,8 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
 
 
 def _tag(node: Node, layer: int, save: bool) -> None:
-    # drawn again, random numbers would be others
-    save = save or draws(node)
+    # drawn again, random numbers would be others; of an operator with several results, each is an item
+    save = save or draws(node) or any(short_name(node) == "getitem" and draws(n) for n in node.all_input_nodes)
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     node.meta["ac_graph_id"] = layer
 

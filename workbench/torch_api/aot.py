@@ -138,7 +138,7 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
 
     # torch goes by the operator's tag, and would thread the generator's state through attention without dropout;
     # on 2.13 the state lands behind the saved meshes, where the runtime does not look for tensors
-    with mock.patch.object(partitioners, "has_recomputable_rng_ops", _recomputes_draws):
+    with mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws):
         function = aot_compile_joint_with_descriptors(
             joint,
             partition_fn=partitioners.min_cut_rematerialization_partition,
@@ -148,7 +148,8 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
     return function, found["forward"], found["backward"]
 
 
-def _recomputes_draws(graph: Graph) -> bool:
+def recomputes_draws(graph: Graph) -> bool:
+    """Whether something that draws random numbers is to be run again in the backward."""
     return any(partitioners.must_recompute(n) and draws(n) for n in graph.graph.nodes)
 
 
