@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
+from workbench.compatibility import Table, load_tables, results_dir
 from workbench.doctor import Facts, Finding, findings, look, text
+from workbench.errors import WorkbenchError
 from workbench.supported import TESTED_TORCH, TORCH_RANGE, torch_problem
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +46,59 @@ def test_a_good_machine_is_ready() -> None:
 def test_what_is_missing_is_told_with_what_to_do(what: str, change: dict, mark: str, found: str, do: str) -> None:
     told = about(what, replace(GOOD, **change))
     assert told.mark == mark and told.found.startswith(found) and do in told.do
+
+
+def table(torch: str, **outcomes: str) -> Table:
+    return Table(torch, "Linux x86_64", tuple(outcomes.items()))
+
+
+FAILING = table("2.11.0", capture="passed", bucketing="failed", flex="skipped")
+WHOLE = table("2.13.0", capture="passed", bucketing="passed")
+
+
+def told(torch: str | None, tables: list[Table] | str) -> list[tuple[str, str, str]]:
+    """(mark, what, what was found) of the lines about tested versions."""
+    found = findings(replace(GOOD, torch=torch, tables=tables))
+    names = ("tested torch", "failed", "skipped")
+    return [(f.mark, f.what, f.found) for f in found if f.what in names]
+
+
+def test_the_table_of_this_torch_is_told_with_each_test_that_did_not_pass() -> None:
+    assert told("2.13.0+cpu", [FAILING, WHOLE]) == [
+        ("ok", "tested torch", "2 of 2 tests pass on 2.13.0, Linux x86_64 (tables of 2.11.0 too)")]
+    assert told("2.11.0", [FAILING, WHOLE]) == [
+        ("note", "tested torch", "1 of 3 tests pass on 2.11.0, Linux x86_64 (tables of 2.13.0 too)"),
+        ("note", "failed", "bucketing"), ("note", "skipped", "flex")]
+
+
+def test_a_torch_without_a_table_is_not_called_tested() -> None:
+    (first,) = told("2.14.1+cu130", [FAILING, WHOLE])
+    assert first == ("note", "tested torch", "2.14.1+cu130 was not tested; the nearest that was: 2 of 2 tests pass on "
+                     "2.13.0, Linux x86_64 (tables of 2.11.0 too)")
+    assert about("tested torch", replace(GOOD, torch="2.14.1", tables=[WHOLE])).do == (
+        "make test-fast TORCH=2.14.1 in a checkout tests yours")
+    assert told("2.12.0", [FAILING, WHOLE])[1:] == [("note", "failed", "bucketing"), ("note", "skipped", "flex")]
+    assert told("2.9.0", [WHOLE]) == [("note", "tested torch", "there are tables of 2.13.0")]
+    assert told("2.13.0", [])[0][2].startswith("no tables of results here")
+
+
+def test_the_tables_are_read_from_their_files(tmp_path: Path) -> None:
+    assert load_tables(tmp_path / "none") == []
+    rows = [{"what": "a", "outcome": "passed"}, {"what": "b", "outcome": "failed"}]
+    for version in ("2.13.0", "2.9.1+cpu"):
+        data = {"torch": version, "system": "Linux", "machine": "x86_64", "rows": rows}
+        (tmp_path / f"compat_torch_{version}.json").write_text(json.dumps(data))
+    first, second = load_tables(tmp_path)
+    assert (first.torch, second.torch, first.passed, first.others) == ("2.9.1", "2.13.0", 1, [("b", "failed")])
+    (tmp_path / "compat_torch_2.14.0.json").write_text('{"torch": "2.14.0"}')
+    with pytest.raises(WorkbenchError, match=r"compat_torch_2.14.0.json is no table of results \(KeyError"):
+        load_tables(tmp_path)
+    assert told("2.13.0", "x.json is no table") == [("note", "tested torch", "x.json is no table")]
+
+
+def test_the_committed_tables_are_found() -> None:
+    tables = load_tables(results_dir())
+    assert {"2.11.0", TESTED_TORCH} <= {t.torch for t in tables} and all(t.rows for t in tables)
 
 
 def test_what_must_be_mended_comes_last() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workbench.display import show
     from workbench.errors import WorkbenchError
     from workbench.explain import Explanation, inductor_passes
+    from workbench.export import export_script
     from workbench.forward_backward import ForwardBackward, partition
     from workbench.joint_graph import JointGraph, capture
     from workbench.lesson import Lesson, load_lesson, parameters
@@ -45,6 +46,7 @@ _HOMES = {
     "compiled_step": ("CompiledStep", "compile_step"),
     "contracts": ("Numerics", "Options", "Stage"),
     "errors": ("WorkbenchError",),
+    "export": ("export_script",),
     "explain": ("Explanation", "inductor_passes"),
     "lesson": ("Lesson", "load_lesson", "parameters"),
     "models.causal_lm": ("CausalLM",),

@@ -101,6 +101,22 @@ def _run(args: argparse.Namespace) -> int:
     return PASSED if report.ok else FAILED
 
 
+def _export(args: argparse.Namespace) -> int:
+    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    _writable(args.out, "--out")
+    require_torch()
+    from workbench.export import export_script
+
+    file = args.out.name if args.out is not None else f"{recipe.name}.py"
+    text = export_script(recipe, file=file, command=shlex.join(["workbench", *args.line]))
+    if args.out is None:
+        print(text, end="")
+        return PASSED
+    args.out.write_text(text, encoding="utf-8")
+    print(f"torchrun --nproc-per-node {recipe.mesh.world_size} {args.out}")
+    return PASSED
+
+
 def _explain(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe).override(_changes(args.set))
     config = {key: _value(text) for key, text in _changes(args.config, "--config").items()}
@@ -134,9 +150,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def _writable(path: Path | None) -> None:
+def _writable(path: Path | None, option: str = "--json") -> None:
+    if path is not None and path.is_dir():
+        raise WorkbenchError(f"{option} {path}: is a folder: give a file")
     if path is not None and not path.absolute().parent.is_dir():
-        raise WorkbenchError(f"--json {path}: the folder {path.parent} does not exist: make it first")
+        raise WorkbenchError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
 
 
 def _matrix(args: argparse.Namespace) -> int:
@@ -218,5 +236,5 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "matrix": _matrix, "explain": _explain, "schedule": _schedule, "recipes": _recipes,
-             "passes": _passes, "doctor": _doctor, "tour": _tour}
+_COMMANDS = {"run": _run, "export": _export, "matrix": _matrix, "explain": _explain, "schedule": _schedule,
+             "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour}

@@ -27,6 +27,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
     run.set_defaults(command="run")
 
+    export = commands.add_parser("export", help="write a script that trains a recipe under torchrun, without notebooks",
+                                 description="Write one Python script that trains a recipe on the ranks that torchrun "
+                                 "starts, prints each step's loss and the verdicts, and needs this package alone.")
+    _add_recipe(export, "change the recipe, such as mesh.tp=2; may be repeated")
+    export.add_argument("--out", type=Path, metavar="FILE.py", help="where to write it (default: standard output)")
+    export.set_defaults(command="export")
+
     matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
                                  description="Run recipes one by one, each in processes of its own; keep each report "
                                  "in a folder; what has its report there is not run again. Exit status: 0 all that "

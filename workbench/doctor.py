@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from workbench.compatibility import Table, load_tables, nearest, results_dir, same_release
+from workbench.errors import WorkbenchError
 from workbench.supported import TESTED_PLATFORM, TESTED_TORCH, installed_torch, platform_name, torch_problem
 
 PACKAGES = ("pydantic", "papermill", "nbconvert", "ipykernel", "jupyterlab")
@@ -17,7 +19,10 @@ PACKAGES = ("pydantic", "papermill", "nbconvert", "ipykernel", "jupyterlab")
 
 @dataclass(frozen=True)
 class Facts:
-    """What the findings are made from. `packages`: version by name, None where missing. `gpus`: names."""
+    """What the findings are made from. `packages`: version by name, None where missing. `gpus`: names.
+
+    `tables`: what was tested on which torch, or why that cannot be read.
+    """
 
     python: str
     system: tuple[str, str]
@@ -30,6 +35,7 @@ class Facts:
     nccl: bool = False
     triton: bool = False
     packages: dict[str, str | None] = field(default_factory=dict)
+    tables: list[Table] | str = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,20 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _tables() -> list[Table] | str:
+    try:
+        return load_tables(results_dir())
+    except WorkbenchError as error:
+        return str(error)
+
+
 def look() -> Facts:
     """The facts of this machine; torch is imported only if it is a supported one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts: dict[str, Any] = {
         "python": sys.version.split()[0], "system": platform_name(), "torch": installed_torch(), "cores": cores,
         "compiler": compiler_version(), "packages": {name: _version(name) for name in PACKAGES},
+        "tables": _tables(),
     }
     if not torch_problem(facts["torch"]):
         import torch
@@ -85,7 +99,7 @@ def look() -> Facts:
 
 def findings(facts: Facts) -> list[Finding]:
     """What the facts mean: versions first, then what works here."""
-    return [*_versions(facts), *_abilities(facts)]
+    return [*_versions(facts), *_compatibility(facts), *_abilities(facts)]
 
 
 def _versions(facts: Facts) -> list[Finding]:
@@ -108,6 +122,28 @@ def _versions(facts: Facts) -> list[Finding]:
                          ", ".join(f"{name} {have}" for name, have in facts.packages.items()),
                          f"pip install {' '.join(missing)}" if missing else ""))
     return found
+
+
+def _compatibility(facts: Facts) -> list[Finding]:
+    """What the committed tables say of this torch: counts, and each test that did not pass."""
+    what, tables = "tested torch", facts.tables
+    if isinstance(tables, str):
+        return [Finding("note", what, tables)]
+    if not tables:
+        return [Finding("note", what, "no tables of results here: they are in a checkout's benchmarks/results",
+                        f"make test-fast TORCH={TESTED_TORCH} in a checkout")]
+    listed = ", ".join(t.torch for t in tables)
+    if facts.torch is None or torch_problem(facts.torch):
+        return [Finding("note", what, f"there are tables of {listed}")]
+    table = nearest(tables, facts.torch)
+    same = same_release(facts.torch, table.torch)
+    text = f"{table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    others = [t.torch for t in tables if t is not table]
+    text += f" (tables of {', '.join(others)} too)" if others else ""
+    unlike = "" if same else f"{facts.torch} was not tested; the nearest that was: "
+    do = "" if same else f"make test-fast TORCH={facts.torch.split('+')[0]} in a checkout tests yours"
+    return [Finding("ok" if same and not table.others else "note", what, unlike + text, do),
+            *(Finding("note", outcome, test) for test, outcome in table.others)]
 
 
 def _abilities(facts: Facts) -> list[Finding]:

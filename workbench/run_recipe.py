@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from workbench.built import build, check_buildable
+from workbench.built import Built, build, check_buildable
 from workbench.contracts import CONTRACTS
 from workbench.data import load_text
 from workbench.errors import WorkbenchError
@@ -28,7 +28,7 @@ from workbench.supported import require_torch
 from workbench.time_proof import prove_time
 from workbench.torch_api.cuda_graphs import close_recorders
 from workbench.torch_api.gloo import one_worker_thread
-from workbench.training import Batches, Training, train
+from workbench.training import Batches, Training, recipe_of, train
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
@@ -87,12 +87,17 @@ def run(
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     if dist.is_initialized() or launched():
-        with _joined(world, recipe, timeout) as here:
+        with joined(recipe, world, timeout=timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
+<<<<<<< HEAD
                 mine = on_rank(recipe, level, None, folder, post)
             results = [None] * here.size  # type: ignore[list-item]
             dist.all_gather_object(results, mine)
             return _report(recipe, here, level, results)
+=======
+                mine = on_rank(recipe, level, [], folder, post)
+            return _gathered(recipe, here, level, mine)
+>>>>>>> 2a81256 (workbench export: a recipe and its user's passes as one script for torchrun; doctor tells what was tested on this torch, row by row where a test did not pass)
     size = recipe.mesh.world_size
     if world == "nccl":
         _refuse_nccl(size)
@@ -134,11 +139,18 @@ def launched() -> bool:
 
 
 @contextmanager
-def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
-    """The world that this process is a rank of already, or joins now and leaves at the end."""
+def joined(recipe: Recipe, kind: Kind = "auto", *, timeout: float = 600.0) -> Iterator[World]:
+    """The world that this process is a rank of already, or that torchrun started it for: left again at the end.
+
+    kind and timeout are those of `run`. WorldError where the recipe's mesh has another size, or nothing started ranks.
+    """
     if dist.is_initialized():
         yield _fitting(current_world(), recipe)
         return
+    if not launched():
+        count = recipe.mesh.world_size
+        raise WorldError(f"recipe {recipe.name!r} needs {count} rank{'s' * (count != 1)}, and nothing started this "
+                         f"process as one: start it with torchrun --nproc-per-node {count}")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     found = gpus()
@@ -185,12 +197,35 @@ def on_rank(
         from workbench.dump import dump_graphs
 
         dump_graphs(built, folder)
-    training, ceiling, profile = None, None, None
+    training = None
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
             prove_time(built.records, built.step)
         training = train(built.authored, built.step, progress=post.step)
+    return _result(built, recipe, level, training)
+
+
+def report_here(built: Built, training: Training) -> Report:
+    """The report of a step that the ranks of this world have built and trained, as `run` gives it; level light.
+
+    Every rank calls it, once: it closes the step.
+    """
+    recipe = recipe_of(built.authored)
+    return _gathered(recipe, built.authored.world, "light", _result(built, recipe, "light", training))
+
+
+def _gathered(recipe: Recipe, here: World, level: Level, mine: RankResult) -> Report:
+    results: list[Any] = [None] * here.size
+    dist.all_gather_object(results, mine)
+    return _report(recipe, here, level, results)
+
+
+def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:
+    """What this rank has to say, once it has trained, and what is measured then. Closes the step."""
+    world = built.authored.world
+    ceiling, profile = None, None
+    if training is not None:
         prove_replay(built.records)
         if world.device.type == "cuda":
             batch = Batches(built.authored).at(0)

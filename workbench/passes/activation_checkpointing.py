@@ -80,6 +80,7 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
                     _tag(node, layer, bool(answer))
             return gm
 
+        tag.__wrapped__ = rule  # type: ignore[attr-defined]  # whose source an export writes
         changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip().splitlines()[0]
         register_pass(
             name, stage=Stage.JOINT, numerics=Numerics.EXACT, changes=changes, options=Options,

@@ -1,0 +1,214 @@
+"""A recipe as a script: it trains under torchrun to the losses of `run`, with the user's own pass in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import cloudpickle
+import pytest
+
+from workbench.cli import main
+from workbench.contracts import CONTRACTS
+from workbench.errors import WorkbenchError
+from workbench.export import export_script
+from workbench.passes import registry
+from workbench.recipe import Recipe, load_recipe, parse_recipe
+from workbench.run_recipe import run
+
+SMALL = ["mesh.dp_shard=2", "model.n_layers=1", "training.steps=3", "data.seq_len=16"]
+OWN = '''
+import torch
+from torch.fx import Node
+
+import workbench
+from workbench.analysis.effect import Effect as Said
+from workbench.torch_api.ops import op_name
+
+AT_LEAST = 1
+unused = object()
+
+
+class SwapOptions(workbench.Options):
+    count: int = 2
+
+
+def is_product(node: "Node") -> bool:
+    return op_name(node.target) == "aten.mul" and all(isinstance(a, Node) for a in node.args)
+
+
+def swapped(before, after, options):
+    was, now = ([n.args for n in g[0].graph.nodes if is_product(n)] for g in (before, after))
+    count = sum([str(a) != str(b) for a, b in zip(was, now)])
+    return Said(count >= AT_LEAST, "" if count else "no product of two tensors", {"swapped": count})
+
+
+@workbench.register_pass("swap_factors", stage="joint", numerics="exact", options=SwapOptions, effect=swapped)
+def swap_factors(gm: torch.fx.GraphModule, example_inputs, *, options):
+    """a * b becomes b * a."""
+    for node in [n for n in gm.graph.nodes if is_product(n)][: options.count]:
+        node.args = node.args[::-1]
+    return gm
+'''
+
+
+@pytest.fixture
+def module_of(tmp_path: Path) -> Iterator[Callable[[str], ModuleType]]:
+    """Import a text as a module of its own; what it registers is gone afterwards."""
+    known = set(CONTRACTS)
+
+    def load(text: str) -> ModuleType:
+        path = tmp_path / "own_passes.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("own_passes", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["own_passes"] = module
+        spec.loader.exec_module(module)
+        cloudpickle.register_pickle_by_value(module)  # ranks cannot import it
+        return module
+
+    yield load
+    sys.modules.pop("own_passes", None)
+    for name in set(CONTRACTS) - known:
+        CONTRACTS.pop(name), registry._PASSES.pop(name)
+
+
+def with_own(name: str) -> Recipe:
+    return Recipe(name="own", joint_passes=(name,))
+
+
+def recipe_in(text: str) -> Recipe:
+    """What the script would read."""
+    import tomllib
+
+    found = re.search(r"RECIPE = r'''\n(.*?)'''", text, re.S)
+    assert found is not None
+    return parse_recipe(tomllib.loads(found.group(1)), "script")
+
+
+@pytest.mark.ranks
+@pytest.mark.compat
+def test_the_script_trains_under_torchrun_to_the_losses_of_run(tmp_path, module_of) -> None:
+    module_of(OWN)
+    recipe = load_recipe("llama3_block_bucketing").override(
+        dict(item.split("=") for item in SMALL) | {"mesh.tp": 1, "joint_passes": ["swap_factors"]})
+    script = tmp_path / "train.py"
+    script.write_text(export_script(recipe))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    told = [re.fullmatch(r"step (\d+): loss (\S+)", line) for line in lines[:3]]
+    report = run(recipe, world="gloo", progress=False)
+    assert report.training is not None
+    assert [(int(m.group(1)), float(m.group(2))) for m in told if m] == list(enumerate(report.training.losses))
+    assert lines[-1] == "PASS" and done.stdout.count("llama3_block_bucketing on 2 gloo ranks (dp_shard 2)") == 1
+    shown, expected = done.stdout.splitlines(), report.table().splitlines()
+    for name in ("swap_factors", "transformer_block_bucketing", "whole step"):
+        row = next(line for line in expected if line.startswith(name))
+        assert row in shown and ("PASS" in row)
+
+
+def test_the_command_writes_a_script_that_holds_the_whole_recipe(tmp_path, capsys) -> None:
+    out = tmp_path / "mine.py"
+    assert main(["export", "llama3_fsdp", "--set", *SMALL, "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"torchrun --nproc-per-node 2 {out}\n"
+    text = out.read_text()
+    assert "    torchrun --nproc-per-node 2 mine.py\n" in text and "    workbench export llama3_fsdp --set" in text
+    assert max(map(len, text.partition('"""\n\nfrom')[2].splitlines())) <= 120 and len(text.splitlines()) < 100
+    recipe = load_recipe("llama3_fsdp").override(dict(item.split("=") for item in SMALL))
+    assert recipe_in(text) == recipe
+    assert main(["export", "llama3_fsdp", "--set", *SMALL]) == 0
+    assert "torchrun --nproc-per-node 2 llama3_fsdp.py" in capsys.readouterr().out
+
+
+def test_words_that_python_or_toml_would_read_otherwise_come_through() -> None:
+    recipe = Recipe(name="odd", about="it's '''quoted''' \\ and \"\"\"so\"\"\" {braced}")
+    text = export_script(recipe)
+    compile(text, "script", "exec")
+    assert recipe_in(text) == recipe
+
+
+def test_alone_it_says_how_to_start_it(tmp_path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(export_script(load_recipe("llama3_fsdp")))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "recipe 'llama3_fsdp' needs 8 ranks, and nothing started this process as one: start it with torchrun "
+        "--nproc-per-node 8")
+
+
+def test_a_pass_comes_with_what_it_uses_and_nothing_else(module_of) -> None:
+    module_of(OWN)
+    text = export_script(with_own("swap_factors"))
+    assert "unused" not in text and "AT_LEAST = 1\n" in text
+    assert {"import torch", "import workbench", "from torch.fx import Node",
+            "from workbench.analysis.effect import Effect as Said"} <= set(text.splitlines())
+    order = [text.index(part) for part in ("class SwapOptions", "def is_product", "def swapped", "def swap_factors")]
+    assert text.index("@workbench.register_pass") < order[3] and max(order[:3]) < order[3]
+    compile(text, "script", "exec")
+
+
+def test_a_checkpoint_rule_is_exported_as_it_was_written(module_of) -> None:
+    module_of("from workbench.analysis.census import module_path\n"
+              "from workbench.passes.activation_checkpointing import checkpoint_rule\n\n\n"
+              "@checkpoint_rule('keep_norms')\ndef keep_norms(node):\n"
+              "    return True if 'norm' in module_path(node) else None\n")
+    text = export_script(with_own("keep_norms"))
+    assert "@checkpoint_rule('keep_norms')\ndef keep_norms(node):\n" in text
+    assert "from workbench.passes.activation_checkpointing import checkpoint_rule\n" in text
+
+
+HEAD = "import torch\nfrom workbench import register_pass\n"
+TOP = '@register_pass("own", stage="joint", numerics="exact")\n'
+DEF = "def own(gm, example_inputs, *, options):\n    return gm\n"
+REFUSED = {
+    "closure": (HEAD + "def make(k):\n    " + TOP + "    def own(gm, e, *, options):\n        k\n"
+                "        return gm\nmake(1)\n", "it uses 'k' of the function around it"),
+    "local": (HEAD + "def make(s):\n    @register_pass('own', stage=s, numerics='exact')\n"
+              "    def own(gm, e, *, options):\n        return gm\nmake('joint')\n",
+              "it uses 's', which is no name of its module"),
+    "call": (HEAD + DEF + 'register_pass("own", stage="joint", numerics="exact")(own)\n',
+             "own was registered by a call"),
+    "lambda": (HEAD + 'register_pass("own", stage="joint", numerics="exact")(lambda gm, e, *, options: gm)\n',
+               "it is no function with a name"),
+    "object": (HEAD + "handle = object()\n" + TOP + DEF.replace("return gm", "return handle and gm"),
+               "it uses 'handle', a object, which cannot be written down"),
+    "taken": (HEAD + "def main():\n    pass\n" + TOP + DEF.replace("return gm", "return main and gm"),
+              "the script has another 'main' already"),
+    "no source": (HEAD + f"exec({TOP + DEF!r})\n", "the source of 'own' cannot be found"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_taken_along_is_named(case, module_of) -> None:
+    text, why = REFUSED[case]
+    module_of(text)
+    with pytest.raises(WorkbenchError, match=re.escape(f"pass 'own' cannot be exported: {why}")):
+        export_script(with_own("own"))
+
+
+def test_a_class_of_a_notebooks_cell_is_found(module_of) -> None:
+    cell = "%magic\n"
+    options = "class Mine(Options):\n    n: int = 1\n"
+    module = module_of(HEAD + "from workbench import Options\n" f"exec({options!r})\n"
+                       + TOP.replace(")\n", ", options=Mine)\n") + DEF)
+    module.In = [options.replace("1", "0"), options, cell]  # as IPython keeps them: the last one counts
+    text = export_script(with_own("own"))
+    assert "class Mine(Options):\n    n: int = 1\n" in text and "from workbench import Options" in text
+
+
+def test_an_unknown_pass_and_a_missing_folder(capsys, tmp_path) -> None:
+    with pytest.raises(WorkbenchError, match="unknown pass 'mine': register it"):
+        export_script(with_own("mine"))
+    assert main(["export", "llama3_fsdp", "--out", str(tmp_path / "no" / "x.py")]) == 2
+    assert f"--out {tmp_path / 'no' / 'x.py'}: the folder" in capsys.readouterr().err
+    assert main(["export", "llama3_fsdp", "--out", str(tmp_path)]) == 2
+    assert f"--out {tmp_path}: is a folder: give a file" in capsys.readouterr().err
