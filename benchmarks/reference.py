@@ -29,6 +29,7 @@ from workbench.world.mesh import World
 
 UNUSED = ("tyro", "tokenizers", "datasets", "datasets.distributed", "torchdata", "torchdata.stateful_dataloader",
           "torch.utils.tensorboard")
+KERNELS = "torchtitan.models.moe.kernels"
 RECIPES: dict[str, tuple[list[str], list[str]]] = {  # (joint passes, passes), by its own names
     "reference": ([], []),
     "reference_block_bucketing": ([], ["transformer_block_bucketing"]),
@@ -55,7 +56,8 @@ def _attribute(name: str) -> Any:
     return type(name, (), {}) if name[0].isupper() else _Anything()
 
 
-def _fill_in() -> None:
+def fill_in() -> None:
+    """Empty modules for what torchtitan imports, is missing here, and is not used; in this process alone."""
     packages = {name: name.removeprefix("torch.utils.").partition(".")[0] for name in UNUSED if name not in sys.modules}
     missing = [name for name, package in packages.items() if importlib.util.find_spec(package) is None]
     for name in missing:
@@ -63,6 +65,10 @@ def _fill_in() -> None:
         module.__path__ = []
         module.__getattr__ = _attribute  # type: ignore[method-assign]
         sys.modules[name] = module
+    if importlib.util.find_spec("triton") is None:  # without it the kernels of experts cannot be imported
+        kernels = types.ModuleType(KERNELS)
+        kernels.__getattr__ = _attribute  # type: ignore[method-assign]
+        sys.modules.setdefault(KERNELS, kernels)
 
 
 def _llama3(recipe: Recipe) -> tuple[Any, Any, Callable[..., Any]]:
@@ -120,7 +126,7 @@ def toolkit(recipe: Recipe, world: World, variant: str) -> tuple[torch.nn.Module
 
     Its gradients are summed over the data-parallel ranks.
     """
-    _fill_in()
+    fill_in()
     from torch.distributed.tensor.parallel import loss_parallel
     from torchtitan.components.loss import build_cross_entropy_loss
     from torchtitan.config import JobConfig

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.explain import Explanation, inductor_passes
     from workbench.export import export_script
     from workbench.forward_backward import ForwardBackward, partition
+    from workbench.graph_pass import as_graph_pass
     from workbench.joint_graph import JointGraph, capture
     from workbench.lesson import Lesson, load_lesson, parameters
     from workbench.models.causal_lm import CausalLM
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "backend": ("as_backend",),
     "built": ("Built", "build"),
+    "graph_pass": ("as_graph_pass",),
     "joint_graph": ("JointGraph", "capture"),
     "compiled_step": ("CompiledStep", "compile_step"),
     "contracts": ("Numerics", "Options", "Stage"),

@@ -60,7 +60,7 @@ def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple
 
 
 @light.uncollected()
-def _copy(graph: GraphModule) -> GraphModule:
+def copy_graph(graph: GraphModule) -> GraphModule:
     """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share."""
     copy = aot.clone(graph)
     facts = graph.meta.get("workbench") or {}
@@ -68,7 +68,7 @@ def _copy(graph: GraphModule) -> GraphModule:
     return copy
 
 
-def _apply(item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any) -> Any:
+def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any) -> Any:
     """What the pass returns, checked; its own errors come with its name."""
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
     facts = given.facts if isinstance(given, Body) else given.meta["workbench"]
@@ -113,10 +113,10 @@ def run_joint(
         progress(item.name)
         before = joint.graph
         started = time.perf_counter()
-        given = _copy(before)
+        given = copy_graph(before)
         cloned = time.perf_counter()
         with joint.context():
-            after = _apply(item, given, joint.example_inputs, options)
+            after = apply_pass(item, given, joint.example_inputs, options)
         seconds = time.perf_counter() - cloned
         joint.graph = after
         record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
@@ -154,10 +154,10 @@ def run_partitioned(
         results, seconds, copying = [], 0.0, 0.0
         for which, graph in zip(("forward", "backward"), before, strict=True):
             started = time.perf_counter()
-            given = graph if stage is Stage.REPLAY else _copy(graph)
+            given = graph if stage is Stage.REPLAY else copy_graph(graph)
             cloned = time.perf_counter()
             with pair.context(which) as example_inputs:
-                results.append(_apply(item, given, list(example_inputs), options))
+                results.append(apply_pass(item, given, list(example_inputs), options))
             copying, seconds = copying + cloned - started, seconds + time.perf_counter() - cloned
         after = tuple(results)
         if stage in (Stage.LOWERING, Stage.REPLAY):
