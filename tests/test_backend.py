@@ -10,8 +10,10 @@ import pytest
 import torch
 from on_ranks import FSDP_TP, calls, small, user_pass
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
-from workbench.backend import Backend, as_backend
+from workbench.backend import Backend, _groups, as_backend
 from workbench.errors import WorkbenchError
 from workbench.parallel.author import author
 from workbench.recipe import Recipe
@@ -230,6 +232,17 @@ def under_compile(mesh: dict[str, int], joint: tuple[Any, ...], passes: tuple[An
     return {"differing": sorted(differing), "outcomes": {r.name: str(r.outcome) for r in backend.records},
             "schedule": str(backend.graphs[0].schedule), "axes": sorted({a.split(".")[0] for a in facts["groups"]}),
             "graphs": len(backend.graphs), "tensors": len(seen[0][0])}
+
+
+def test_groups_are_those_of_the_meshes_with_or_without_names():
+    with fake_world(4):
+        named = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+        unnamed = init_device_mesh("cpu", (4,))
+        inputs = [distribute_tensor(torch.ones(4), mesh, [Replicate()] * mesh.ndim) for mesh in (named, unnamed)]
+        groups, sizes = _groups([torch.ones(1), *inputs, inputs[0]])
+        assert list(groups) == ["fsdp", "tp", "axis0"] and list(sizes.values()) == [2, 2, 4]
+        assert groups["tp"] == named.get_group("tp").group_name
+        assert _groups([torch.ones(1)]) == ({}, {})
 
 
 @pytest.mark.ranks

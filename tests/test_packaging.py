@@ -188,3 +188,24 @@ def test_the_environment_is_made_again_only_when_it_must(make_venv: dict) -> Non
     stamp = make_venv["stamp_of"]
     assert stamp(None, None) == stamp(None, None)
     assert len({stamp(None, None), stamp("2.11.0", None), stamp(None, "2.13.0")}) == 3
+
+
+def test_the_reference_comes_without_what_it_depends_on(make_venv: dict, monkeypatch: pytest.MonkeyPatch,
+                                                        tmp_path: Path) -> None:
+    """Its own requirements are data sets and boards: large, and used by no test."""
+    ran: list[list[str]] = []
+
+    def run(command: list, **_: object) -> subprocess.CompletedProcess:
+        (tmp_path / "v").mkdir(exist_ok=True)
+        ran.append([str(part) for part in command])
+        return subprocess.CompletedProcess(command, 0)
+
+    inside = make_venv["main"].__globals__
+    monkeypatch.setitem(inside, "installed_torch", lambda spec: None)
+    monkeypatch.setitem(inside, "answers", lambda url: False)
+    monkeypatch.setattr(inside["subprocess"], "run", run)
+    monkeypatch.setattr(sys, "argv", ["make_venv", str(tmp_path / "v")])
+    make_venv["main"]()
+    (step,) = [command for command in ran if any(part.startswith("torchtitan") for part in command)]
+    assert step[-2:] == ["--no-deps", *PROJECT["optional-dependencies"]["reference"]]
+    assert all("[reference" not in part for command in ran for part in command)

@@ -34,7 +34,6 @@ from workbench.report_text import grid, said
 from workbench.torch_api.compile_backend import JointFromCompile, held_by_module, through_autograd
 from workbench.torch_api.ops import world_kind
 from workbench.verify.verdicts import CHECKS, Verdict, worst
-from workbench.world.mesh import axis_sizes
 
 Spec = PassSpec | str | Mapping[str, Any]
 UNCHECKED = {
@@ -150,12 +149,16 @@ class Backend:
 
 
 def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, int]]:
-    """Mesh axis to process group, and group to size, of all meshes that the inputs lie on."""
+    """Mesh axis to process group, and group to size, of all meshes that the inputs lie on.
+
+    An axis without a name is axis0, axis1; a second group of one name has a number behind it, as passes read it.
+    """
     groups: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for mesh in dict.fromkeys(value.device_mesh for value in example_inputs if isinstance(value, DTensor)):
-        for axis, size in axis_sizes(mesh).items():
-            name = str(mesh.get_group(axis).group_name)
+        axes = mesh.mesh_dim_names or [f"axis{i}" for i in range(mesh.ndim)]
+        for i, (axis, size) in enumerate(zip(axes, mesh.shape, strict=True)):
+            name = str(mesh.get_group(i).group_name)
             if name not in sizes:
                 groups[f"{axis}.{len(groups)}" if axis in groups else axis] = name
                 sizes[name] = size
