@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,11 @@ from workbench.cli import main
 from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
 from workbench.export import export_script
+from workbench.parallel import families
 from workbench.passes import registry
 from workbench.recipe import Recipe, load_recipe, parse_recipe
 from workbench.run_recipe import run
+from workbench.sizes import SIZES
 
 SMALL = ["mesh.dp_shard=2", "model.n_layers=1", "training.steps=3", "data.seq_len=16"]
 OWN = '''
@@ -77,6 +80,8 @@ def module_of(tmp_path: Path) -> Iterator[Callable[[str], ModuleType]]:
     sys.modules.pop("own_passes", None)
     for name in set(CONTRACTS) - known:
         CONTRACTS.pop(name), registry._PASSES.pop(name)
+    for family in families.own_families():
+        families._FAMILIES.pop(family.name), SIZES.pop(family.name)
 
 
 def with_own(name: str) -> Recipe:
@@ -85,8 +90,6 @@ def with_own(name: str) -> Recipe:
 
 def recipe_in(text: str) -> Recipe:
     """What the script would read."""
-    import tomllib
-
     found = re.search(r"RECIPE = r'''\n(.*?)'''", text, re.S)
     assert found is not None
     return parse_recipe(tomllib.loads(found.group(1)), "script")
@@ -156,6 +159,46 @@ def test_a_pass_comes_with_what_it_uses_and_nothing_else(module_of) -> None:
     compile(text, "script", "exec")
 
 
+OWN_MODEL = '''
+import torch
+from torch import nn
+
+from workbench import register_model
+from workbench.parallel.plans import ParallelPlan
+
+aten = torch.ops.aten
+PLAN = ParallelPlan(units=("head",))
+
+
+class Tiny(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.embed = nn.Embedding(sizes["vocab_size"], 8)
+        self.head = nn.Linear(8, sizes["vocab_size"])
+
+    def forward(self, tokens, targets):
+        return nn.functional.cross_entropy(self.head(aten.relu(self.embed(tokens))).flatten(0, 1), targets.flatten())
+
+
+@register_model("tiny", sizes={"vocab_size": 256, "max_seq_len": 32}, plan=PLAN)
+def make(sizes):
+    return Tiny(sizes)
+'''
+
+
+def test_a_model_of_the_users_own_is_exported_with_its_plan(module_of) -> None:
+    module_of(OWN_MODEL)
+    recipe = Recipe(name="own", model={"family": "tiny"}, data={"seq_len": 16})
+    text = export_script(recipe)
+    order = [text.index(part) for part in ("aten = torch.ops.aten", "class Tiny", "@register_model", "def main")]
+    assert order == sorted(order) and text.index("PLAN = ParallelPlan") < order[2]
+    assert {"from torch import nn", "import torch", "from workbench.parallel.plans import ParallelPlan"} <= set(
+        text.splitlines())
+    lines: dict = {"__name__": "script"}
+    exec(compile(text, "script", "exec"), lines)  # registers the model once more, as the script will
+    assert parse_recipe(tomllib.loads(lines["RECIPE"]), "script") == recipe
+
+
 def test_a_checkpoint_rule_is_exported_as_it_was_written(module_of) -> None:
     module_of("from workbench.analysis.census import module_path\n"
               "from workbench.passes.activation_checkpointing import checkpoint_rule\n\n\n"
@@ -179,8 +222,8 @@ REFUSED = {
              "own was registered by a call"),
     "lambda": (HEAD + 'register_pass("own", stage="joint", numerics="exact")(lambda gm, e, *, options: gm)\n',
                "it is no function with a name"),
-    "object": (HEAD + "handle = object()\n" + TOP + DEF.replace("return gm", "return handle and gm"),
-               "it uses 'handle', a object, which cannot be written down"),
+    "object": (HEAD + "handle = 1\nhandle = object()\n" + TOP + DEF.replace("return gm", "return handle and gm"),
+               "it uses 'handle', whose type is object: assign it once, at the top of its module"),
     "taken": (HEAD + "def main():\n    pass\n" + TOP + DEF.replace("return gm", "return main and gm"),
               "the script has another 'main' already"),
     "no source": (HEAD + f"exec({TOP + DEF!r})\n", "the source of 'own' cannot be found"),

@@ -184,8 +184,9 @@ def as_backend(
     Raises WorkbenchError for a list that breaks a rule, and for a pass that cannot work under torch.compile.
     """
     idle: Sequence[str] = ()
+    free_order = False
     if isinstance(pipeline, Recipe):
-        specs = [*pipeline.joint_passes, *pipeline.passes]
+        specs, free_order = [*pipeline.joint_passes, *pipeline.passes], pipeline.free_order
         strict, idle = strict or pipeline.strict, pipeline.expect.no_effect
     else:
         specs = [PassSpec.model_validate(spec) for spec in pipeline]
@@ -201,6 +202,6 @@ def as_backend(
     if specs != [*joint, *later]:
         late = next(spec.name for spec in joint if specs.index(spec) > specs.index(later[0]))
         raise WorkbenchError(f"pass {late!r} runs on the joint graph, before {later[0].name!r}: list it earlier")
-    if problems := check_passes([s.name for s in joint], [s.name for s in later]):
+    if problems := check_passes([s.name for s in joint], [s.name for s in later], free_order=free_order):
         raise WorkbenchError("; ".join(problems))
     return Backend(joint, later, authored, strict, idle)

@@ -1,7 +1,8 @@
-"""`export_script`: a recipe, and the passes of its user, as one script that trains under torchrun without notebooks."""
+"""`export_script`: a recipe, with its user's passes and model, as one script that trains under torchrun."""
 
 from __future__ import annotations
 
+from workbench.parallel.families import find_family
 from workbench.passes.registry import find_pass
 from workbench.recipe import Recipe
 from workbench.source_code import Sources
@@ -55,12 +56,15 @@ def export_script(recipe: Recipe, *, file: str = "train.py", command: str = "wor
     """The text of a Python script that trains `recipe` on the ranks that torchrun starts.
 
     It prints each step's loss and the verdicts, on rank 0, and ends with status 1 where one failed. The source of the
-    user's own passes is in it, with what they use of their module. file: the name that its usage shows. command: what
-    wrote it, in its first lines.
+    user's own passes and model is in it, with what they use of their module. file: the name that its usage shows.
+    command: what wrote it, in its first lines.
 
-    Raises WorkbenchError, naming the pass, for one that is unknown or whose source cannot be taken along.
+    Raises WorkbenchError, naming the pass or the model, for one that is unknown or whose source cannot be taken along.
     """
     sources = Sources(taken=_TAKEN)
+    family = find_family(recipe.model.family)
+    if family.sizes is not None:
+        sources.add_function(family.make, f"model {family.name!r}")
     for name in recipe.pass_names:
         item = find_pass(name)
         if item.contract.source == "user":

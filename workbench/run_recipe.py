@@ -89,15 +89,8 @@ def run(
     if dist.is_initialized() or launched():
         with joined(recipe, world, timeout=timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
-<<<<<<< HEAD
                 mine = on_rank(recipe, level, None, folder, post)
-            results = [None] * here.size  # type: ignore[list-item]
-            dist.all_gather_object(results, mine)
-            return _report(recipe, here, level, results)
-=======
-                mine = on_rank(recipe, level, [], folder, post)
             return _gathered(recipe, here, level, mine)
->>>>>>> 2a81256 (workbench export: a recipe and its user's passes as one script for torchrun; doctor tells what was tested on this torch, row by row where a test did not pass)
     size = recipe.mesh.world_size
     if world == "nccl":
         _refuse_nccl(size)

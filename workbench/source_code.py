@@ -8,7 +8,7 @@ import inspect
 import symtable
 import sys
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
@@ -75,9 +75,11 @@ class Sources:
             self._take(_source(value, what, given), name, given, what)
         elif _is_plain(value):
             self.definitions.append(f"{name} = {value!r}")
+        elif assignment := _assignment(name, given):
+            self._take(assignment, name, given, what)
         else:
-            raise _refusal(what, f"it uses {name!r}, a {type(value).__name__}, which cannot be written down: make it "
-                                 "inside the function")
+            raise _refusal(what, f"it uses {name!r}, whose type is {type(value).__name__}: assign it once, at the top "
+                                 "of its module, or make it inside the function")
 
 
 def _is_own(value: Any, given: dict[str, Any]) -> bool:
@@ -86,7 +88,7 @@ def _is_own(value: Any, given: dict[str, Any]) -> bool:
 
 def _import_line(name: str, value: Any, given: dict[str, Any]) -> str | None:
     """How a script gets what its own module did not define; None where it did, or no module has it by its name."""
-    if isinstance(value, ModuleType):
+    if isinstance(value, ModuleType) and sys.modules.get(value.__name__) is value:  # torch.ops.aten is none to import
         whole = value.__name__
         return f"import {whole}" if whole == name else f"import {whole} as {name}"
     parts = str(getattr(value, "__module__", "")).split(".")
@@ -108,19 +110,36 @@ def _source(value: Any, what: str, given: dict[str, Any] | None = None) -> str:
     except (OSError, TypeError):
         # Python finds the source of a function that a cell defined, and not that of a class
         for cell in reversed((given or {}).get("In", [])):
-            for node in _definitions(cell):
-                if node.name == value.__name__:
+            for node in _statements(cell):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == value.__name__:
                     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                     return "\n".join(cell.splitlines()[first - 1 : node.end_lineno])
         raise _refusal(what, f"the source of {value.__name__!r} cannot be found: define it in a file or a cell of a "
                              "notebook") from None
 
 
-def _definitions(cell: str) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+def _statements(text: str) -> list[ast.stmt]:
+    """Those at the top of a module or a cell; none of a cell with a magic."""
     try:
-        yield from (n for n in ast.parse(cell).body if isinstance(n, ast.ClassDef | ast.FunctionDef))
-    except SyntaxError:  # a magic
-        return
+        return ast.parse(text).body
+    except SyntaxError:
+        return []
+
+
+def _assignment(name: str, given: dict[str, Any]) -> str | None:
+    """The one statement of the module, or of the last cell that has one, that assigns to the name alone."""
+    module = sys.modules.get(str(given.get("__name__")))
+    try:
+        texts = list(reversed(given["In"])) if "In" in given else [inspect.getsource(module)] if module else []
+    except (OSError, TypeError):
+        texts = []
+    for text in texts:
+        found = [node for node in _statements(text) if isinstance(node, ast.Assign)
+                 and any(isinstance(n, ast.Name) and n.id == name for target in node.targets for n in ast.walk(target))]
+        if found:
+            alone = len(found) == 1 and len(found[0].targets) == 1 and isinstance(found[0].targets[0], ast.Name)
+            return ast.get_source_segment(text, found[0]) if alone else None
+    return None
 
 
 def _free_names(source: str, *, annotations: bool) -> list[str]:

@@ -83,6 +83,7 @@ def register_model(
                 with torch.device("cpu"):
                     return make(recipe.model.sizes())
 
+        seeded.__wrapped__ = make  # type: ignore[attr-defined]  # whose source an export writes
         install_families([Family(name, seeded, layout, dict(sizes))])
         return make
 
