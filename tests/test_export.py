@@ -192,7 +192,7 @@ def test_a_model_of_the_users_own_is_exported_with_its_plan(module_of) -> None:
     text = export_script(recipe)
     order = [text.index(part) for part in ("aten = torch.ops.aten", "class Tiny", "@register_model", "def main")]
     assert order == sorted(order) and text.index("PLAN = ParallelPlan") < order[2]
-    assert {"from torch import nn", "import torch", "from workbench.parallel.plans import ParallelPlan"} <= set(
+    assert {"import torch.nn as nn", "import torch", "from workbench import ParallelPlan"} <= set(
         text.splitlines())
     lines: dict = {"__name__": "script"}
     exec(compile(text, "script", "exec"), lines)  # registers the model once more, as the script will
