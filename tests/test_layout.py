@@ -29,7 +29,7 @@ LAYERS = [
     {"pipeline"},
     {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules",
-     "run_recipe", "propose"},
+     "run_recipe", "propose", "bisect_recipe"},
     {"draw", "widgets", "display"},
     {"magics", "matrix", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]

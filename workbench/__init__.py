@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.bisect_recipe import bisect
     from workbench.built import Built, build
     from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from workbench.schedules import compare_schedules
     from workbench.torch_api.regions import region
     from workbench.training import train
+    from workbench.verify.bisect import Bisection
     from workbench.verify.verdicts import Outcome, Verdict
     from workbench.world.fake import fake_world
     from workbench.world.mesh import World, current_world
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from workbench.world.simulated import simulated_world
 
 _HOMES = {
+    "bisect_recipe": ("bisect",),
     "built": ("Built", "build"),
     "joint_graph": ("JointGraph", "capture"),
     "compiled_step": ("CompiledStep", "compile_step"),
@@ -54,6 +57,7 @@ _HOMES = {
     "display": ("show",),
     "torch_api.regions": ("region",),
     "training": ("train",),
+    "verify.bisect": ("Bisection",),
     "verify.verdicts": ("Outcome", "Verdict"),
     "world.fake": ("fake_world",),
     "world.mesh": ("World", "current_world"),

@@ -6,6 +6,7 @@ Reading recipes, passes and help imports no torch.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -99,6 +100,20 @@ def _run(args: argparse.Namespace) -> int:
         kind = "error" if recipe.strict else "warning"
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
     return PASSED if report.ok else FAILED
+
+
+def _bisect(args: argparse.Namespace) -> int:
+    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    _writable(args.json)
+    require_torch()
+    from workbench.bisect_recipe import bisect
+
+    found = bisect(recipe, args.check, world=args.world, timeout=args.timeout, progress=sys.stderr.isatty())
+    if _first_rank():
+        print(found)
+        if args.json is not None:
+            args.json.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return PASSED if found.ok else FAILED
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -218,5 +233,5 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "matrix": _matrix, "explain": _explain, "schedule": _schedule, "recipes": _recipes,
-             "passes": _passes, "doctor": _doctor, "tour": _tour}
+_COMMANDS = {"run": _run, "bisect": _bisect, "matrix": _matrix, "explain": _explain, "schedule": _schedule,
+             "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour}

@@ -27,6 +27,22 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
     run.set_defaults(command="run")
 
+    bisect = commands.add_parser("bisect", help="the first pass, and in it the first node, that does not hold",
+                                 description="Build a recipe on its ranks, run each pass's graph and the one it "
+                                 "received on the same inputs, and show the first pass that leaves its numerics "
+                                 "contract and the first node that does, in both graphs with its source line. Or the "
+                                 "first pass that raises memory, or that had no effect. Exit status: 0 nothing found, "
+                                 "1 something found, 2 bad input.")
+    _add_recipe(bisect, "change the recipe, such as model.n_layers=1; may be repeated")
+    bisect.add_argument("--check", choices=("numerics", "memory", "no_effect"), default="numerics",
+                        help="what must hold (default numerics)")
+    bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
+                        help="as for run; memory and no_effect need no ranks, and auto starts none for them")
+    bisect.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
+    bisect.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                        help="seconds for all ranks (default 600)")
+    bisect.set_defaults(command="bisect")
+
     matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
                                  description="Run recipes one by one, each in processes of its own; keep each report "
                                  "in a folder; what has its report there is not run again. Exit status: 0 all that "

@@ -87,7 +87,7 @@ def run(
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     if dist.is_initialized() or launched():
-        with _joined(world, recipe, timeout) as here:
+        with joined(world, recipe, timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
                 mine = on_rank(recipe, level, [], folder, post)
             results = [None] * here.size  # type: ignore[list-item]
@@ -95,7 +95,7 @@ def run(
             return _report(recipe, here, level, results)
     size = recipe.mesh.world_size
     if world == "nccl":
-        _refuse_nccl(size)
+        refuse_nccl(size)
     with bars_from_file(stages, steps, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
         results = pool.run(on_rank, recipe, level, own_passes(), folder, Post(path=path))
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
@@ -117,7 +117,7 @@ def _kept(report: Report) -> Report:
     return report
 
 
-def _refuse_nccl(ranks_here: int) -> None:
+def refuse_nccl(ranks_here: int) -> None:
     """Say it where NCCL would have too few GPUs."""
     found = gpus()
     if not found:
@@ -134,7 +134,7 @@ def launched() -> bool:
 
 
 @contextmanager
-def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
+def joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
     """The world that this process is a rank of already, or joins now and leaves at the end."""
     if dist.is_initialized():
         yield _fitting(current_world(), recipe)
@@ -146,7 +146,7 @@ def _joined(kind: Kind, recipe: Recipe, timeout: float) -> Iterator[World]:
         raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
                          f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
     if kind == "nccl":
-        _refuse_nccl(here)
+        refuse_nccl(here)
     backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
     device = None
     if backend == "nccl":
