@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
 
+from workbench.analysis.snapshot import output_values
 from workbench.built import Built, build, check_buildable
 from workbench.compiled_step import compile_step
 from workbench.contracts import CONTRACTS
@@ -25,6 +26,7 @@ from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe, load_recipe
 from workbench.run_recipe import Kind, joined, launched, refuse_nccl
 from workbench.supported import require_torch
+from workbench.torch_api.aot import gradient_of
 from workbench.training import Batches, deterministic
 from workbench.verify import numerics
 from workbench.verify.bisect import CHECKS, Bisection, Found, first_growth, first_no_effect, first_node, over_ranks
@@ -166,8 +168,20 @@ def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: i
         broken = next(((rank, text) for rank, text in enumerate(errors) if text), None)
         if broken is not None:
             return f"rank {broken[0]}: {broken[1]}"
-        found = numerics.compare(before, after, CONTRACTS[record.name], group_size=size)
+        found = numerics.compare(before, after, CONTRACTS[record.name], group_size=size, names=_names(record, before))
     return found.message if found.outcome is Outcome.FAIL else ""
+
+
+def _names(record: PassRecord, outputs: list[Any]) -> list[str]:
+    """What each result and gradient is, as far as the graphs say."""
+    graphs = [g.graph if isinstance(g, Body) else g for g in record.before]
+    descs = [list(g.graph.output_node().meta.get("desc") or []) for g in graphs]
+    if len(graphs) == 2:
+        results = len(outputs) - len(output_values(graphs[1]))
+        descs = [descs[0][:results], descs[1]]
+    flat = [gradient_of(desc) for each in descs for desc in each]
+    known = [*flat, *[None] * len(outputs)][: len(outputs)]
+    return [f"gradient of {name}" if name else f"output {i}" for i, name in enumerate(known)]
 
 
 def _traced(record: PassRecord, graphs: Sequence[Any], inputs: list[Any], tangents: list[Any]) -> Trace | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, keeps_a_copy, takes_gelu
+from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, takes_gelu
 from on_ranks import small, user_pass
 
 from workbench import bisect
@@ -40,6 +40,8 @@ FAULTS = {
                    "operator was aten.silu and is aten.gelu"),
     "takes_gelu_anew": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
                         "gelu_default stands where silu stood"),
+    "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py",
+                            "stands where silu stood"),
     "takes_gelu_and_renames": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
                                "stands where silu stood"),
     "gathers_another_weight": ("joint", "_c10d_functional.all_gather_into_tensor",
@@ -57,7 +59,7 @@ FAULTS = {
                                      "argument 0 was view_14, and is t_1"),
     "negates_in_backward": ("backward", "aten.mul.Scalar", "aten.mul.Scalar", "norm", "layers.py",
                             "argument 1 was -0.5, and is 0.5"),
-    "saves_another_tensor": ("backward", "placeholder", "placeholder", "", "", "is given"),
+    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py", "is given"),
 }
 
 
@@ -87,9 +89,16 @@ def test_what_comes_before_the_node_is_told(found):
 
 
 @pytest.mark.ranks
+def test_sound_passes_are_not_blamed(found):
+    """They retrace, rename, bucket and move; and one that is told to have no effect may have none."""
+    assert [found[0][name] for name in ("joint", "partitioned", "may be idle")] == [None] * 3
+
+
+@pytest.mark.ranks
 def test_memory_and_no_effect(found):
     here = found[0]["keeps_a_copy"]
-    assert here.record == "keeps_a_copy" and "rises from" in here.problem
+    assert here.record == "keeps_a_copy" and here.problem.startswith(
+        "estimated bytes at the peak of the joint graph rise from ")
     assert here.before is None and (here.after.name, here.after.module) == ("clone_default", "tok_embeddings")
     assert here.difference == "2,048 bytes alive at the peak, 0 before"
     assert found[0]["does_nothing"].record == "does_nothing"
@@ -115,17 +124,6 @@ TWO = ["--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1", "data.seq_le
 
 
 @pytest.mark.ranks
-def test_the_command_finds_nothing_in_sound_passes(capsys):
-    """Passes that retrace, rename, bucket and move: under their contracts no node is blamed."""
-    lists = ['joint_passes=["inductor_decomposition", "reshard_after_forward"]',
-             'passes=["transformer_block_bucketing"]']
-    assert main(["bisect", "llama3_fsdp", *TWO, *lists]) == 0
-    assert capsys.readouterr().out == (
-        "bisect numerics: llama3_fsdp on 2 gloo ranks; passes inductor_decomposition, reshard_after_forward, "
-        "transformer_block_bucketing\nnothing found: every pass keeps its contract\n")
-
-
-@pytest.mark.ranks
 def test_the_command_finds_a_fault_among_passes(tmp_path, capsys):
     path = tmp_path / "found.json"
     with user_pass("takes_gelu", takes_gelu, numerics="lossy", tolerance=1e-7):
@@ -135,17 +133,18 @@ def test_the_command_finds_a_fault_among_passes(tmp_path, capsys):
     assert json.loads(path.read_text())["found"]["record"] == "takes_gelu"
 
 
-def test_without_ranks_memory_and_no_effect():
-    recipe = RECIPE.override({"joint_passes": ["activation_checkpointing"],
-                              "joint_passes.activation_checkpointing.policy": "none"})
-    idle = bisect(recipe, "no_effect")
-    assert repr(idle) == ("bisect no_effect: small on a fake world of 2 ranks; passes activation_checkpointing\n"
-                          "first pass: 'activation_checkpointing', 1 of 1: NO_EFFECT: the policy is none")
-    assert bisect(recipe, "memory").ok
-    assert bisect(recipe.override({"expect.no_effect": ["activation_checkpointing"]}), "no_effect").ok
-    with user_pass("keeps_a_copy", keeps_a_copy):
-        grown = bisect(RECIPE.override({"joint_passes": ["keeps_a_copy"]}), "memory")
-    assert not grown.ok and grown.found.after.name == "clone_default"
+IDLE = ["--set", 'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
+
+
+def test_without_ranks_memory_and_no_effect(tmp_path, capsys):
+    assert main(["bisect", "llama3_fsdp", *TWO, *IDLE, "--check", "no_effect"]) == 1
+    assert capsys.readouterr().out == (
+        "bisect no_effect: llama3_fsdp on a fake world of 2 ranks; passes activation_checkpointing\n"
+        "first pass: 'activation_checkpointing', 1 of 1: NO_EFFECT: the policy is none\n")
+    path = tmp_path / "found.json"
+    assert main(["bisect", "llama3_fsdp", *TWO, *IDLE, "--check", "memory", "--json", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing found: no pass raises the estimated memory"
+    assert json.loads(path.read_text())["ok"] is True
 
 
 def test_what_cannot_be_looked_for(capsys):

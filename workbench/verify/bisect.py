@@ -121,9 +121,8 @@ def _told(found: Found, passes: Sequence[str]) -> list[str]:
 def first_no_effect(records: Sequence[PassRecord], expected: Sequence[str] = ()) -> Found | None:
     """The first pass with the verdict NO_EFFECT, and its reason; those in `expected` may have none."""
     for record in records:
-        verdict = record.verdict("effect")
-        idle = next((v for v in record.verdicts if v.outcome is Outcome.NO_EFFECT), verdict)
-        if record.name not in expected and idle is not None and idle.outcome is Outcome.NO_EFFECT:
+        idle = next((v for v in record.verdicts if v.outcome is Outcome.NO_EFFECT), None)
+        if record.name not in expected and idle is not None:
             return Found(record.name, f"NO_EFFECT: {idle.message}", ranks=(_rank(),))
     return None
 
@@ -137,8 +136,8 @@ def first_growth(records: Sequence[PassRecord]) -> Found | None:
         was, now = verdict.evidence["before"], verdict.evidence["after"]
         grown = next((key for key in was if now.get(key, 0) > was[key]), None)
         if grown is not None:
-            text = f"estimated {grown.replace('_', ' of the ')} rises from {was[grown]:,} to {now[grown]:,} bytes"
-            return _holder(record, grown, text)
+            what = "saved" if grown == "saved" else f"at the peak of the {grown.removeprefix('peak_')} graph"
+            return _holder(record, grown, f"estimated bytes {what} rise from {was[grown]:,} to {now[grown]:,}")
     return None
 
 
@@ -238,10 +237,10 @@ def _raised(whole: Found, before: Trace, after: Trace) -> Local:
 def _suspect(whole: Found, matching: Matching, suspects: list[Key]) -> Local:
     """This rank's first node, or the first wrong output where every node is right and another one is returned."""
     before, after = matching.before, matching.after
-    key = matching.first(suspects)
-    if key is None:
+    found = matching.first(suspects)
+    if found is None:
         return _wrong_output(whole, matching)
-    value, twin = after.values[key], before.values[matching.counterpart(key) or key]
+    key, value, twin = found[0], after.values[found[0]], before.values[found[1]]
     apart = gap(twin, value, matching.bound)
     names = {now[1]: was[1] for now, was in matching.same.items() if now[0] == key[0]}
     return value.place, replace(

@@ -89,8 +89,8 @@ def _norm(value: Value) -> float:
 class Matching:
     """Nodes of `after` with the nodes of `before` whose values they have: `same`. The rest are new, or wrong.
 
-    A node has a counterpart (`counterpart`) in the node of its name, where both come from the same line of the same
-    module, else in the node in whose place its reader reads it, else in one that read the same.
+    The counterpart of such a node is the node of its name, where both come from the same line of the same module; else
+    the one that stood in its place among its reader's arguments, or among the outputs; else one that read the same.
     """
 
     def __init__(self, before: Trace, after: Trace, bound: Bound):
@@ -140,9 +140,6 @@ class Matching:
         a, b = self.before.values.get(key), self.after.values.get(key)
         return key if a is not None and b is not None and _origin(a.node) == _origin(b.node) else None
 
-    def counterpart(self, key: Key) -> Key | None:
-        return self.namesake(key) or self._by_place(key) or self._by_reads(key)
-
     def _by_place(self, key: Key) -> Key | None:
         node = self.after.values[key].node
         for reader in self.readers.get(key, ()):
@@ -157,11 +154,11 @@ class Matching:
                 return other
         return None
 
-    def _by_reads(self, key: Key) -> Key | None:
+    def _by_reads(self, key: Key, claimed: set[Key]) -> Key | None:
         """Where names say nothing: a node whose value is lost, of the same shape, which read the same."""
         value = self.after.values[key]
         reads = [self.same.get(read) for read in value.reads]
-        lost = (v for k, v in self.before.values.items() if k not in self._taken and v.tensors)
+        lost = (v for k, v in self.before.values.items() if k not in self._taken | claimed and v.tensors)
         alike = [v for v in lost if reads and list(v.reads) == reads and _shelf(v) == _shelf(value)]
         return next((v.key for v in alike if v.node.target == value.node.target), alike[0].key if alike else None)
 
@@ -186,9 +183,15 @@ class Matching:
         part, _, _, order = self.after.values[key].place
         return part, order
 
-    def first(self, suspects: list[Key]) -> Key | None:
-        """The first suspect with a counterpart, from which it differs; what it reads is right, or the pass's own."""
-        return next((k for k in suspects if self.after.values[k].tensors and self.counterpart(k)), None)
+    def first(self, suspects: list[Key]) -> tuple[Key, Key] | None:
+        """The first suspect that has a counterpart, and that: what it reads is right, or the pass's own."""
+        known = {k: self.namesake(k) or self._by_place(k) for k in suspects if self.after.values[k].tensors}
+        claimed = {twin for twin in known.values() if twin is not None}
+        for key, twin in known.items():
+            twin = twin or self._by_reads(key, claimed)
+            if twin is not None:
+                return key, twin
+        return None
 
     def new_before(self, key: Key, suspects: list[Key]) -> list[Key]:
         """The suspects that `key` comes from: nodes of the pass that nothing before stands for, in node order."""

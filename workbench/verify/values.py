@@ -26,9 +26,9 @@ class Value:
     """What one node gave.
 
     tensors: host copies by item, 0 for a plain tensor; empty for what has none to compare: the step's inputs, sizes,
-    and memory that nothing has filled yet. A collective's start has the value that its wait gave. reads: the nodes it comes from.
-    place: (graph, collectives started before it, whether it is one, node order), the same on every rank for a node
-    that no collective lies in between.
+    and memory that nothing has filled yet. A collective's start has the value that its wait gave. reads: the nodes it
+    comes from. place: (graph, collectives started before it, whether it is one, node order): a rank's error comes to
+    other ranks through a collective of a higher place only.
     """
 
     node: Node
