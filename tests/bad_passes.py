@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.analysis.census import module_path
 from workbench.bisect_recipe import first_departure, group_size, inputs_of
-from workbench.contracts import DecompositionOptions
+from workbench.contracts import BlockBucketingOptions, DecompositionOptions
 from workbench.forward_backward import ForwardBackward, partition
 from workbench.joint_graph import JointGraph, capture
 from workbench.parallel.author import author
@@ -160,6 +160,15 @@ def saves_another_tensor(gm: GraphModule) -> GraphModule:
     return gm
 
 
+def buckets_and_swaps(gm: GraphModule) -> GraphModule:
+    """The package's bucketing, but two weights of one bucket are taken for each other."""
+    gm = find_pass("transformer_block_bucketing").function(gm, [], options=BlockBucketingOptions())
+    if gm.meta["workbench"]["graph"] == "forward":
+        wk, wv = (n for n in calls(gm, "operator.getitem") if tuple(n.meta["val"].shape) == (2, 64))
+        wk.args, wv.args = wv.args, wk.args
+    return gm
+
+
 def errs_on_rank_1(gm: GraphModule) -> GraphModule:
     if dist.get_rank() == 1:
         node = calls(gm, "aten.silu")[0]
@@ -189,7 +198,7 @@ JOINT: tuple[Callable[[GraphModule], GraphModule], ...] = (
     scales_a_gradient, swaps_arguments, drops_an_add, rounds, leaves_a_transpose_out, takes_gelu, takes_gelu_anew,
     takes_gelu_and_renames, decomposes_and_errs, gathers_another_weight, sums_gradients, slices_one_off,
     returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit, keeps_a_copy, does_nothing)
-PARTITIONED = (negates_in_backward, saves_another_tensor)
+PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_swaps)
 
 
 LOSSY = {"numerics": "lossy", "tolerance": 5e-6}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from bad_passes import JOINT, PARTITIONED, RECIPE, TINY, find_all, takes_gelu
@@ -24,42 +25,44 @@ def found():
         return pool.run(find_all)
 
 
-# graph, operator before and after, module, source file, and words of what changed
+# graph, operator before and after, module, source file, and what changed, as a pattern
 FAULTS = {
     "scales_a_gradient": ("joint", "aten.view", "aten.mul.Scalar", "layers.0.attention.wq", "llama3.py",
-                          "mul_scalar stands where view_92 stood"),
+                          r"mul_\w+ stands where view_\d+ stood"),
     "swaps_arguments": ("joint", "aten.silu_backward", "aten.silu_backward", "layers.0.feed_forward", "layers.py",
-                        "argument 1 was _unsafe_view_4, and is mul_18"),
+                        r"argument 1 was _unsafe_view_\d+, and is mul_\d+"),
     "drops_an_add": ("joint", "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Scalar", "layers.0.ffn_norm", "layers.py",
                      "argument 0 was add_1, which is gone, and is embedding"),
     "rounds": ("joint", "aten.mm", "aten._to_copy", "layers.0.attention.wo", "llama3.py",
-               "_to_copy_default_1 stands where mm_3 stood"),
+               r"_to_copy\w+ stands where mm_3 stood"),
     "leaves_a_transpose_out": ("joint", "aten.mm", "aten.mm", "layers.0.attention.wq", "llama3.py",
-                               "argument 1 was t, and is view_8"),
+                               r"argument 1 was t, and is view_\d+"),
     "takes_gelu": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
                    "operator was aten.silu and is aten.gelu"),
     "takes_gelu_anew": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
-                        "gelu_default stands where silu stood"),
+                        r"gelu\w* stands where silu stood"),
     "decomposes_and_errs": ("joint", "aten.silu", "aten.div.Tensor", "layers.0.feed_forward", "layers.py",
                             "stands where silu stood"),
     "takes_gelu_and_renames": ("joint", "aten.silu", "aten.gelu", "layers.0.feed_forward", "layers.py",
                                "stands where silu stood"),
     "gathers_another_weight": ("joint", "_c10d_functional.all_gather_into_tensor",
                                "_c10d_functional.all_gather_into_tensor", "layers.0.attention.wv", "llama3.py",
-                               "argument 0 was view_17, and is view_12"),
+                               r"argument 0 was view_\d+, and is view_\d+"),
     "sums_gradients": ("joint", "_c10d_functional.reduce_scatter_tensor", "_c10d_functional.reduce_scatter_tensor",
                        "layers.0.feed_forward.w3", "layers.py", "argument 1 was 'avg', and is 'sum'"),
     "slices_one_off": ("joint", "aten.slice.Tensor", "aten.slice.Tensor", "layers.0.attention", "layers.py",
                        "argument 2 was 0, and is 1"),
     "returns_gradients_swapped": ("joint", "aten.view", "aten.view", "layers.0.attention.wv", "llama3.py",
-                                  "output 5 was view_87 and is view_82"),
+                                  r"output \d+ was view_\d+ and is view_\d+"),
     "errs_on_rank_1": ("joint", "aten.silu", "aten.mul.Scalar", "layers.0.feed_forward", "layers.py",
-                       "mul_scalar stands where silu stood"),
+                       r"mul_\w+ stands where silu stood"),
     "multiplies_what_does_not_fit": ("joint", "aten.mm", "aten.mm", "layers.0.attention.wk", "llama3.py",
-                                     "argument 0 was view_14, and is t_1"),
+                                     r"argument 0 was view_\d+, and is t_1"),
     "negates_in_backward": ("backward", "aten.mul.Scalar", "aten.mul.Scalar", "norm", "layers.py",
                             "argument 1 was -0.5, and is 0.5"),
-    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py", "is given"),
+    "buckets_and_swaps": ("forward", "aten.view", "aten.view", "layers.0.attention.wk", "llama3.py",
+                          r"argument 0 was wait_tensor_\d+, which is gone, and is \w+"),
+    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py", "was given .+, and is given "),
 }
 
 
@@ -76,16 +79,16 @@ def test_the_pass_and_the_node_are_found(found, name):
     assert (here.before.operator, here.after.operator) == (was, now)
     assert here.before.graph == here.after.graph == part
     assert here.after.module == module and file in here.after.source
-    assert changed in "; ".join(here.changed)
+    assert re.search(changed, "; ".join(here.changed))
     assert here.ranks == ((1,) if name == "errs_on_rank_1" else (0, 1))
     assert here.relative > 1e-4 and here.largest > 0
 
 
 @pytest.mark.ranks
 def test_what_comes_before_the_node_is_told(found):
-    assert found[0]["rounds"].new == ("_to_copy_default",)
+    assert [name.startswith("_to_copy") for name in found[0]["rounds"].new] == [True]
     assert "raises RuntimeError: mat1 and mat2" in found[0]["multiplies_what_does_not_fit"].difference
-    assert found[0]["returns_gradients_swapped"].difference.startswith("output 5: 64 of 64 elements differ")
+    assert found[0]["returns_gradients_swapped"].difference.startswith("output 5: 64 of 64 ")
 
 
 @pytest.mark.ranks
@@ -99,7 +102,7 @@ def test_memory_and_no_effect(found):
     here = found[0]["keeps_a_copy"]
     assert here.record == "keeps_a_copy" and here.problem.startswith(
         "estimated bytes at the peak of the joint graph rise from ")
-    assert here.before is None and (here.after.name, here.after.module) == ("clone_default", "tok_embeddings")
+    assert here.before is None and (here.after.operator, here.after.module) == ("aten.clone", "tok_embeddings")
     assert here.difference == "2,048 bytes alive at the peak, 0 before"
     assert found[0]["does_nothing"].record == "does_nothing"
     assert found[0]["does_nothing"].problem == "NO_EFFECT: every node is as it was before the pass"
