@@ -62,7 +62,8 @@ FAULTS = {
                             "argument 1 was -0.5, and is 0.5"),
     "buckets_and_swaps": ("forward", "aten.view", "aten.view", "layers.0.attention.wk", "llama3.py",
                           r"argument 0 was wait_tensor_\d+, which is gone, and is \w+"),
-    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py", "was given .+, and is given "),
+    "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py",
+                             "was given .+, and is given "),
 }
 
 
