@@ -53,7 +53,8 @@ def test_a_node_that_raises_ends_the_run():
     gm = make_fx(lambda x, y: [x @ y.t()])(X, Y)
     named(gm, "aten.mm")[0].args = tuple(gm.graph.find_nodes(op="placeholder"))
     key, why = run(gm).raised
-    assert key == ("joint", "mm") and why.startswith("raises RuntimeError: mat1 and mat2 shapes")
+    assert key == ("joint", "mm") and why.startswith("raises RuntimeError: ")
+    assert "mat1 and mat2 shapes cannot be multiplied" in why
 
 
 def test_values_are_found_under_other_names_and_a_lost_value_is_not():

@@ -99,6 +99,10 @@ class Matching:
         self._taken: set[Key] = set()
         self._match()
         self._follow_the_rest()
+        self._renamed: dict[Any, list[Value]] = {}
+        for key, value in before.values.items():
+            if key not in self._taken and self.namesake(key) is None:
+                self._renamed.setdefault(_signature(value), []).append(value)
         self.readers: dict[Key, list[Value]] = {}
         for value in after.values.values():
             for key in value.reads:
@@ -140,10 +144,16 @@ class Matching:
         a, b = self.before.values.get(key), self.after.values.get(key)
         return key if a is not None and b is not None and _origin(a.node) == _origin(b.node) else None
 
+    def _alike(self, value: Value) -> Key | None:
+        """Where a retrace numbered the names anew: the one operator of the same line that reads the same."""
+        fits = [v for v in self._renamed.get(_signature(value), ()) if len(v.reads) == len(value.reads)
+                and all(self.same.get(now, was) == was for now, was in zip(value.reads, v.reads, strict=True))]
+        return fits[0].key if len(fits) == 1 else None
+
     def _by_place(self, key: Key) -> Key | None:
         node = self.after.values[key].node
         for reader in self.readers.get(key, ()):
-            twin = self.namesake(reader.key)
+            twin = self.namesake(reader.key) or self._alike(reader)
             if twin is None or reader.node.op == "output":
                 continue
             for now, was in zip(arguments(reader.node), arguments(self.before.values[twin].node), strict=False):
@@ -188,7 +198,7 @@ class Matching:
         known = {k: self.namesake(k) or self._by_place(k) for k in suspects if self.after.values[k].tensors}
         claimed = {twin for twin in known.values() if twin is not None}
         for key, twin in known.items():
-            twin = twin or self._by_reads(key, claimed)
+            twin = twin or self._alike(self.after.values[key]) or self._by_reads(key, claimed)
             if twin is not None:
                 return key, twin
         return None
@@ -207,6 +217,10 @@ class Matching:
 def arguments(node: Node) -> list[Any]:
     """All arguments of a node, flat: nodes and constants."""
     return list(pytree.tree_leaves((node.args, dict(node.kwargs))))
+
+
+def _signature(value: Value) -> tuple[Any, ...]:
+    return value.node.target, _origin(value.node), _shelf(value)
 
 
 def _origin(node: Node) -> tuple[str, str, bool]:
