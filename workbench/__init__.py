@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.backend import as_backend
+    from workbench.bisect_recipe import bisect
     from workbench.built import Built, build
     from workbench.compiled_step import CompiledStep, compile_step
     from workbench.contracts import Numerics, Options, Stage
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.schedules import compare_schedules
     from workbench.torch_api.regions import region
     from workbench.training import train
+    from workbench.verify.bisect import Bisection
     from workbench.verify.verdicts import Outcome, Verdict
     from workbench.world.fake import fake_world
     from workbench.world.mesh import World, current_world
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "backend": ("as_backend",),
+    "bisect_recipe": ("bisect",),
     "built": ("Built", "build"),
     "graph_pass": ("as_graph_pass",),
     "joint_graph": ("JointGraph", "capture"),
@@ -66,6 +69,7 @@ _HOMES = {
     "display": ("show",),
     "torch_api.regions": ("region",),
     "training": ("train",),
+    "verify.bisect": ("Bisection",),
     "verify.verdicts": ("Outcome", "Verdict"),
     "world.fake": ("fake_world",),
     "world.mesh": ("World", "current_world"),

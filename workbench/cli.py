@@ -6,6 +6,7 @@ Reading recipes, passes and help imports no torch.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -117,6 +118,20 @@ def _export(args: argparse.Namespace) -> int:
     return PASSED
 
 
+def _bisect(args: argparse.Namespace) -> int:
+    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    _writable(args.json)
+    require_torch()
+    from workbench.bisect_recipe import bisect
+
+    found = bisect(recipe, args.check, world=args.world, timeout=args.timeout, progress=sys.stderr.isatty())
+    if _first_rank():
+        print(found)
+        if args.json is not None:
+            args.json.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return PASSED if found.ok else FAILED
+
+
 def _explain(args: argparse.Namespace) -> int:
     recipe = load_recipe(args.recipe).override(_changes(args.set))
     config = {key: _value(text) for key, text in _changes(args.config, "--config").items()}
@@ -167,6 +182,22 @@ def _matrix(args: argparse.Namespace) -> int:
                        tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(table(found))
     return FAILED if any(e.failed for e in found) else PASSED
+
+
+def _ablate(args: argparse.Namespace) -> int:
+    from workbench.ablate import ablate
+
+    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    vary = {key: [_value(word) for word in words.split(",")] for key, words in _changes(args.vary, "--vary").items()}
+    found = ablate(recipe, args.out, vary=vary, world=args.world, repeats=args.repeats, timeout=args.timeout,
+                   tell=lambda line: print(line, file=sys.stderr, flush=True))
+    print(found)
+    if not found.rows[0].steps:
+        return FAILED
+    from workbench.draw import ablation
+
+    print(f"picture: {ablation(found).save(args.out / 'ablation.png')}")
+    return PASSED
 
 
 def _colored(stream: Any) -> bool:
@@ -236,5 +267,6 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "export": _export, "matrix": _matrix, "explain": _explain, "schedule": _schedule,
+_COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
+             "explain": _explain, "schedule": _schedule,
              "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour}

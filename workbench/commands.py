@@ -33,6 +33,21 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(export, "change the recipe, such as mesh.tp=2; may be repeated")
     export.add_argument("--out", type=Path, metavar="FILE.py", help="where to write it (default: standard output)")
     export.set_defaults(command="export")
+    bisect = commands.add_parser("bisect", help="the first pass, and in it the first node, that does not hold",
+                                 description="Build a recipe on its ranks, run each pass's graph and the one it "
+                                 "received on the same inputs, and show the first pass that leaves its numerics "
+                                 "contract and the first node that does, in both graphs with its source line. Or the "
+                                 "first pass that raises memory, or that had no effect. Exit status: 0 nothing found, "
+                                 "1 something found, 2 bad input.")
+    _add_recipe(bisect, "change the recipe, such as model.n_layers=1; may be repeated")
+    bisect.add_argument("--check", choices=("numerics", "memory", "no_effect"), default="numerics",
+                        help="what must hold (default numerics)")
+    bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
+                        help="as for run; memory and no_effect need no ranks, and auto starts none for them")
+    bisect.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
+    bisect.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                        help="seconds for all ranks (default 600)")
+    bisect.set_defaults(command="bisect")
 
     matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
                                  description="Run recipes one by one, each in processes of its own; keep each report "
@@ -48,6 +63,21 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("--out", type=Path, default=Path("out/matrix"), metavar="DIR",
                         help="where reports are kept (default: out/matrix)")
     matrix.set_defaults(command="matrix")
+
+    ablate = commands.add_parser("ablate", help="a recipe without each pass, in other orders and with other options",
+                                 description="Run variants of a recipe in turn, each by itself, and compare them with "
+                                 "it: what a pass saves, and what is noise. Each report is kept in a folder; what has "
+                                 "its report there is not run again. Exit status: 0 all ran, 1 the recipe itself did "
+                                 "not, 2 bad input.")
+    _add_recipe(ablate, "change the recipe, such as mesh.tp=2; may be repeated")
+    ablate.add_argument("--vary", action="append", default=[], metavar="PASS.OPTION=V1,V2",
+                        help="try these values of an option; may be repeated")
+    ablate.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto", help="as for run")
+    ablate.add_argument("--repeats", type=_count, default=3, metavar="N", help="runs of each, in turn (default 3)")
+    ablate.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help="seconds of one run (default 300)")
+    ablate.add_argument("--out", type=Path, default=Path("out/ablate"), metavar="DIR",
+                        help="where reports and the picture are kept (default: out/ablate)")
+    ablate.set_defaults(command="ablate")
 
     explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
                                   description="Capture a recipe on a fake world and let Inductor run its own passes on "

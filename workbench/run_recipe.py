@@ -93,7 +93,7 @@ def run(
             return _gathered(recipe, here, level, mine)
     size = recipe.mesh.world_size
     if world == "nccl":
-        _refuse_nccl(size)
+        refuse_nccl(size)
     with bars_from_file(stages, steps, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
         results = pool.run(on_rank, recipe, level, own(), folder, Post(path=path))
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
@@ -115,7 +115,7 @@ def _kept(report: Report) -> Report:
     return report
 
 
-def _refuse_nccl(ranks_here: int) -> None:
+def refuse_nccl(ranks_here: int) -> None:
     """Say it where NCCL would have too few GPUs."""
     found = gpus()
     if not found:
@@ -151,7 +151,7 @@ def joined(recipe: Recipe, kind: Kind = "auto", *, timeout: float = 600.0) -> It
         raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
                          f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
     if kind == "nccl":
-        _refuse_nccl(here)
+        refuse_nccl(here)
     backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
     device = None
     if backend == "nccl":

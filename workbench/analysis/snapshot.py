@@ -122,7 +122,8 @@ def each(graphs: Graphs) -> list[torch.fx.GraphModule | Snapshot]:
     return list(graphs) if isinstance(graphs, Sequence) else [graphs]
 
 
-def _record(node: torch.fx.Node) -> NodeRecord:
+def node_record(node: torch.fx.Node) -> NodeRecord:
+    """One node as text, its operator without the overload `default`."""
     target = op_name(node.target) if node.op == "call_function" else str(node.target)
     overload = getattr(node.target, "_overloadname", "default")
     args = repr(node.args) + (repr(node.kwargs) if node.kwargs else "")
@@ -137,7 +138,7 @@ def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snaps
     """
     if isinstance(gm, Snapshot):
         return gm
-    records = tuple(map(_record, gm.graph.nodes)) if text else ()
+    records = tuple(map(node_record, gm.graph.nodes)) if text else ()
     inputs = gm.graph.find_nodes(op="placeholder")
     placeholders = tuple((node.name, spec_of(node.meta.get("val"))) for node in inputs)
     unused = sum(not node.users for node in calls_of(gm.graph, is_wait))

@@ -161,6 +161,14 @@ def parameter_of(node: torch.fx.Node) -> str | None:
     return desc.target if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
 
 
+def gradient_of(desc: Any) -> str | None:
+    """The qualified name of the parameter whose gradient, or a component of it, this output's descriptor says."""
+    while isinstance(base := getattr(desc, "base", None), descriptors.AOTOutput):
+        desc = base
+    source = getattr(desc, "grad_of", None)
+    return source.target if isinstance(source, descriptors.ParamAOTInput) else None
+
+
 def is_parameter(node: torch.fx.Node) -> bool:
     """True for a placeholder that is a parameter, or a tensor component of one."""
     desc = node.meta.get("desc")

@@ -51,7 +51,7 @@ def _norm_relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return gap / norm if (norm := float(x.norm())) else (0.0 if gap == 0 else math.inf)
 
 
-def _one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
+def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     """(problem or "", norm-relative difference) of one output; `bound` None asks for equal bits."""
     a, b = _plain(a), _plain(b)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
@@ -78,6 +78,12 @@ def coarsest(values: Sequence[Any]) -> torch.dtype:
     return max(found, key=lambda d: torch.finfo(d).eps, default=torch.float32)
 
 
+def bound_of(contract: PassContract, dtype: torch.dtype, group_size: int) -> float | None:
+    """The norm-relative difference that the contract allows; None where it asks for equal bits."""
+    return {Numerics.EXACT: None, Numerics.LOSSY: contract.tolerance,
+            Numerics.REDUCTION_ORDER: reduction_order_bound(dtype, group_size)}[contract.numerics]
+
+
 def compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
                  dtype: torch.dtype | None = None, names: Sequence[str] | None = None) -> Verdict:
     """The numerics verdict of this rank alone. See `compare`."""
@@ -85,13 +91,11 @@ def compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassCont
         return Verdict("numerics", Outcome.UNKNOWN, "fake tensors have no values: run on real ranks")
     if len(before) != len(after):
         return Verdict("numerics", Outcome.FAIL, f"{len(before)} outputs before, {len(after)} after")
-    bound = {Numerics.EXACT: None, Numerics.LOSSY: contract.tolerance,
-             Numerics.REDUCTION_ORDER: reduction_order_bound(dtype or coarsest([*before, *after]), group_size)}
-    limit = bound[contract.numerics]
+    limit = bound_of(contract, dtype or coarsest([*before, *after]), group_size)
     wrong: list[str] = []
     worst = 0.0
     for i, (a, b) in enumerate(zip(before, after, strict=True)):
-        problem, relative = _one(a, b, limit)
+        problem, relative = compare_one(a, b, limit)
         worst = max(worst, relative)
         if problem:
             wrong.append(f"{names[i] if names else f'output {i}'}: {problem}")

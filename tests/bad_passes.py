@@ -1,0 +1,240 @@
+"""Passes with a seeded fault each, for `bisect` to find, and what runs them inside each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from on_ranks import calls, insert, small, user_pass
+from torch.fx import GraphModule, Node
+
+from workbench.analysis.census import module_path
+from workbench.bisect_recipe import first_departure, group_size, inputs_of
+from workbench.contracts import BlockBucketingOptions, DecompositionOptions
+from workbench.forward_backward import ForwardBackward, partition
+from workbench.joint_graph import JointGraph, capture
+from workbench.parallel.author import author
+from workbench.passes.registry import find_pass
+from workbench.pipeline import run_joint, run_partitioned
+from workbench.verify.bisect import Found, first_growth, first_no_effect
+from workbench.world.mesh import current_world
+
+ATEN = torch.ops.aten
+TINY = {"model.dim": 16, "model.n_heads": 2, "model.n_kv_heads": 1, "model.ffn_dim": 32}
+RECIPE = small({"dp_shard": 2}).override(TINY)
+
+
+def reread(old: Node, new: Node) -> None:
+    """What read `old` reads `new`, but for `new` itself."""
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+
+def gather_of(gm: GraphModule, parameter: str) -> Node:
+    """The all-gather of a parameter's shard."""
+    for start in calls(gm, "_c10d_functional.all_gather_into_tensor"):
+        node = start
+        while node.op != "placeholder":
+            node = node.all_input_nodes[0]
+        if parameter in str(node.meta["desc"]):
+            return start
+    raise AssertionError(f"no gather of {parameter}")
+
+
+def scales_a_gradient(gm: GraphModule) -> GraphModule:
+    output = gm.graph.output_node()
+    outputs = list(output.args[0])
+    wq = next(i for i, desc in enumerate(output.meta["desc"]) if "wq.weight" in str(desc))
+    outputs[wq] = insert(gm, outputs[wq], ATEN.mul.Scalar, outputs[wq], 1.01)
+    output.args = (outputs,)
+    return gm
+
+
+def swaps_arguments(gm: GraphModule) -> GraphModule:
+    node = calls(gm, "aten.silu_backward")[0]
+    node.args = node.args[::-1]
+    return gm
+
+
+def drops_an_add(gm: GraphModule) -> GraphModule:
+    residual = calls(gm, "aten.add")[1]
+    assert residual.name == "add_1"
+    residual.replace_all_uses_with(residual.args[0])
+    gm.graph.erase_node(residual)
+    return gm
+
+
+def rounds(gm: GraphModule) -> GraphModule:
+    node = calls(gm, "aten.mm")[3]
+    short = insert(gm, node, ATEN._to_copy.default, node)
+    short.kwargs, short.meta["val"] = {"dtype": torch.bfloat16}, node.meta["val"].to(torch.bfloat16)
+    back = insert(gm, short, ATEN._to_copy.default, short)
+    back.kwargs, back.meta["val"] = {"dtype": torch.float32}, node.meta["val"]
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not short)
+    return gm
+
+
+def leaves_a_transpose_out(gm: GraphModule) -> GraphModule:
+    node = calls(gm, "aten.mm")[0]
+    turned = node.args[1]
+    assert turned.target is ATEN.t.default
+    node.args = (node.args[0], turned.args[0])
+    return gm
+
+
+def takes_gelu(gm: GraphModule) -> GraphModule:
+    calls(gm, "aten.silu")[0].target = ATEN.gelu.default
+    return gm
+
+
+def takes_gelu_anew(gm: GraphModule) -> GraphModule:
+    """The same fault with a new node in its place."""
+    silu = calls(gm, "aten.silu")[0]
+    reread(silu, insert(gm, silu, ATEN.gelu.default, silu.args[0]))
+    gm.graph.erase_node(silu)
+    return gm
+
+
+def takes_gelu_and_renames(gm: GraphModule) -> GraphModule:
+    """No operator keeps its name, as after a retrace."""
+    takes_gelu(gm)
+    for i, node in enumerate(n for n in gm.graph.nodes if n.op == "call_function"):
+        node._rename(f"node_{i}")
+    return gm
+
+
+def decomposes_and_errs(gm: GraphModule) -> GraphModule:
+    """One operator becomes many, as it should, and one of these is wrong."""
+    gm = find_pass("inductor_decomposition").function(gm, [], options=DecompositionOptions())
+    next(n for n in calls(gm, "aten.exp") if module_path(n) == "layers.0.feed_forward").target = ATEN.exp2.default
+    return gm
+
+
+def gathers_another_weight(gm: GraphModule) -> GraphModule:
+    gather_of(gm, "wv").replace_input_with(gather_of(gm, "wv").args[0], gather_of(gm, "wk").args[0])
+    return gm
+
+
+def sums_gradients(gm: GraphModule) -> GraphModule:
+    start = calls(gm, "_c10d_functional.reduce_scatter_tensor")[3]
+    assert start.args[1] == "avg"
+    start.args = (start.args[0], "sum", *start.args[2:])
+    return gm
+
+
+def slices_one_off(gm: GraphModule) -> GraphModule:
+    node = calls(gm, "aten.slice")[2]
+    source, dim, start, end = node.args
+    node.args = (source, dim, start + 1, end + 1)
+    return gm
+
+
+def returns_gradients_swapped(gm: GraphModule) -> GraphModule:
+    output = gm.graph.output_node()
+    outputs = list(output.args[0])
+    descs = [str(d) for d in output.meta["desc"]]
+    wk, wv = (next(i for i, d in enumerate(descs) if f"{w}.weight" in d) for w in ("wk", "wv"))
+    outputs[wk], outputs[wv] = outputs[wv], outputs[wk]
+    output.args = (outputs,)
+    return gm
+
+
+def negates_in_backward(gm: GraphModule) -> GraphModule:
+    if gm.meta["workbench"]["graph"] == "backward":
+        node = next(n for n in calls(gm, "aten.mul") if n.target is ATEN.mul.Scalar and n.args[1] == -0.5)
+        node.args = (node.args[0], 0.5)
+    return gm
+
+
+def saves_another_tensor(gm: GraphModule) -> GraphModule:
+    if gm.meta["workbench"]["graph"] == "forward":
+        output = gm.graph.output_node()
+        outputs = list(output.args[0])
+        kinds = [f"{n.op} {n.meta['val'].shape} {n.meta['val'].dtype}" if isinstance(n, Node) and isinstance(
+            n.meta["val"], torch.Tensor) and i else "" for i, n in enumerate(outputs)]  # the first is the loss
+        kind = next(k for k in kinds if k.startswith("call_function") and kinds.count(k) > 1)
+        one, other = [i for i, k in enumerate(kinds) if k == kind][:2]
+        outputs[one] = outputs[other]
+        output.args = (outputs,)
+    return gm
+
+
+def buckets_and_swaps(gm: GraphModule) -> GraphModule:
+    """The package's bucketing, but two weights of one bucket are taken for each other."""
+    gm = find_pass("transformer_block_bucketing").function(gm, [], options=BlockBucketingOptions())
+    if gm.meta["workbench"]["graph"] == "forward":
+        wk, wv = (n for n in calls(gm, "operator.getitem") if tuple(n.meta["val"].shape) == (2, 64))
+        wk.args, wv.args = wv.args, wk.args
+    return gm
+
+
+def errs_on_rank_1(gm: GraphModule) -> GraphModule:
+    if dist.get_rank() == 1:
+        node = calls(gm, "aten.silu")[0]
+        reread(node, insert(gm, node, ATEN.mul.Scalar, node, 1.5))
+    return gm
+
+
+def multiplies_what_does_not_fit(gm: GraphModule) -> GraphModule:
+    node = calls(gm, "aten.mm")[1]
+    node.args = node.args[::-1]
+    return gm
+
+
+def keeps_a_copy(gm: GraphModule) -> GraphModule:
+    """Same numbers; the embedding lies twice in memory until its gradient."""
+    embedding = calls(gm, "aten.embedding")[0]
+    last = list(embedding.users)[-1]
+    last.replace_input_with(embedding, insert(gm, embedding, ATEN.clone.default, embedding))
+    return gm
+
+
+def does_nothing(gm: GraphModule) -> GraphModule:
+    return gm
+
+
+JOINT: tuple[Callable[[GraphModule], GraphModule], ...] = (
+    scales_a_gradient, swaps_arguments, drops_an_add, rounds, leaves_a_transpose_out, takes_gelu, takes_gelu_anew,
+    takes_gelu_and_renames, decomposes_and_errs, gathers_another_weight, sums_gradients, slices_one_off,
+    returns_gradients_swapped, errs_on_rank_1, multiplies_what_does_not_fit, keeps_a_copy, does_nothing)
+PARTITIONED = (negates_in_backward, saves_another_tensor, buckets_and_swaps)
+
+
+LOSSY = {"numerics": "lossy", "tolerance": 5e-6}
+
+
+def find_all() -> dict[str, Found | None]:
+    """Each fault on a copy of one capture, between sound passes: what is found of it, by the fault's name."""
+    authored = author(RECIPE, current_world())
+    inputs, size = inputs_of(authored), group_size(authored)
+    joint = capture(authored)
+    found = {fault.__name__: _find(joint, fault, inputs) for fault in JOINT}
+    with user_pass("may_be_idle", does_nothing):
+        found["may be idle"] = first_no_effect(run_joint(joint, ["may_be_idle"]), ["may_be_idle"])
+    found["joint"] = first_departure(run_joint(joint, ["inductor_decomposition"]), *inputs, size)[0]
+    pair = partition(joint)
+    found |= {fault.__name__: _find(pair, fault, inputs) for fault in PARTITIONED}
+    sound = run_partitioned(pair, ["transformer_block_bucketing", "overlap_collectives", "graph_cleanup"])[0]
+    return found | {"partitioned": first_departure(sound, *inputs, size)[0]}
+
+
+def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs: Any) -> Found | None:
+    name, stage = fault.__name__, "joint" if isinstance(what, JointGraph) else "partitioned"
+    contract: dict[str, Any] = LOSSY if fault is decomposes_and_errs else {}
+    with user_pass("sound", does_nothing, stage=stage), user_pass(name, fault, stage=stage, **contract):
+        names = ["sound", name, "sound"]
+        if isinstance(what, JointGraph):
+            kept = what.graph
+            records = run_joint(what, names)
+            what.graph = kept
+        else:
+            graphs = what.graphs
+            records = run_partitioned(what, names)[0]
+            for which, graph in zip(("forward", "backward"), graphs, strict=True):
+                what.replace(which, graph)
+        if fault is keeps_a_copy:
+            return first_growth(records)
+        if fault is does_nothing:
+            return first_no_effect(records, ["sound"])
+        return first_departure(records, *inputs, group_size(what.authored))[0]

@@ -1,0 +1,194 @@
+"""`bisect`: a recipe is built on its ranks, and the first pass that does not hold is found, and the node in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.fx import GraphModule
+
+from workbench.analysis.snapshot import output_values
+from workbench.built import Built, build, check_buildable
+from workbench.compiled_step import compile_step
+from workbench.contracts import CONTRACTS
+from workbench.errors import WorkbenchError
+from workbench.forward_backward import partition, saved_order
+from workbench.joint_graph import capture
+from workbench.numerics_proof import real_inputs, run_graphs
+from workbench.own import Own, install, own
+from workbench.parallel.author import Authored
+from workbench.passes.body import Body
+from workbench.pipeline import PassRecord
+from workbench.progress import Post, bars_from_file, local_bars
+from workbench.recipe import Recipe, load_recipe
+from workbench.run_recipe import Kind, joined, launched, refuse_nccl
+from workbench.supported import require_torch
+from workbench.torch_api.aot import gradient_of
+from workbench.training import Batches, deterministic
+from workbench.verify import numerics
+from workbench.verify.bisect import CHECKS, Bisection, Found, first_growth, first_no_effect, first_node, over_ranks
+from workbench.verify.values import Trace, trace
+from workbench.verify.verdicts import Outcome
+from workbench.world.fake import fake_world
+from workbench.world.mesh import current_world
+from workbench.world.ranks import ranks
+
+Check = Literal["numerics", "memory", "no_effect"]
+
+
+def bisect(
+    recipe: Recipe | str | os.PathLike[str],
+    check: Check = "numerics",
+    *,
+    world: Kind = "auto",
+    timeout: float = 600.0,
+    progress: bool = True,
+) -> Bisection:
+    """Build `recipe` on every rank, and find its first pass that does not hold, and in its graphs the first node.
+
+    check: "numerics", each pass against the graph it received, on the same inputs, rank by rank; "memory", a higher
+    estimate than before the pass; "no_effect". world: as for `run`, but that "auto" needs no ranks for memory and
+    no_effect, and takes a fake world. In a process that torchrun started, or in a rank, its ranks are used, and each
+    gets the result. timeout: seconds for all of it. progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
+
+    For numerics every value of the pass's two graphs lies on the host at once, on every rank: make a large model
+    smaller first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
+    """
+    require_torch()
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if check not in CHECKS:
+        raise WorkbenchError(f"check {check!r} is none of {', '.join(CHECKS)}")
+    if world not in ("auto", "fake", "gloo", "nccl"):
+        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
+    if not recipe.pass_names:
+        raise WorkbenchError(f"recipe {recipe.name!r} has no passes, so there is none to find: add some to "
+                             "joint_passes or passes")
+    if world == "fake" and check == "numerics":
+        raise WorkbenchError("check numerics compares values, and a fake world has none: take world gloo or nccl, or "
+                             "check memory or no_effect")
+    here = dist.is_initialized() or launched()
+    if world == "auto" and check != "numerics" and not here:
+        world = "fake"
+    check_buildable(recipe, world)
+    stages = 3 + len(recipe.pass_names) + (check == "numerics")
+    if world == "fake":
+        with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
+            return on_rank(recipe, check, None, post)
+    if here:
+        with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
+            return on_rank(recipe, check, None, post)
+    size = recipe.mesh.world_size
+    if world == "nccl":
+        refuse_nccl(size)
+    with bars_from_file(stages, 0, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
+        return pool.run(on_rank, recipe, check, own(), Post(path=path))[0]
+
+
+def on_rank(recipe: Recipe, check: Check, theirs: Own | None, post: Post) -> Bisection:
+    """One rank's part of `bisect`: every rank of the world calls it, and gets the same."""
+    if theirs is not None:
+        install(theirs)
+    world = current_world()
+    if world.rank != 0:
+        post = Post()
+    built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage)
+    try:
+        found, unchecked = _searched(built, recipe, check, post)
+    finally:
+        built.step.close()
+    where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
+    return Bisection(recipe.name, where, check, tuple(r.name for r in built.records), found, unchecked)
+
+
+def _searched(built: Built, recipe: Recipe, check: Check, post: Post) -> tuple[Found | None, dict[str, str]]:
+    names = [r.name for r in built.records]
+    if check == "no_effect":
+        unchecked = {r.name: v.message for r in built.records
+                     if (v := r.verdict("effect")) is not None and v.outcome is Outcome.UNKNOWN}
+        return over_ranks(first_no_effect(built.records, recipe.expect.no_effect), names), unchecked
+    if check == "memory":
+        unchecked = {r.name: "it makes compiled callables, and estimates need a graph" for r in built.records
+                     if r.verdict("memory") is None}
+        return over_ranks(first_growth(built.records), names), unchecked
+    post.stage("numerics")
+    with deterministic(recipe.training.deterministic):
+        inputs, tangents = inputs_of(built.authored)
+        return first_departure(built.records, inputs, tangents, group_size(built.authored))
+
+
+def group_size(authored: Authored) -> int:
+    """Ranks of the largest mesh axis: how many terms a reduction between ranks has at most."""
+    return max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
+
+
+def inputs_of(authored: Authored) -> tuple[list[Any], list[Any]]:
+    """The flat primals and tangents of the recipe's first step, from a capture of its own that no pass has touched.
+
+    A pass may have broken the step that was built. Every rank must call it.
+    """
+    with capture(authored) as joint:
+        step = compile_step(partition(joint))
+    return real_inputs(step, Batches(authored).at(0))
+
+
+def first_departure(
+    records: Sequence[PassRecord], inputs: list[Any], tangents: list[Any], size: int
+) -> tuple[Found | None, dict[str, str]]:
+    """The first pass, and node, that leaves its numerics contract; and the passes that were not compared, with why.
+
+    `inputs`, `tangents`: one step's, flat, as the graphs receive them. `size`: ranks of the largest group. Every rank
+    must call it, and gets the same.
+    """
+    unchecked: dict[str, str] = {}
+    for record in records:
+        if getattr(record.options, "at", None) == "capture":
+            unchecked[record.name] = "done while tracing, so it received no other graph"
+            continue
+        problem = _departs(record, inputs, tangents, size)
+        if problem:
+            before = _traced(record, record.before, inputs, tangents)
+            after = _traced(record, record.after, inputs, tangents)
+            assert before is not None
+            return first_node(record, before, after, problem, size), unchecked
+    return None, unchecked
+
+
+def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: int) -> str:
+    """Why the pass's graphs break its contract, the same on every rank; "" if they keep it."""
+    with torch.no_grad():
+        before, after, error = run_graphs(record, record.before, inputs, tangents), [], ""
+        try:
+            after = run_graphs(record, record.after, inputs, tangents)
+        except Exception as raised:
+            error = f"its graph raises {type(raised).__name__}: {str(raised).splitlines()[0]}"
+        errors: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, error)
+        broken = next(((rank, text) for rank, text in enumerate(errors) if text), None)
+        if broken is not None:
+            return f"rank {broken[0]}: {broken[1]}"
+        found = numerics.compare(before, after, CONTRACTS[record.name], group_size=size, names=_names(record, before))
+    return found.message if found.outcome is Outcome.FAIL else ""
+
+
+def _names(record: PassRecord, outputs: list[Any]) -> list[str]:
+    """What each result and gradient is, as far as the graphs say."""
+    graphs = [g.graph if isinstance(g, Body) else g for g in record.before]
+    descs = [list(g.graph.output_node().meta.get("desc") or []) for g in graphs]
+    if len(graphs) == 2:
+        results = len(outputs) - len(output_values(graphs[1]))
+        descs = [descs[0][:results], descs[1]]
+    flat = [gradient_of(desc) for each in descs for desc in each]
+    known = [*flat, *[None] * len(outputs)][: len(outputs)]
+    return [f"gradient of {name}" if name else f"output {i}" for i, name in enumerate(known)]
+
+
+def _traced(record: PassRecord, graphs: Sequence[Any], inputs: list[Any], tangents: list[Any]) -> Trace | None:
+    """None for compiled callables: they have no nodes."""
+    plain = [g.graph if isinstance(g, Body) and graphs is record.before else g for g in graphs]
+    if not all(isinstance(g, GraphModule) for g in plain):
+        return None
+    order = saved_order(*(g.graph if isinstance(g, Body) else g for g in record.before)) if len(plain) == 2 else ()
+    return trace(plain, inputs, tangents, order)
