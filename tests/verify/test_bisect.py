@@ -60,8 +60,8 @@ FAULTS = {
                                      r"argument 0 was view_\d+, and is t_1"),
     "negates_in_backward": ("backward", "aten.mul.Scalar", "aten.mul.Scalar", "norm", "layers.py",
                             "argument 1 was -0.5, and is 0.5"),
-    "buckets_and_swaps": ("forward", "aten.view", "aten.view", "layers.0.attention.wk", "llama3.py",
-                          r"argument 0 was wait_tensor_\d+, which is gone, and is \w+"),
+    # the weight's first reader; on torch 2.15 the next one, since the right value still lies in the bucket, unread
+    "buckets_and_mixes": ("forward", "aten.", "aten.", "layers.0.attention.wv", "llama3.py", ""),
     "saves_another_tensor": ("backward", "placeholder", "placeholder", "tok_embeddings", "decoder.py",
                              "was given .+, and is given "),
 }
