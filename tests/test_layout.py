@@ -22,6 +22,7 @@ LAYERS = [
     {"torch_api"},
     {"world", "models"},
     {"parallel"},
+    {"stamp"},
     {"joint_graph", "forward_backward"},
     {"analysis"},
     {"passes"},
