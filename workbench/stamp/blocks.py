@@ -32,7 +32,7 @@ class Run:
 
 
 def find_run(module: nn.Module) -> Run:
-    """The longest row of alike blocks, with one block before and one behind it that are captured too.
+    """The longest row of alike blocks; of these the first is captured too, and a block behind them.
 
     Raises NotAlike, with the reason, where there is none that is worth it.
     """
@@ -43,7 +43,8 @@ def find_run(module: nn.Module) -> Run:
     cuts = [-1, *(i for i, why in enumerate(differences) if why), len(blocks) - 1]
     rows = [(a + 1, b + 1) for a, b in zip(cuts, cuts[1:], strict=False)]
     start, stop = max(rows, key=lambda row: row[1] - row[0])
-    lower, upper = max(start, 1), min(stop, len(blocks) - 1)  # alike ones between two others
+    # one before: what all share goes by the name that it has in the first of them, as a mesh does
+    lower, upper = start + 1, min(stop, len(blocks) - 1)
     extra = upper - lower - 2
     if extra < SAVED_LAYERS:
         least = f"{stop - start} of {len(blocks)} layers in a row are alike, which saves fewer than {SAVED_LAYERS}"

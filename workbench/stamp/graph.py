@@ -120,23 +120,27 @@ class Stamp:
     def _output(self, builder: stamping.Builder, node: Node) -> None:
         """The results, the gradients and their descriptors, in a capture's order."""
         pairs, results, descs = self.pairs, list(node.args[0]), node.meta["desc"]  # type: ignore[arg-type]
-        turns = turns_of([(kind, self.names.block(name)) for kind, name in map(stamping.key_of, descs)],
-                         self.names.lower)
+        keys = [stamping.key_of(desc) for desc in descs]
+        # one gradient an input; that of a buffer is None, and has no descriptor
+        given = [stamping.key_of(n.meta["desc"]) for n in pairs.nodes if n.op == "placeholder"]
+        primals = [key for key in given if not key[0].startswith("Tangent")]
+        keys[len(keys) - len(primals) :] = [(f"gradient of {kind}", name) for kind, name in primals]
+        turns = turns_of([(kind, self.names.block(name)) for kind, name in keys], self.names.lower)
         lower_at = {turn.upper + i: turn.lower + i for turn in turns for i in range(turn.length)}
         upper_at = {lower: upper for upper, lower in lower_at.items()}
         order = longer(len(results), turns, self.names.extra)
         made: list[Any] = []
         for at, turn in order:
             lower, copy = (at, turn) if turn is not None else (lower_at.get(at), self.last)
-            given = results[at]
+            result = results[at]
             if lower is not None:
-                ref = pairs.same(results[lower], results[upper_at[lower]], node, node)
-                given = self._filled(ref, copy)
-            elif isinstance(given, Node):
-                if given in pairs.upper_of or given in pairs.lower_of:
-                    raise NotAlike(f"the model returns {given.name}, from the middle of the alike layers")
-                given = self.made[given, None]
-            made.append(given)
+                both = pairs.same(results[lower], results[upper_at[lower]], node, node)
+                result = self._filled(both, self.last if copy is None else copy)
+            elif isinstance(result, Node):
+                if result in pairs.upper_of or result in pairs.lower_of:
+                    raise NotAlike(f"the model returns {result.name}, from the middle of the alike layers")
+                result = self.made[result, None]
+            made.append(result)
         meta = dict(node.meta)
         meta["desc"] = [stamping.renamed(descs[at], lambda name, t=turn: self.names.of_copy(name, t))
                         for at, turn in order]

@@ -41,7 +41,10 @@ class Pairs:
 
     def __init__(self, graph: GraphModule, names: Names) -> None:
         self.names, self.nodes = names, list(graph.graph.nodes)
-        keys = [self._key(node) for node in self.nodes]
+        # tags alone would not do: what a backward of the model's own calls has none
+        self.half = next((i for i, n in enumerate(self.nodes) if n.op == "call_function"
+                          and "backward" in str(n.meta.get("partitioner_tag"))), len(self.nodes))
+        keys = [self._key(i, node) for i, node in enumerate(self.nodes)]
         self.turns = turns_of(keys, names.lower)
         self.upper_of: dict[Node, Node] = {}
         self.side: dict[Node, int] = {}
@@ -62,11 +65,11 @@ class Pairs:
         self.values = {a: self._storages(a, b) for a, b in self.upper_of.items()}
         self._check_outside()
 
-    def _key(self, node: Node) -> tuple[str, int | None]:
+    def _key(self, place: int, node: Node) -> tuple[str, int | None]:
         if node.op == "placeholder":
             kind, name = stamping.key_of(node.meta.get("desc"))
             return kind, self.names.block(name)
-        part = "backward" if "backward" in str(node.meta.get("partitioner_tag")) else "forward"
+        part = "backward" if place >= self.half else "forward"
         stack = next((node.meta[k] for k in STACKS if node.meta.get(k)), {})
         found = {self.names.block(path) for path, _ in stack.values()} - {None}
         return ("output", None) if node.op == "output" else (part, next(iter(found), None))
@@ -173,8 +176,7 @@ class Numbers:
 
     def __init__(self, pairs: Pairs) -> None:
         calls = {a: b for a, b in pairs.upper_of.items() if a.op == b.op == "call_function"}
-        forward = [n.meta["seq_nr"] for n in pairs.nodes if "backward" not in str(n.meta.get("partitioner_tag"))
-                   and n.op == "call_function"]
+        forward = [n.meta["seq_nr"] for n in pairs.nodes[: pairs.half] if n.op == "call_function"]
         self.last = max(forward, default=0)
         both = [(a.meta["seq_nr"], b.meta["seq_nr"]) for a, b in calls.items()]
         self.forward = _commonest(b - a for a, b in both if b <= self.last)
