@@ -7,6 +7,7 @@ import functools
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,11 +38,12 @@ def find_run(module: nn.Module) -> Run:
     Raises NotAlike, with the reason, where there is none that is worth it.
     """
     if not isinstance(module, Decoder) or type(module).forward is not Decoder.forward or "forward" in vars(module):
-        raise NotAlike(f"{type(module).__name__} has a forward of its own: whether it treats its layers alike is unknown")
+        name = type(module).__name__
+        raise NotAlike(f"{name} has a forward of its own: whether it treats its layers alike is unknown")
     blocks = list(module.layers)
-    differences = [difference(a, b, f"layers.{i + 1}") for i, (a, b) in enumerate(zip(blocks, blocks[1:], strict=False))]
+    differences = [difference(a, b, f"layers.{i}") for i, (a, b) in enumerate(pairwise(blocks), 1)]
     cuts = [-1, *(i for i, why in enumerate(differences) if why), len(blocks) - 1]
-    rows = [(a + 1, b + 1) for a, b in zip(cuts, cuts[1:], strict=False)]
+    rows = [(a + 1, b + 1) for a, b in pairwise(cuts)]
     start, stop = max(rows, key=lambda row: row[1] - row[0])
     # one before: what all share goes by the name that it has in the first of them, as a mesh does
     lower, upper = start + 1, min(stop, len(blocks) - 1)
@@ -92,7 +94,7 @@ def _difference(a: Any, b: Any, where: str, seen: set[tuple[int, int]]) -> str:
     mine, theirs = parts
     if mine.keys() != theirs.keys():
         return f"{where} has {_keys(theirs, mine)}, and the layer before {_keys(mine, theirs)}"
-    found = (_difference(mine[k], theirs[k], f"{where}.{k}" if k else where, seen) for k in mine)
+    found = (_difference(mine[k], theirs[k], where if k == "" else f"{where}.{k}", seen) for k in mine)
     return next(filter(None, found), "")
 
 

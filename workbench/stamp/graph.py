@@ -79,7 +79,7 @@ class Stamp:
             if meta.get(key):
                 meta[key] = self._stack(meta[key], by)
         if meta.get("desc") is not None and node.op == "placeholder":
-            meta["desc"] = stamping.renamed(meta["desc"], lambda name: names.of_copy(name, turn))
+            meta["desc"] = stamping.copy_of(meta["desc"], names.of_copy, turn)
         if "seq_nr" in meta:
             meta["seq_nr"] = self._seq(meta["seq_nr"], node, lower, copy)
         if copy is not None:
@@ -142,8 +142,7 @@ class Stamp:
                 result = self.made[result, None]
             made.append(result)
         meta = dict(node.meta)
-        meta["desc"] = [stamping.renamed(descs[at], lambda name, t=turn: self.names.of_copy(name, t))
-                        for at, turn in order]
+        meta["desc"] = [stamping.copy_of(descs[at], self.names.of_copy, turn) for at, turn in order]
         if "seq_nr" in meta:
             meta["seq_nr"] = self.pairs.numbers.outside(meta["seq_nr"], True)
         inputs = [(at, turn) for at, turn in longer(len(pairs.nodes) - 1, pairs.turns, self.names.extra)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from workbench.errors import NotAlike
 
+
 @dataclass(frozen=True)
 class Names:
     """Which block a path is in, and what paths become.

@@ -70,7 +70,7 @@ class Pairs:
             kind, name = stamping.key_of(node.meta.get("desc"))
             return kind, self.names.block(name)
         part = "backward" if place >= self.half else "forward"
-        stack = next((node.meta[k] for k in STACKS if node.meta.get(k)), {})
+        stack: dict[str, Any] = next((node.meta[k] for k in STACKS if node.meta.get(k)), {})
         found = {self.names.block(path) for path, _ in stack.values()} - {None}
         return ("output", None) if node.op == "output" else (part, next(iter(found), None))
 

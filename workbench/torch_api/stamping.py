@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,11 @@ def renamed(desc: Any, rename: Callable[[str], str]) -> Any:
         value = getattr(desc, field.name)
         changes[field.name] = rename(value) if field.name == "target" else renamed(value, rename)
     return dataclasses.replace(desc, **changes)  # type: ignore[type-var]
+
+
+def copy_of(desc: Any, rename: Rename, turn: int | None) -> Any:
+    """The descriptor that a copy of its block has."""
+    return renamed(desc, lambda name: rename(name, turn))
 
 
 Storage = torch.UntypedStorage
@@ -158,7 +163,7 @@ def lengthen(
     keys = [key_of(d) for d in state.flat_args_descs]
     flat = order(keys)
     state.flat_args = [state.flat_args[place] for place, _ in flat]
-    state.flat_args_descs = [_copy_of(state.flat_args_descs[place], rename, turn) for place, turn in flat]
+    state.flat_args_descs = [copy_of(state.flat_args_descs[place], rename, turn) for place, turn in flat]
     parameters = [key_of(d) for d in state.flat_args_descs]
     export.params_spec = [name for kind, name in parameters if name is not None and kind == "ParamAOTInput"]
     export.buffers_spec = [name for kind, name in parameters if name is not None and kind == "BufferAOTInput"]
@@ -176,7 +181,7 @@ def lengthen(
     captured.updated_flat_args = (
         [given if turn and isinstance(given, torch.Tensor) else primals[place]
          for (place, turn), given in zip(inner, inputs, strict=False)], tangents)
-    captured.updated_flat_args_descs = ([_copy_of(descs[place], rename, turn) for place, turn in inner], theirs)
+    captured.updated_flat_args_descs = ([copy_of(descs[place], rename, turn) for place, turn in inner], theirs)
     if subclasses is not None:
         longer = copy.copy(subclasses)
         longer.fw_metadata = _metadata(subclasses.fw_metadata, inner_keys, inner, order)
@@ -187,16 +192,12 @@ def lengthen(
 
 
 def _set_parameters(context: Any, module: torch.nn.Module, names: list[str]) -> None:
-    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     context.params_flat = [tensors[name] for name in names]
     with tracing(context):
         split = subclass_utils.unwrap_tensor_subclasses_with_indices_to_original(context.params_flat)
     context.params_flat_unwrap_subclasses, context.params_unwrapped_to_flat_index = split
-
-
-def _copy_of(desc: Any, rename: Rename, turn: int | None) -> Any:
-    return renamed(desc, lambda name: rename(name, turn))
 
 
 def _refuse_unknown(wrappers: Sequence[Any], metadata: Any) -> None:
