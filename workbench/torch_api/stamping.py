@@ -67,6 +67,8 @@ Storage = torch.UntypedStorage
 
 def storages(value: Any) -> list[Storage]:
     """Those of every tensor in a value, in its order."""
+    if type(value) is FakeTensor:
+        return [value.untyped_storage()]
     return [leaf.untyped_storage() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -82,6 +84,8 @@ def new_storage(like: Storage) -> Storage:
 
 def with_storages(value: Any, given: Sequence[Storage]) -> Any:
     """The value with other storages under its fake tensors."""
+    if type(value) is FakeTensor:
+        return _on(value, given[0])
     leaves, spec = pytree.tree_flatten(value)
     left = iter(given)
     made = [_on(leaf, next(left)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
