@@ -17,8 +17,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each layer may import its own and those above it in this list.
 LAYERS = [
-    {"errors", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes", "recipe",
-     "lesson", "schemas", "supported"},
+    {"errors", "garbage", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes",
+     "recipe", "lesson", "schemas", "supported"},
     {"torch_api"},
     {"world", "models"},
     {"parallel"},

@@ -15,6 +15,7 @@ from workbench.analysis.memory import saved_tensors
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
+from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph
 from workbench.passes.body import Body, bodies_of
 from workbench.passes.registry import RegisteredPass, find_pass
@@ -44,7 +45,7 @@ def _chosen(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tupl
         raise WorkbenchError(f"pass {spec.name!r}: {problems}") from None
 
 
-@light.uncollected()
+@uncollected()
 def _copy(graph: GraphModule) -> GraphModule:
     """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share."""
     copy = aot.clone(graph)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from workbench.garbage import uncollected
 from workbench.stamp.blocks import Run, find_run, short
 from workbench.stamp.graph import Stamp
 from workbench.stamp.order import Names, longer, turns_of
@@ -23,6 +24,7 @@ __all__ = ["Run", "find_run", "short", "stamp"]
 _BLOCK = re.compile(r"^((?:L\['self'\]\W+(?:_modules\W+)?)?layers\W+(?:_modules\W+)?)(\d+)\b")
 
 
+@uncollected()
 def stamp(export: Any, tracing_context: Any, module: nn.Module, run: Run) -> None:
     """Make `export`, of the short module, that of `module`.
 
