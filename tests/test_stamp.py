@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from workbench.errors import NotAlike
 from workbench.joint_graph import capture
+from workbench.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
 from workbench.models.layers import FeedForward
 from workbench.models.llama3 import Block, Llama3, Llama3Config
 from workbench.parallel.author import author, author_module
@@ -228,6 +229,18 @@ def test_the_longest_row_is_stamped_and_the_rest_captured():
 def test_few_layers_are_not_worth_it():
     with pytest.raises(NotAlike, match="5 of 5 layers in a row are alike, which saves fewer than 2"):
         find_run(model(5))
+
+
+@pytest.mark.parametrize("dispatch", ["capacity", "dropless"])
+def test_experts_of_static_capacity_alone_are_stamped(dispatch):
+    with torch.device("meta"):
+        made = DeepSeekV3(DeepSeekV3Config(dim=32, n_layers=8, dispatch=dispatch))
+    if dispatch == "capacity":
+        run = find_run(made)
+        assert (run.kept, run.lower, run.extra) == ((0, 1, 2, 3, 7), 2, 3)
+    else:
+        with pytest.raises(NotAlike, match=r"layers\.2\.moe is dropless: it reads sizes from the device"):
+            find_run(made)
 
 
 class OwnLoop(Llama3):

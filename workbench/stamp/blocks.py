@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.errors import NotAlike
 from workbench.models.decoder import Decoder
+from workbench.models.moe import MoE
 
 SAVED_LAYERS = 2
 """Stamping pays where it leaves so many blocks uncaptured: the comparison costs about a third of one."""
@@ -52,6 +53,9 @@ def find_run(module: nn.Module) -> Run:
         least = f"{stop - start} of {len(blocks)} layers in a row are alike, which saves fewer than {SAVED_LAYERS}"
         raise NotAlike("; ".join([least, *filter(None, differences)]))
     _refuse_shared(module, range(start, stop))
+    for path, part in blocks[lower].named_modules():  # the graph would tell, after a capture in vain
+        if isinstance(part, MoE) and part.config.dispatch == "dropless":
+            raise NotAlike(f"layers.{lower}.{path} is dropless: it reads sizes from the device, each layer its own")
     return Run((*range(lower + 2), *range(upper, len(blocks))), lower, extra)
 
 
