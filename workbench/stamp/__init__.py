@@ -2,7 +2,8 @@
 
 `find_run` compares the modules, `short` leaves blocks out, and after a capture of that `stamp` puts them in again.
 It compares two neighbouring blocks of the graph before it takes one of them as the pattern. Where anything differs,
-NotAlike says what, and the whole module is to be captured.
+NotAlike says what, and the whole module is to be captured. A block that is left out is judged by its module alone:
+what its forward reads elsewhere, of a global or of its class by its own identity, is not seen.
 """
 
 from __future__ import annotations
