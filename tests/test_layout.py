@@ -17,11 +17,12 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each layer may import its own and those above it in this list.
 LAYERS = [
-    {"errors", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes", "recipe",
-     "lesson", "schemas", "supported", "compatibility"},
+    {"errors", "garbage", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes",
+     "recipe", "lesson", "schemas", "supported", "compatibility"},
     {"torch_api"},
     {"world", "models"},
     {"parallel"},
+    {"stamp"},
     {"joint_graph", "forward_backward"},
     {"analysis"},
     {"passes"},

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
@@ -103,6 +104,7 @@ def saved_order(forward: GraphModule, backward: GraphModule) -> list[int]:
     return list(shared.get("saved_order", range(taken)))
 
 
+@uncollected()
 def partition(joint: JointGraph) -> ForwardBackward:
     """Split by min-cut: what the backward recomputes and what it is given is decided by the tags on the nodes.
 

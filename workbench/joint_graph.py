@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
-from workbench.errors import WorkbenchError
+from workbench.errors import NotAlike, WorkbenchError
 from workbench.parallel.author import Authored
+from workbench.stamp import find_run, short, stamp
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
@@ -24,12 +26,14 @@ class JointGraph:
     `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
+    stamped: how many blocks were not captured and copied from another instead, or the reason why none was.
     """
 
     authored: Authored
     export: Any = field(repr=False)
     contexts: aot.Contexts = field(repr=False)
     tracing_context: Any = field(repr=False)
+    stamped: int | str = 0
     closed: bool = False
 
     @property
@@ -109,30 +113,49 @@ def capture(
     *,
     decompositions: dict[Any, Callable[..., Any]] | None = None,
     batch: tuple[Any, ...] | None = None,
+    stamped: bool = True,
 ) -> JointGraph:
     """Trace one training step of `authored` on this rank, without running it.
 
     `batch` is the example input (tokens, targets), each int64 of shape (batch, seq_len); by default the recipe's own
-    sizes. `decompositions` maps operators to their replacements, applied while tracing.
+    sizes. `decompositions` maps operators to their replacements, applied while tracing. Of many alike blocks a few are
+    traced and the others copied from them, node for node what tracing gives; `stamped=False` traces all of them.
 
     Raises WorkbenchError where the module cannot be traced, with torch's reason.
     """
     args = tuple(batch) if batch is not None else authored.example_batch()
+    found: JointGraph | None = None
+    reason = "the whole module was asked for"
+    if stamped:
+        try:
+            run = find_run(authored.module)
+            found = _capture(authored, short(authored.module, run), args, decompositions)
+            stamp(found.export, found.tracing_context, authored.module, run)
+            found.stamped = run.extra
+        except NotAlike as unlike:
+            found, reason = None, str(unlike)
+    if found is None:
+        found = _capture(authored, authored.module, args, decompositions)
+        found.stamped = reason
+    found.graph.meta["workbench"] = graph_facts(authored, "joint")
+    settle(found.graph)
+    return found
+
+
+def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
+    """torch's own capture of `module`, which is the authored one or has fewer blocks."""
     # torch refuses a deterministic run of a backward that was not captured under that setting; the reverse is fine
     wanted = authored.recipe is None or authored.recipe.training.deterministic
     try:
         with deterministic(wanted), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
-            graph = aot.dynamo_capture(authored.module, args)
+            graph = aot.dynamo_capture(module, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
     except WorkbenchError:
         raise
     except Exception as error:
         raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
-    joint = JointGraph(authored, export, contexts, graph.meta["tracing_context"])
-    joint.graph.meta["workbench"] = graph_facts(authored, "joint")
-    settle(joint.graph)
-    return joint
+    return JointGraph(authored, export, contexts, graph.meta["tracing_context"])
 
 
 def settle(graph: GraphModule) -> None:

@@ -16,6 +16,7 @@ from workbench.analysis.memory import saved_tensors
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward, Partitioned
+from workbench.garbage import uncollected
 from workbench.passes.body import Body, bodies_of
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe_parts import PassSpec
@@ -59,7 +60,7 @@ def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple
         raise WorkbenchError(f"pass {spec.name!r}: {problems}") from None
 
 
-@light.uncollected()
+@uncollected()
 def copy_graph(graph: GraphModule) -> GraphModule:
     """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share."""
     copy = aot.clone(graph)

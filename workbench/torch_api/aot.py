@@ -7,6 +7,7 @@ torch/_dynamo/functional_export.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -19,7 +20,8 @@ from torch._functorch import partitioners
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch._logging._internal import log_state, trace_log
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.flex import cpu_backward
@@ -138,7 +140,7 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
 
     # torch goes by the operator's tag, and would thread the generator's state through attention without dropout;
     # on 2.13 the state lands behind the saved meshes, where the runtime does not look for tensors
-    with mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws):
+    with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws), _without_texts(joint)):
         function = aot_compile_joint_with_descriptors(
             joint,
             partition_fn=partitioners.min_cut_rematerialization_partition,
@@ -146,6 +148,17 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
             bw_compiler=callback("backward"),
         )
     return function, found["forward"], found["backward"]
+
+
+@contextlib.contextmanager
+def _without_texts(joint: Any) -> Iterator[None]:
+    """Graphs are not written as text and code while nobody reads it, neither torch's logs nor a run: a third of the
+    time. A lazy graph module writes its code when it is first run.
+    """
+    read = bool(trace_log.handlers) or any(map(log_state.is_artifact_enabled, ("aot_joint_graph", "aot_graphs")))
+    config = dataclasses.replace(joint._aot_state.aot_config, enable_log=read)
+    with mock.patch.object(joint._aot_state, "aot_config", config), _use_lazy_graph_module(True):
+        yield
 
 
 def recomputes_draws(graph: Graph) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import GraphModule
@@ -14,23 +12,12 @@ from torch.fx import GraphModule
 from workbench.analysis.effect import Effect
 from workbench.analysis.snapshot import Snapshot, same_program
 from workbench.contracts import Stage
+from workbench.garbage import uncollected
 from workbench.verify import collectives, effect, lint, memory
 from workbench.verify.record import Graphs, PassRecord
 from workbench.verify.verdicts import Outcome, Verdict
 
 EffectPredicate = Callable[[Any, Any, Any], Effect]
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """The garbage collector waits: little here is garbage, and it would search the whole process for it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _placed(graph: GraphModule) -> tuple[int, int]:

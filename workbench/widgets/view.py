@@ -12,7 +12,7 @@ import anywidget
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.verify.light import uncollected
+from workbench.garbage import uncollected
 
 _STATIC = Path(__file__).parent / "static"
 
