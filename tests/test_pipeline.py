@@ -105,6 +105,17 @@ def test_a_pass_that_breaks_leaves_the_graph_before_it(joint, function, said):
     run_one(joint, lambda gm: gm)  # and it can be worked on
 
 
+def test_a_graph_out_of_order_is_told_before_the_next_pass(joint):
+    def misplace(gm):
+        mm = calls(gm, "aten.mm")[0]
+        next(iter(mm.users)).append(mm)
+        return gm
+
+    assert run_one(joint, misplace).verdict("lint").outcome is Outcome.FAIL
+    with pytest.raises(WorkbenchError, match="a graph reads mm before it is made: see the lint verdict"):
+        run_one(joint, lambda gm: gm)
+
+
 def test_a_pass_works_on_a_copy(joint):
     before = joint.graph
     text = before.print_readable(print_output=False)

@@ -62,8 +62,15 @@ def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple
 
 @uncollected()
 def copy_graph(graph: GraphModule) -> GraphModule:
-    """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share."""
-    copy = aot.clone(graph)
+    """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share.
+
+    Raises WorkbenchError for a graph that reads a node before it is made, as a pass may have left it.
+    """
+    try:
+        copy = aot.clone(graph)
+    except KeyError as error:
+        raise WorkbenchError(f"a graph reads {error.args[0]} before it is made: see the lint verdict of the pass before"
+                             ", or call graph.lint() at its end") from None
     facts = graph.meta.get("workbench") or {}
     copy.meta["workbench"] = {k: v.copy() if k in ("groups", "group_sizes") else v for k, v in facts.items()}
     return copy

@@ -72,15 +72,21 @@ def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
 
 @uncollected()
 def check(predicate: EffectPredicate, record: PassRecord, seen: Seen) -> None:
-    """Lint, effect, collectives and estimated memory."""
+    """Lint, effect, collectives and estimated memory; of a malformed graph lint alone."""
     started = time.perf_counter()
-    found = predicate(record.before, record.after, record.options)
-    if all(isinstance(a, GraphModule) for a in record.after):
+    graphs = all(isinstance(a, GraphModule) for a in record.after)
+    if graphs:
         seen.carry(record.before, record.after)
-        linted = _lint(record, seen)
-        before, after = ([seen.take(g) for g in graphs] for graphs in (record.before, record.after))
-        record.verdicts += [linted, effect.verdict(found), collectives.conserved(before, after),
-                            memory.verdict(record.before, record.after, estimate=seen.estimate)]
+        record.verdicts.append(_lint(record, seen))
+    if graphs and record.verdicts[-1].evidence.get("malformed"):
+        record.verdicts += [Verdict(check, Outcome.UNKNOWN, lint.MALFORMED)
+                            for check in ("effect", "collectives", "memory")]
     else:
-        record.verdicts.append(effect.verdict(found))
+        found = effect.verdict(predicate(record.before, record.after, record.options))
+        if graphs:
+            before, after = ([seen.take(g) for g in sides] for sides in (record.before, record.after))
+            record.verdicts += [found, collectives.conserved(before, after),
+                                memory.verdict(record.before, record.after, estimate=seen.estimate)]
+        else:
+            record.verdicts.append(found)
     record.verify_seconds += time.perf_counter() - started

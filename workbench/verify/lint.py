@@ -17,6 +17,7 @@ from workbench.torch_api.ops import (
 )
 from workbench.verify.verdicts import Outcome, Verdict
 
+MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
 Take = Callable[[torch.fx.GraphModule | Snapshot], Snapshot]
 
@@ -30,10 +31,10 @@ def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
     try:
         gm.graph.lint()
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-        return [f"the graph is malformed: {str(error).splitlines()[0]}"]
+        return [f"{MALFORMED}: {str(error).splitlines()[0]}"]
     nodes = list(gm.graph.nodes)
     if not nodes or nodes[-1].op != "output":
-        return ["the graph has no output node at its end"]
+        return [f"{MALFORMED}: it has no output node at its end"]
     wrong = [n for n in nodes if n.op not in kinds]
     return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(kinds)}" for n in wrong[:3]]
 
@@ -128,7 +129,8 @@ def lint(
         name = getattr(b, "meta", {}).get("workbench", {}).get("graph")
         problems += [f"{name}: {p}" if name and len(new) > 1 else p for p in problems_of(a, b, kinds, take)]
     if problems:
-        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
+        malformed = any(MALFORMED in problem for problem in problems)
+        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems, "malformed": malformed})
     counts = [len(g.graph.nodes) for g in new if isinstance(g, torch.fx.GraphModule)]
     return Verdict("lint", Outcome.PASS, "", {"nodes": counts})
 
