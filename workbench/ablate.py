@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.matrix import Entry, run_matrix
+from workbench.matrix import COLUMNS, Entry, gravest, noise, run_matrix
 from workbench.recipe import Recipe, RecipeError, load_recipe
 
 LISTS = ("joint_passes", "passes")
@@ -40,7 +40,7 @@ class Row:
     @property
     def band(self) -> float:
         """Milliseconds: half the distance from the fastest run to the slowest."""
-        return (max(self.steps) - min(self.steps)) / 2
+        return noise(self.steps)
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Ablation:
         base = self.rows[0]
         if not row.steps or not base.steps or row is base:
             return ""
-        if self.repeats == 1:
-            return f"{row.step - base.step:+,.1f} ms, noise unknown: one run of each"
         apart = row.step - base.step
+        if self.repeats == 1:
+            return f"{apart:+,.1f} ms, noise unknown: one run of each"
         return f"{apart:+,.1f} ms" if abs(apart) > row.band + base.band else "within noise"
 
     def __repr__(self) -> str:
@@ -148,8 +148,6 @@ def _row(name: str, runs: Sequence[Entry]) -> Row:
     reports = [run.report for run in runs if run.report is not None and run.report["median_step_seconds"]]
     if not reports:
         return Row(name, problem=next((run.problem for run in runs if run.problem), "it trained nothing"))
-    outcomes = {row["outcome"] for report in reports for row in report["passes"]}
-    outcomes |= {"FAIL" for report in reports if not report["ok"]}
-    gravest = next((outcome for outcome in ("FAIL", "NO_EFFECT") if outcome in outcomes), "PASS")
+    collectives = int(COLUMNS["collectives"][0](reports[0]) or 0)
     return Row(name, tuple(report["median_step_seconds"] * 1e3 for report in reports), reports[0]["saved_bytes"],
-               reports[0]["schedule"]["evidence"].get("collectives", 0), gravest)
+               collectives, gravest(reports))

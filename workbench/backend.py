@@ -13,7 +13,7 @@ from workbench.compiled_step import bind
 from workbench.contracts import Stage, check_passes
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import Partitioned
-from workbench.joint_graph import graph_facts, settle
+from workbench.joint_graph import facts_of, graph_facts, settle
 from workbench.parallel.author import Authored
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import require_compiler
@@ -32,7 +32,6 @@ from workbench.recipe_parts import PassSpec
 from workbench.report import complete
 from workbench.report_text import grid, said
 from workbench.torch_api.compile_backend import JointFromCompile, held_by_module, through_autograd
-from workbench.torch_api.ops import world_kind
 from workbench.verify.verdicts import CHECKS, Verdict, worst
 
 Spec = PassSpec | str | Mapping[str, Any]
@@ -117,8 +116,7 @@ class Backend:
                 if "fsdp" in find_pass(spec.name).contract.needs:
                     raise WorkbenchError(f"pass {spec.name!r} needs FSDP, and no parameter of the compiled module is a "
                                          "DTensor: shard them, as author_module does, or drop the pass")
-        return lambda which: {"graph": which, "groups": dict(groups), "group_sizes": dict(sizes), "buckets": [],
-                              "world": world_kind() or "one process"}
+        return lambda which: facts_of(which, groups, sizes)
 
     def _tell_idle(self, records: list[PassRecord]) -> None:
         idle = [(name, why) for name, why in each_no_effect(records) if name not in self.may_be_idle]

@@ -23,9 +23,8 @@ from workbench.parallel.author import Authored
 from workbench.passes.body import Body
 from workbench.pipeline import PassRecord
 from workbench.progress import Post, bars_from_file, local_bars
-from workbench.recipe import Recipe, load_recipe
-from workbench.run_recipe import Kind, joined, launched, refuse_nccl
-from workbench.supported import require_torch
+from workbench.recipe import Recipe
+from workbench.run_recipe import Kind, joined, launched, refuse_nccl, runnable
 from workbench.torch_api.aot import gradient_of
 from workbench.training import Batches, deterministic
 from workbench.verify import numerics
@@ -57,12 +56,9 @@ def bisect(
     For numerics every value of the pass's two graphs lies on the host at once, on every rank: make a large model
     smaller first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
     """
-    require_torch()
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    recipe = runnable(recipe, world)
     if check not in CHECKS:
         raise WorkbenchError(f"check {check!r} is none of {', '.join(CHECKS)}")
-    if world not in ("auto", "fake", "gloo", "nccl"):
-        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
     if not recipe.pass_names:
         raise WorkbenchError(f"recipe {recipe.name!r} has no passes, so there is none to find: add some to "
                              "joint_passes or passes")
@@ -76,10 +72,10 @@ def bisect(
     stages = 3 + len(recipe.pass_names) + (check == "numerics")
     if world == "fake":
         with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
-            return on_rank(recipe, check, None, post)
+            return on_rank(recipe, check, own(), post)
     if here:
         with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
-            return on_rank(recipe, check, None, post)
+            return on_rank(recipe, check, own(), post)
     size = recipe.mesh.world_size
     if world == "nccl":
         refuse_nccl(size)
@@ -87,10 +83,9 @@ def bisect(
         return pool.run(on_rank, recipe, check, own(), Post(path=path))[0]
 
 
-def on_rank(recipe: Recipe, check: Check, theirs: Own | None, post: Post) -> Bisection:
+def on_rank(recipe: Recipe, check: Check, theirs: Own, post: Post) -> Bisection:
     """One rank's part of `bisect`: every rank of the world calls it, and gets the same."""
-    if theirs is not None:
-        install(theirs)
+    install(theirs)
     world = current_world()
     if world.rank != 0:
         post = Post()

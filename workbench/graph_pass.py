@@ -10,11 +10,11 @@ from torch.fx import GraphModule
 
 from workbench.analysis.collectives import list_collectives
 from workbench.contracts import Stage
+from workbench.joint_graph import facts_of
 from workbench.passes.registry import RegisteredPass
 from workbench.pipeline import apply_pass, choose, copy_graph
 from workbench.recipe_parts import PassSpec
 from workbench.torch_api.aot import is_tangent
-from workbench.torch_api.ops import world_kind
 from workbench.verify import light
 from workbench.verify.record import PassRecord
 from workbench.verify.verdicts import Outcome, Verdict
@@ -48,8 +48,7 @@ class GraphPass:
             self._shared = {}
         if (gm.meta.get("workbench") or {}).get("graph") != which:
             sizes = {c.group: c.group_size for c in list_collectives(gm)}  # no mesh here: a group goes by its own name
-            gm.meta["workbench"] = {"graph": which, "groups": {name: name for name in sizes}, "group_sizes": sizes,
-                                    "buckets": [], "world": world_kind() or "one process", "shared": self._shared}
+            gm.meta["workbench"] = facts_of(which, {name: name for name in sizes}, sizes) | {"shared": self._shared}
         given = copy_graph(gm)
         started = time.perf_counter()
         values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from workbench.parallel.author import Authored
 from workbench.stamp import find_run, short, stamp
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
+from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape, world_kind
 
 
 @dataclass
@@ -98,14 +98,14 @@ def title(authored: Authored) -> str:
 
 def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
     """What passes may read of the world, as plain data under `gm.meta["workbench"]`."""
-    sizes = authored.axes
-    return {
-        "graph": which,
-        "groups": dict(authored.groups),
-        "group_sizes": {name: sizes[axis.split(".")[0]] for axis, name in authored.groups.items()},
-        "buckets": list(authored.buckets),
-        "world": authored.world.kind,
-    }
+    sizes = {name: authored.axes[axis.split(".")[0]] for axis, name in authored.groups.items()}
+    return facts_of(which, authored.groups, sizes, authored.world.kind) | {"buckets": list(authored.buckets)}
+
+
+def facts_of(which: str, groups: Mapping[str, str], sizes: Mapping[str, int], world: str = "") -> dict[str, Any]:
+    """The same of a graph that no authored module says it of: its process groups, by mesh axis, and their sizes."""
+    return {"graph": which, "groups": dict(groups), "group_sizes": dict(sizes), "buckets": [],
+            "world": world or world_kind() or "one process"}
 
 
 def capture(

@@ -144,11 +144,17 @@ def _figure(reports: Sequence[Mapping[str, Any]], heading: str) -> str:
     values = [value * factor for report in reports if (value := read(report)) is not None]
     if not values:
         return ""
-    band = f" ±{(max(values) - min(values)) / 2:{form}}" if max(values) > min(values) else ""
+    band = f" ±{noise(values):{form}}" if noise(values) else ""
     return f"{statistics.median(values):{form}}{band}"
 
 
-def _verdict(reports: Sequence[Mapping[str, Any]]) -> str:
+def noise(values: Sequence[float]) -> float:
+    """Half the distance from the least to the most."""
+    return (max(values) - min(values)) / 2
+
+
+def gravest(reports: Sequence[Mapping[str, Any]]) -> str:
+    """FAIL, NO_EFFECT or PASS: the gravest of all runs."""
     if not all(report["ok"] for report in reports):
         return "FAIL"
     idle = any(row["outcome"] == "NO_EFFECT" for report in reports for row in report["passes"])
@@ -159,7 +165,7 @@ def table(entries: Sequence[Entry]) -> str:
     """A row for each recipe that ran, and under them why the others did not, and what the figures were measured on."""
     names = list(dict.fromkeys(entry.name for entry in entries))
     ran = {name: [e.report for e in entries if e.name == name and e.report is not None] for name in names}
-    rows = [[name, _verdict(reports), *(_figure(reports, heading) for heading in COLUMNS)]
+    rows = [[name, gravest(reports), *(_figure(reports, heading) for heading in COLUMNS)]
             for name, reports in ran.items() if reports]
     heads = ["recipe", "verdicts", *COLUMNS]
     used = [i for i in range(len(heads)) if any(row[i] for row in rows)]

@@ -73,23 +73,20 @@ def run(
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
     """
-    require_torch()
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    if world not in ("auto", "fake", "gloo", "nccl"):
-        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
+    recipe = runnable(recipe, world)
     check_buildable(recipe, world)
     folder = Path(dump).absolute() if dump is not None else None
     stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
     steps = recipe.training.steps
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
-            results = [on_rank(recipe, level, None, folder, post)]
+            results = [on_rank(recipe, level, own(), folder, post)]
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     if dist.is_initialized() or launched():
         with joined(recipe, world, timeout=timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
-                mine = on_rank(recipe, level, None, folder, post)
+                mine = on_rank(recipe, level, own(), folder, post)
             return _gathered(recipe, here, level, mine)
     size = recipe.mesh.world_size
     if world == "nccl":
@@ -99,6 +96,15 @@ def run(
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         here = World(pool.backend, size, 0, device)  # type: ignore[arg-type]
     return _kept(_report(recipe, here, level, results))
+
+
+def runnable(recipe: Recipe | str | os.PathLike[str], world: Kind) -> Recipe:
+    """The recipe, read where it is a name or a path; WorkbenchError for an unknown world or an unsupported torch."""
+    require_torch()
+    found = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if world not in ("auto", "fake", "gloo", "nccl"):
+        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
+    return found
 
 
 REPORTS = "WORKBENCH_REPORTS"
@@ -176,11 +182,10 @@ def _fitting(world: World, recipe: Recipe) -> World:
 
 
 def on_rank(
-    recipe: Recipe, level: Level, theirs: Own | None, folder: Path | None, post: Post
+    recipe: Recipe, level: Level, theirs: Own, folder: Path | None, post: Post
 ) -> RankResult:
     """One rank's part of `run`: every rank of the world calls it."""
-    if theirs is not None:
-        install(theirs)
+    install(theirs)
     world = current_world()
     if world.rank != 0:
         post = Post()

@@ -14,7 +14,7 @@ import torch
 
 from workbench.analysis.collectives import Collective, context_of, list_collectives
 from workbench.analysis.memory import roots
-from workbench.torch_api.ops import calls_of, draws, is_wait, op_name, writes, written_inputs
+from workbench.torch_api.ops import calls_of, draws, is_wait, may_draw, op_name, writes, written_inputs
 
 
 class NodeRecord(NamedTuple):
@@ -144,4 +144,4 @@ def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snaps
     unused = sum(not node.users for node in calls_of(gm.graph, is_wait))
     outputs = tuple(spec_of(v.meta.get("val") if isinstance(v, torch.fx.Node) else v) for v in output_values(gm))
     return Snapshot(records, placeholders, outputs, tuple(list_collectives(gm)), unused, dict(visible_effects(gm)),
-                    sum(map(draws, gm.graph.nodes)), dict(context_of(gm)))
+                    sum(map(draws, calls_of(gm.graph, may_draw))), dict(context_of(gm)))

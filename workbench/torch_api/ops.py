@@ -132,9 +132,14 @@ def writes(target: Any) -> bool:
     return bool(_effects(target)[1])
 
 
+def may_draw(target: Any) -> bool:
+    """True for an operator whose result may depend on the generator."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
 def draws(node: torch.fx.Node) -> bool:
     """True for an operator node whose result depends on the generator; attention without dropout does not."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+    if not may_draw(node.target):
         return False
     return "dropout_p" not in _arguments(node.target) or argument(node, "dropout_p") not in (None, 0, 0.0)
 
