@@ -72,6 +72,14 @@ class JointGraph:
         with aot.capture_settings(), aot.pass_context(self.tracing_context):
             yield
 
+    def fork(self) -> JointGraph:
+        """Another joint graph of the same capture, to be changed and partitioned while this one stays open.
+
+        Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
+        """
+        self.require_open()
+        return JointGraph(self.authored, aot.fork_joint(self.export), self.contexts, self.tracing_context)
+
     def close(self) -> None:
         self.closed = True
         self.contexts = aot.Contexts()

@@ -29,6 +29,9 @@ from workbench.verify.verdicts import Outcome, Verdict
 Level = Literal["light", "full"]
 
 
+JOINT, PARTITIONED = (Stage.JOINT,), (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY)
+
+
 class Joint(Protocol):
     """What joint passes run on: a JointGraph, or the joint graph that torch.compile hands over."""
 
@@ -106,17 +109,22 @@ def _require_static(graph: GraphModule, where: str) -> None:
 
 
 def run_joint(
-    joint: Joint, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
+    joint: Joint,
+    specs: Sequence[PassSpec | str],
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    seen: light.Seen | None = None,
 ) -> list[PassRecord]:
     """Run the joint passes in order, in place; `progress` hears each pass's name before it runs.
 
     `specs` are a recipe's, or names. Each pass works on a copy: one that raises leaves `joint.graph` as that pass
-    received it. Raises WorkbenchError where a pass is unknown, raises, or returns no graph.
+    received it. `seen`: what an earlier call read from the same graphs. Raises WorkbenchError where a pass is unknown,
+    raises, or returns no graph.
     """
     joint.require_open()
-    chosen = [choose(spec, (Stage.JOINT,), "run_joint") for spec in specs]
+    chosen = [choose(spec, JOINT, "run_joint") for spec in specs]
     records: list[PassRecord] = []
-    seen = light.Seen()
+    seen = seen or light.Seen()
     for item, options in chosen:
         progress(item.name)
         before = joint.graph
@@ -145,16 +153,21 @@ def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
 
 
 def run_partitioned(
-    pair: Partitioned, specs: Sequence[PassSpec | str], *, progress: Callable[[str], None] = lambda _: None
+    pair: Partitioned,
+    specs: Sequence[PassSpec | str],
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    seen: light.Seen | None = None,
+    bodies: tuple[Any, ...] | None = None,
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
     """Run the passes on forward and backward; the second result holds the bodies of a lowering or replay pass, or None.
 
-    A pass that raises, on either graph, leaves both as it received them.
+    A pass that raises, on either graph, leaves both as it received them. `seen` and `bodies`: what an earlier call
+    read from the same graphs, and the bodies it made, to go on from there.
     """
-    chosen = [choose(spec, (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY), "run_partitioned") for spec in specs]
+    chosen = [choose(spec, PARTITIONED, "run_partitioned") for spec in specs]
     records: list[PassRecord] = []
-    bodies: tuple[Any, ...] | None = None
-    seen = light.Seen()
+    seen = seen or light.Seen()
     for item, options in chosen:
         progress(item.name)
         stage = item.contract.stage

@@ -7,7 +7,9 @@ torch/_dynamo/functional_export.py.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -87,6 +89,37 @@ def export_joint(
     """torch's `JointWithDescriptors`; `contexts` holds what compiling needs."""
     contexts.enter_context(tracing(graph.meta["tracing_context"]))
     return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
+
+
+def fork_joint(export: Any) -> Any:
+    """A `JointWithDescriptors` on the same graph that can be compiled without using `export` up.
+
+    Compiling writes into torch's records of the capture: which inputs are subclasses, what is saved, the wrappers.
+    Those are copied; graphs, tensors and descriptors are shared. `export` must not have been compiled itself.
+    """
+    return _forked(export, {})
+
+
+_RECORDS = "torch._functorch._aot_autograd"
+
+
+def _forked(value: Any, made: dict[int, Any]) -> Any:
+    if id(value) in made:
+        return made[id(value)]
+    if type(value) in (list, tuple):
+        copied = made[id(value)] = type(value)([_forked(v, made) for v in value])
+        return copied
+    if type(value) is dict:
+        copied = made[id(value)] = {k: _forked(v, made) for k, v in value.items()}
+        return copied
+    kind = type(value)
+    ours = kind.__module__.startswith(_RECORDS) and kind.__module__ != descriptors.__name__
+    if not ours or isinstance(value, enum.Enum) or not hasattr(value, "__dict__") or callable(value):
+        return value
+    copied = made[id(value)] = copy.copy(value)
+    for name, held in vars(value).items():
+        object.__setattr__(copied, name, _forked(held, made))  # some are frozen
+    return copied
 
 
 @contextlib.contextmanager

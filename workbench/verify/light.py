@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,7 @@ class Seen:
     """What the light checks read from graphs, kept for one run: what one pass leaves is what the next one gets."""
 
     def __init__(self) -> None:
-        self.placed = functools.cache(_placed)
+        self._placed: dict[GraphModule, tuple[int, int]] = {}
         self._snapshots: dict[Any, Snapshot] = {}
         self._estimates: dict[memory.Graphs, dict[str, int]] = {}
 
@@ -39,6 +38,17 @@ class Seen:
 
     def estimate(self, graphs: memory.Graphs) -> dict[str, int]:
         return self._estimates.get(graphs) or self._estimates.setdefault(graphs, memory.estimate(graphs))
+
+    def placed(self, gm: GraphModule) -> tuple[int, int]:
+        return self._placed.get(gm) or self._placed.setdefault(gm, _placed(gm))
+
+    def of(self, graphs: Graphs) -> Seen:
+        """What is known of these graphs alone, so that the others can go."""
+        kept = Seen()
+        for mine, theirs in ((kept._placed, self._placed), (kept._snapshots, self._snapshots)):
+            mine |= {gm: theirs[gm] for gm in graphs if gm in theirs}
+        kept._estimates |= {graphs: self._estimates[graphs]} if graphs in self._estimates else {}
+        return kept
 
     def carry(self, before: Graphs, after: Graphs) -> None:
         """Where the pass only tagged nodes, what was read before holds after."""
