@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from workbench.report import Report
     from workbench.run_recipe import run
     from workbench.schedules import compare_schedules
+    from workbench.study import Study, what_if
     from workbench.torch_api.regions import region
     from workbench.training import train
     from workbench.verify.bisect import Bisection
@@ -66,6 +67,7 @@ _HOMES = {
     "report": ("Report",),
     "run_recipe": ("run",),
     "schedules": ("compare_schedules",),
+    "study": ("Study", "what_if"),
     "display": ("show",),
     "torch_api.regions": ("region",),
     "training": ("train",),

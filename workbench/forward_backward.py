@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from workbench.errors import WorkbenchError
 from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
@@ -71,6 +73,26 @@ class ForwardBackward(Partitioned):
     buffers: list[str]
     function: Callable[..., Any]
 
+    @contextlib.contextmanager
+    def forked(self) -> Iterator[ForwardBackward]:
+        """Another pair on the same graphs, for passes to work on; this one, with what its graphs share, stays as it is.
+
+        No step can be compiled from the other: torch's wrapper calls the bodies of this one.
+        """
+        shared = self.forward.meta["workbench"]["shared"]
+        before = {key: value.copy() if isinstance(value, dict | list) else value for key, value in shared.items()}
+        slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
+        pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step)
+        try:
+            yield pair
+        finally:
+            theirs = dict(shared)
+            for mine, graph in zip(self.graphs, pair.graphs, strict=True):
+                if graph is not mine:
+                    graph.meta["workbench"]["shared"] = theirs
+            shared.clear()
+            shared |= before
+
     def __repr__(self) -> str:
         forward, backward = (len(g.graph.nodes) for g in self.graphs)
         saved = saved_nodes(self.forward, self.backward)
@@ -79,6 +101,10 @@ class ForwardBackward(Partitioned):
             f"ForwardBackward({title(self.authored)}: forward {forward} nodes, backward {backward} nodes, "
             f"{len(saved)} saved, {size:,} bytes)"
         )
+
+
+def _no_step(*_: Any) -> Any:
+    raise WorkbenchError("this pair is for looking at: build its recipe for a step that runs")
 
 
 def output_nodes(graph: GraphModule) -> list[Any]:

@@ -203,14 +203,16 @@ def _store_parameters(
             parametrise(part, gathers)
 
 
-def author(recipe: Recipe, world: World) -> Authored:
+def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> Authored:
     """Build the recipe's model on the recipe's mesh. World and mesh must have as many ranks.
+
+    `plan` takes the place of the model family's own.
 
     AuthoringError where the mesh does not fit the model, with the numbers (the recipe itself refuses heads and
     sequences that tp does not divide); WorldError where it does not fit the world.
     """
     family, sizes, spec = find_family(recipe.model.family), recipe.model.sizes(), recipe.mesh
-    plan = family.plan(sizes, spec.tp)
+    plan = plan or family.plan(sizes, spec.tp)
     mesh = world.mesh(spec)
     with torch.device("meta"):  # a user's own is made with values, by torch's rules and not by ours
         module = family.make(recipe)

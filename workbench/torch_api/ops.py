@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 COMPILED_REGION = "compiled_region"
 """Key in the metadata of a node that calls a compiled region."""

@@ -1,0 +1,203 @@
+"""Fingerprints of code and data as they are loaded in this process: what a kept result may be found again by."""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import hashlib
+import importlib
+import itertools
+import re
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.torch_api.ops import OPERATORS
+
+_SIMPLE = (bool, int, float, complex, str, bytes, range, slice, re.Pattern, Path, torch.dtype, torch.device,
+           torch.Size, types.EllipsisType, types.NoneType, *OPERATORS)
+_WRITTEN_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__hash__",
+                                "__abstractmethods__", "__parameters__", "__match_args__", "__firstlineno__"})
+_IMPORT = dis.opmap["IMPORT_NAME"]
+
+
+def fingerprint(*things: Any) -> str:
+    """SHA-256, in hex, of functions, classes and data; equal where nothing that is seen differs.
+
+    A function is its bytecode, its line, its defaults, what it closes over, and the functions, classes and data that
+    it names, through every module that is not a library's. Nothing is read from disk: a function that a cell defined
+    anew, or that was patched, counts as it is. Libraries count by their names: state their versions beside them.
+    An object without code or data of its own counts by identity. Not seen: files that are read, what is looked up by
+    a name made at run time, settings of torch.
+    """
+    return _Walk().digest(things)
+
+
+@functools.cache
+def _is_library(module: str) -> bool:
+    top = module.partition(".")[0]
+    if top in ("", "workbench", "__main__"):
+        return False
+    if top in sys.stdlib_module_names or top == "torch":  # torch may be a checkout
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+_serials: dict[int, tuple[weakref.ref[Any], int]] = {}
+_numbers = itertools.count()
+
+
+def _serial(value: Any) -> int:
+    """A number that no other object of this process had or gets; -1 for what cannot be told apart from its like."""
+    found = _serials.get(id(value))
+    if found is None or found[0]() is not value:
+        try:
+            found = _serials[id(value)] = weakref.ref(value), next(_numbers)
+        except TypeError:
+            return -1
+    return found[1]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _imported(code: types.CodeType) -> Iterator[types.ModuleType]:
+    """Modules that the code imports when it runs, but for libraries."""
+    if _IMPORT not in code.co_code[::2]:
+        return
+    for instruction in dis.get_instructions(code):
+        name = instruction.argval
+        if instruction.opname == "IMPORT_NAME" and name and not _is_library(name):
+            with suppress(ImportError):
+                yield importlib.import_module(name)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+        self.seen: dict[int, int] = {}
+        self.alive: list[Any] = []  # an id stays its object's while the walk lasts
+
+    def digest(self, things: Any) -> str:
+        for thing in things:
+            self.add(thing)
+        return self.hash.hexdigest()
+
+    def say(self, *words: Any) -> None:
+        self.hash.update(repr(words).encode())
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, enum.Enum):
+            self.say("member", type(value).__qualname__, value.name)
+        elif isinstance(value, _SIMPLE):
+            self.say(type(value).__name__, repr(value))
+        elif id(value) in self.seen:
+            self.say("again", self.seen[id(value)])
+        else:
+            self.seen[id(value)] = len(self.seen)
+            self.alive.append(value)
+            self._compound(value)
+
+    def _compound(self, value: Any) -> None:
+        if isinstance(value, list | tuple):
+            self.say(type(value).__name__, len(value))
+            for item in value:
+                self.add(item)
+        elif isinstance(value, set | frozenset):
+            self.say("set", sorted(fingerprint(item) for item in value))
+        elif isinstance(value, dict | types.MappingProxyType):
+            self.say("dict", len(value))
+            for key, item in value.items():
+                self.add(key)
+                self.add(item)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.ModuleType):
+            self.say("module", value.__name__)
+        else:
+            self._object(value)
+
+    def _function(self, function: types.FunctionType) -> None:
+        library = _is_library(function.__module__ or "")
+        self.say("function", function.__module__, function.__qualname__)
+        if library:
+            return
+        code = function.__code__
+        names: dict[str, None] = {}
+        for part in _codes(code):
+            names |= dict.fromkeys(part.co_names)
+            self.say(part.co_code, part.co_varnames, part.co_freevars, part.co_firstlineno)
+            for constant in part.co_consts:
+                if not isinstance(constant, types.CodeType):
+                    self.add(constant)
+        self.add(function.__defaults__)
+        self.add(function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # not filled yet
+                self.add(cell.cell_contents)
+        for name in names:
+            if name in function.__globals__:
+                self._named(name, function.__globals__[name], names)
+        for part in _codes(code):
+            for module in _imported(part):
+                self._named(module.__name__, module, names)
+
+    def _named(self, name: str, value: Any, names: dict[str, None]) -> None:
+        self.say("names", name)
+        self.add(value)
+        if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+            held = vars(value)
+            for attribute in names:
+                if attribute in held and not isinstance(held[attribute], types.ModuleType):
+                    self.say("of", attribute)
+                    self.add(held[attribute])
+
+    def _class(self, kind: type) -> None:
+        self.say("class", kind.__module__, kind.__qualname__)
+        if _is_library(kind.__module__):
+            return
+        for base in kind.__bases__:
+            self.add(base)
+        for name, value in vars(kind).items():
+            if name not in _WRITTEN_BY_PYTHON and not name.startswith(("_abc_", "__pydantic")):
+                self.say("has", name)
+                self.add(value)
+
+    def _object(self, value: Any) -> None:
+        if isinstance(value, staticmethod | classmethod | types.MethodType):
+            self.say(type(value).__name__)
+            self.add(value.__func__)
+            self.add(getattr(value, "__self__", None))
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset, value.fdel):
+                self.add(function)
+        elif isinstance(value, functools.partial):
+            self.say("partial")
+            for part in (value.func, value.args, value.keywords):
+                self.add(part)
+        elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
+            self.say("wraps")
+            self.add(value.__wrapped__)
+        elif isinstance(value, functools.cached_property):
+            self.add(value.func)
+        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+            self.say("builtin", getattr(value, "__module__", ""), value.__qualname__)
+        elif _is_library(type(value).__module__) or not hasattr(value, "__dict__"):
+            self.say("object", type(value).__qualname__, _serial(value))
+        else:
+            self.add(type(value))
+            self.add(vars(value))
