@@ -23,8 +23,7 @@ from workbench.torch_api.ops import OPERATORS
 
 _SIMPLE = (bool, int, float, complex, str, bytes, range, slice, re.Pattern, Path, torch.dtype, torch.device,
            torch.Size, types.EllipsisType, types.NoneType, *OPERATORS)
-_WRITTEN_BY_PYTHON = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__hash__",
-                                "__abstractmethods__", "__parameters__", "__match_args__", "__firstlineno__"})
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
 _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
@@ -173,7 +172,7 @@ class _Walk:
         for base in kind.__bases__:
             self.add(base)
         for name, value in vars(kind).items():
-            if name not in _WRITTEN_BY_PYTHON and not name.startswith(("_abc_", "__pydantic")):
+            if isinstance(value, _METHODS) or not name.startswith(("__", "_abc_")):  # Python writes those, some later
                 self.say("has", name)
                 self.add(value)
 

@@ -64,7 +64,8 @@ class Study:
     current variant's pass records and graphs, to be read and not to be changed. Nothing here runs a step:
     `build(study.recipe, world)` does.
 
-    Kept in this process's memory are the stages of the last 8 variants. A result is found again by its content: what
+    Kept in this process's memory, and nowhere else, are the stages of the last 8 variants; the garbage collector waits
+    while an answer is made. A result is found again by its content: what
     the stage reads of the recipe, the code of the stage and of what it calls, as it is loaded, the files that options
     name, torch's version and the world.
     """
@@ -77,7 +78,8 @@ class Study:
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
         started = time.perf_counter()
-        self.now, self.ran = self._answer(recipe, None)
+        with light.uncollected():
+            self.now, self.ran = self._answer(recipe, None)
         self.seconds = time.perf_counter() - started
         self.first = self.now
 
@@ -142,6 +144,7 @@ class Study:
         self.history[-1] = found
         return found
 
+    @light.uncollected()
     def _to(self, recipe: Recipe, plan: ParallelPlan | None) -> Difference:
         started, before = time.perf_counter(), self.now
         after, ran = self._answer(recipe, plan)
@@ -159,7 +162,7 @@ class Study:
         previous = {stage.name: stage for stage in self._stages}
         state: _State | None = None
         ran: list[Ran] = []
-        with deterministic(recipe.training.deterministic), light.uncollected():
+        with deterministic(recipe.training.deterministic):
             for stage in stages:
                 if stage.key not in self._kept:
                     self.progress(stage.name)

@@ -1,0 +1,76 @@
+"""What a change costs: the seconds from a question to its difference, where the capture took its time.
+
+    python benchmarks/what_if.py [--layers 32] [--json FILE]
+
+The tour's recipe on a fake world of 8 (dp_shard 2 x tp 4), with overlap_collectives behind its passes. Three values of
+an option for each stage at which a change can start; wall and CPU seconds, since others may use the machine. All of a
+difference counts: fingerprints, passes, level `light`, estimated memory, simulated timeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench import Study, fake_world, load_recipe, what_if
+from workbench.machine import machine, versions
+
+BUCKETING, OVERLAP = "passes.transformer_block_bucketing", "passes.overlap_collectives"
+
+
+def asked(study: Study, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """One change: its seconds, and the stages that ran again."""
+    cpu = time.process_time()
+    found = study.change(changes)
+    return {"change": dict(changes), "seconds": found.seconds, "cpu_seconds": time.process_time() - cpu,
+            "ran": {r.stage: r.seconds for r in found.ran}, "outcome": str(found.after.outcome)}
+
+
+def median(rows: Sequence[Mapping[str, Any]], what: str = "seconds") -> float:
+    return statistics.median(row[what] for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    recipe = load_recipe("tour").override({"model.n_layers": options.layers})
+    plans = [[[f"layers.{i}", f"layers.{i + 1}"] for i in range(0, options.layers, 2)],
+             [[f"layers.{i}" for i in range(options.layers)]], [f"layers.{i}" for i in range(options.layers)]]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    with fake_world(recipe.mesh.world_size) as world:
+        cpu = time.process_time()
+        study = what_if(recipe, world)
+        first = {"seconds": study.seconds, "cpu_seconds": time.process_time() - cpu,
+                 "ran": {r.stage: r.seconds for r in study.ran}}
+        nodes = sum(len(graph.graph.nodes) for graph in study.pair.graphs)
+        rows["transformer_block_bucketing last: buckets"] = [asked(study, {f"{BUCKETING}.buckets": p}) for p in plans]
+        study.change({"passes": ["transformer_block_bucketing", "overlap_collectives"]})
+        rows["overlap_collectives last: horizon"] = [asked(study, {f"{OVERLAP}.horizon": n}) for n in (2, 3, 4)]
+        study.change({"passes": ["transformer_block_bucketing"]})
+        rows["graph_cleanup last: put behind bucketing"] = [asked(study, {"passes": ["transformer_block_bucketing", "graph_cleanup"]})]
+        rows["a tag: reshard_after_forward.policy"] = [asked(study, {"joint_passes.reshard_after_forward.policy": "never"})]
+        started = time.perf_counter()
+        study.revert()
+        revert = time.perf_counter() - started
+    result = {
+        "command": f"python benchmarks/what_if.py --layers {options.layers}",
+        "machine": machine(), "versions": versions(), "layers": options.layers, "nodes": nodes, "first": first,
+        "changes": rows, "revert_seconds": revert,
+        "median_seconds": {name: median(each) for name, each in rows.items()},
+        "median_cpu_seconds": {name: median(each, "cpu_seconds") for name, each in rows.items()},
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
