@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from workbench.parallel.author import Authored, author, author_module
     from workbench.parallel.families import register_model
     from workbench.parallel.plans import ParallelPlan
+    from workbench.passes.patterns import Replaced, find_nodes, replace_pattern
     from workbench.passes.registry import register_pass
     from workbench.pipeline import PassRecord, run_joint, run_partitioned
     from workbench.propose import propose_contract
@@ -60,6 +61,7 @@ _HOMES = {
     "parallel.plans": ("ParallelPlan",),
     "parallel.author": ("Authored", "author", "author_module"),
     "forward_backward": ("ForwardBackward", "partition"),
+    "passes.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "passes.registry": ("register_pass",),
     "pipeline": ("PassRecord", "run_joint", "run_partitioned"),
     "propose": ("propose_contract",),

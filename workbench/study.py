@@ -29,8 +29,10 @@ from workbench.verify.record import PassRecord
 from workbench.world.mesh import World
 
 _VARIANTS = 8
-_LATER = {"name": True, "about": True, "strict": True, "expect": True, "joint_passes": True, "passes": True,
-          "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"}}
+_LATER: dict[str, Any] = {
+    **dict.fromkeys(("name", "about", "strict", "expect", "joint_passes", "passes"), True),
+    "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"},
+}
 """What neither the model nor its graph depends on; all else of a recipe authors anew."""
 
 
@@ -150,7 +152,8 @@ class Study:
         after, ran = self._answer(recipe, plan)
         changes: list[tuple[str, Any, Any]] = diff_recipes(before.recipe, recipe)
         if plan != before.plan:
-            changes.append(("plan", *("the family's" if p is None else "given" for p in (before.plan, plan))))
+            was, now = ("the family's" if p is None else "given" for p in (before.plan, plan))
+            changes.append(("plan", was, now))
         kept = [stage.name for stage in self._stages if stage.name not in {r.stage for r in ran}]
         self.now = after
         self.history.append(Difference(changes, before, after, ran, kept, time.perf_counter() - started))
@@ -226,7 +229,7 @@ def _stages(recipe: Recipe, world: World, plan: ParallelPlan | None) -> Iterator
         proofs.append((item.name, item.partition_effect))
         yield stage(spec.name, _joint(spec), options=_read(options),
                     code=(item.function, item.effect, item.contract, checks))
-    yield stage("partition", _partitioned, code=(partition, prove_partition, proofs))
+    yield stage("partition", _partitioned, code=(partition, proofs))
     for spec in recipe.passes:
         item, options = chosen_pass(spec, PARTITIONED, "passes")
         yield stage(spec.name, _pass(spec), options=_read(options),

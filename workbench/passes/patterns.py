@@ -76,7 +76,7 @@ class Replaced:
         return self.count > 0
 
     def __repr__(self) -> str:
-        return f"{self.count} replaced" + (f": {self.near_miss}" if self.near_miss else f", {len(self.nodes)} new nodes")
+        return f"{self.count} replaced" + (f": {self.near_miss}" if self.near_miss else f", {len(self.nodes)} new")
 
 
 def replace_pattern(

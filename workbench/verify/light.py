@@ -45,8 +45,8 @@ class Seen:
     def of(self, graphs: Graphs) -> Seen:
         """What is known of these graphs alone, so that the others can go."""
         kept = Seen()
-        for mine, theirs in ((kept._placed, self._placed), (kept._snapshots, self._snapshots)):
-            mine |= {gm: theirs[gm] for gm in graphs if gm in theirs}
+        kept._placed |= {gm: self._placed[gm] for gm in graphs if gm in self._placed}
+        kept._snapshots |= {gm: self._snapshots[gm] for gm in graphs if gm in self._snapshots}
         kept._estimates |= {graphs: self._estimates[graphs]} if graphs in self._estimates else {}
         return kept
 
