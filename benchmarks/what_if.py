@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench import Study, fake_world, load_recipe, what_if
+from workbench import Study, author, capture, fake_world, load_recipe, what_if
 from workbench.machine import machine, versions
 
 BUCKETING, OVERLAP = "passes.transformer_block_bucketing", "passes.overlap_collectives"
@@ -47,6 +47,9 @@ def main() -> None:
              [[f"layers.{i}" for i in range(options.layers)]], [f"layers.{i}" for i in range(options.layers)]]
     rows: dict[str, list[dict[str, Any]]] = {}
     with fake_world(recipe.mesh.world_size) as world:
+        started = time.perf_counter()
+        capture(author(recipe, world), stamped=False).close()  # every layer traced, as a study need not
+        whole = time.perf_counter() - started
         cpu = time.process_time()
         study = what_if(recipe, world)
         first = {"seconds": study.seconds, "cpu_seconds": time.process_time() - cpu,
@@ -65,7 +68,8 @@ def main() -> None:
         revert = time.perf_counter() - started
     result = {
         "command": f"python benchmarks/what_if.py --layers {options.layers}",
-        "machine": machine(), "versions": versions(), "layers": options.layers, "nodes": nodes, "first": first,
+        "machine": machine(), "versions": versions(), "layers": options.layers, "nodes": nodes,
+        "whole_capture_seconds": whole, "first": first,
         "changes": rows, "revert_seconds": revert,
         "median_seconds": {name: median(each) for name, each in rows.items()},
         "median_cpu_seconds": {name: median(each, "cpu_seconds") for name, each in rows.items()},

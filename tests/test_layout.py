@@ -30,8 +30,8 @@ LAYERS = [
     {"pipeline", "own"},
     {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules",
-     "run_recipe", "bisect_recipe", "propose", "matrix", "ablate", "backend", "graph_pass", "source_code", "export", "fingerprint",
-     "variant", "study"},
+     "run_recipe", "bisect_recipe", "propose", "matrix", "ablate", "backend", "graph_pass", "source_code", "export",
+     "fingerprint", "variant", "study"},
     {"draw", "widgets", "display"},
     {"magics", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
 ]

@@ -130,6 +130,23 @@ def test_all_that_authoring_reads_is_in_its_key(world, key):
     assert not set(keys[0]) & set(keys[1])
 
 
+def test_a_model_registered_again_authors_anew_if_its_code_differs(world):
+    from workbench.parallel import families
+    from workbench.sizes import SIZES
+
+    def keys(body, family="own_model"):
+        space = {"__name__": "__main__"}
+        exec(compile(f"def make(sizes):\n    return {body}", "cell", "exec"), space)
+        families.register_model("own_model", sizes={"vocab_size": 32, "max_seq_len": 32})(space["make"])
+        return [s.key for s in studies._stages(small(FSDP_TP).override({"model": {"family": family}}), world, None)]
+
+    try:
+        assert keys("1") == keys("1") and not set(keys("1")) & set(keys("2"))
+        assert keys("1", "llama3") == keys("2", "llama3")  # another family's
+    finally:
+        families._FAMILIES.pop("own_model"), SIZES.pop("own_model")
+
+
 def test_placements_author_anew(study):
     tensor = {path: style for path, style in LLAMA3_PLAN.tensor.items() if path != "loss"}
     plan = replace(LLAMA3_PLAN, tensor=tensor | {

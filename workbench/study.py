@@ -15,11 +15,13 @@ from workbench.built import Progress, check_buildable
 from workbench.errors import WorkbenchError
 from workbench.fingerprint import fingerprint
 from workbench.forward_backward import ForwardBackward, partition
+from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph, capture
-from workbench.parallel.author import Authored, author
+from workbench.parallel.author import Authored, author, author_module, random_tokens
+from workbench.parallel.families import find_family
 from workbench.parallel.plans import ParallelPlan
 from workbench.passes.decomposition import capture_decompositions
-from workbench.pipeline import JOINT, PARTITIONED, chosen_pass, prove_partition, run_joint, run_partitioned
+from workbench.pipeline import JOINT, PARTITIONED, choose, prove_partition, run_joint, run_partitioned
 from workbench.recipe import Recipe, diff_recipes
 from workbench.recipe_parts import PassSpec
 from workbench.training import deterministic
@@ -30,7 +32,7 @@ from workbench.world.mesh import World
 
 _VARIANTS = 8
 _LATER: dict[str, Any] = {
-    **dict.fromkeys(("name", "about", "strict", "expect", "joint_passes", "passes"), True),
+    **dict.fromkeys(("name", "about", "strict", "free_order", "expect", "joint_passes", "passes"), True),
     "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"},
 }
 """What neither the model nor its graph depends on; all else of a recipe authors anew."""
@@ -80,7 +82,7 @@ class Study:
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
         started = time.perf_counter()
-        with light.uncollected():
+        with uncollected():
             self.now, self.ran = self._answer(recipe, None)
         self.seconds = time.perf_counter() - started
         self.first = self.now
@@ -146,7 +148,7 @@ class Study:
         self.history[-1] = found
         return found
 
-    @light.uncollected()
+    @uncollected()
     def _to(self, recipe: Recipe, plan: ParallelPlan | None) -> Difference:
         started, before = time.perf_counter(), self.now
         after, ran = self._answer(recipe, plan)
@@ -220,18 +222,18 @@ def _stages(recipe: Recipe, world: World, plan: ParallelPlan | None) -> Iterator
     checks = fingerprint(light.check)
     table = capture_decompositions(recipe.joint_passes)
     yield stage("author", lambda _: _State(author(recipe, world, plan=plan)), recipe=recipe.model_dump(exclude=_LATER),
-                plan=plan, code=author)
+                plan=plan, code=(author_module, random_tokens, find_family(recipe.model.family)))
     yield stage("capture", lambda s: replace(s, joint=capture(s.authored, decompositions=table)),
                 recipe=table is not None, code=(capture, capture_decompositions))
     proofs = []
     for spec in recipe.joint_passes:
-        item, options = chosen_pass(spec, JOINT, "joint_passes")
+        item, options = choose(spec, JOINT, "joint_passes")
         proofs.append((item.name, item.partition_effect))
         yield stage(spec.name, _joint(spec), options=_read(options),
                     code=(item.function, item.effect, item.contract, checks))
     yield stage("partition", _partitioned, code=(partition, proofs))
     for spec in recipe.passes:
-        item, options = chosen_pass(spec, PARTITIONED, "passes")
+        item, options = choose(spec, PARTITIONED, "passes")
         yield stage(spec.name, _pass(spec), options=_read(options),
                     code=(item.function, item.effect, item.contract, checks))
 
