@@ -67,7 +67,7 @@ def listing(graphs):
             return f"'{axes.get(m[1]) or groups.axis(m[1]) or m[1]}'"
 
         def text(value, name=name):
-            return re.sub(r"'(\d+|[0-9a-f]{40})'", name, re.sub(r"'\d{9,}'", "module", str(value)))
+            return re.sub(r"'(\d+|[0-9a-f]{40})'", name, re.sub(r"'\d{9,}'| at 0x\w+", "", str(value)))
 
         for n in graph.graph.nodes:
             meta = {k: text(v) for k, v in n.meta.items() if k not in ("val", "tensor_meta", "from_node", "seq_nr")}
