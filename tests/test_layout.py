@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Each layer may import its own and those above it in this list.
 LAYERS = [
     {"errors", "garbage", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes",
-     "recipe", "lesson", "schemas", "supported", "compatibility"},
+     "recipe", "lesson", "scores", "schemas", "supported", "compatibility"},
     {"torch_api"},
     {"world", "models"},
     {"parallel"},
@@ -32,8 +32,8 @@ LAYERS = [
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "schedules",
      "run_recipe", "bisect_recipe", "propose", "matrix", "ablate", "backend", "graph_pass", "source_code", "export",
      "fingerprint", "variant", "study"},
-    {"draw", "widgets", "display"},
-    {"magics", "headless", "doctor", "commands", "cli", "__main__", "__init__"},
+    {"draw", "widgets", "display", "figures"},
+    {"magics", "headless", "course", "course_commands", "doctor", "commands", "cli", "__main__", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Plain data that any layer may hold: no torch in them.

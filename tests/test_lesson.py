@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import pickle
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.grading import GRADERS, closeness, grade, predict, register_check
-from workbench.lesson import Lesson, LessonError, lesson_names, load_lesson, parameters
+from workbench.grading import GRADERS, CheckResult, closeness, grade, predict, register_check
+from workbench.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
+from workbench.scores import load_scores, take_hint
 
 ROOT = Path(__file__).parent.parent
 GOOD = """
@@ -37,9 +40,16 @@ min = 0
 type = "str"
 default = "a"
 choices = ["a", "b"]
+[profiles.small]
+steps = 3
 [[questions]]
 name = "gathers"
 ask = "How many?"
+[[museum]]
+name = "tied"
+bug = "Gradients twice."
+seen = "torch 2.0"
+verdict = "numerics FAIL"
 [[checkpoints]]
 name = "sum"
 task = "Add up."
@@ -104,6 +114,10 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
     ('recipe = "tour"', 'recipe = "tuor"', "recipe: no recipe 'tuor'; did you mean 'tour'?"),
     ('type = "int"', 'type = "integer"', "parameters.steps.type: expected 'int', 'float', 'str' or 'bool', got text "
                                          "'integer'"),
+    ("steps = 3", "steps = 1", "profiles.small.steps: must be from 2 to 100, got 1"),
+    ("steps = 3", "step = 3", "profiles.small.step: unknown parameter; did you mean 'steps'?"),
+    ("[[checkpoints]]", '[[museum]]\nname = "tied"\nbug = "b"\nseen = "s"\nverdict = "FAIL"\n[[checkpoints]]',
+     "museum: 'tied' stands there twice: give each its own name"),
     ("[[checkpoints]]", '[[questions]]\nname = "gathers"\nask = "Again?"\n[[checkpoints]]',
      "questions: 'gathers' stands there twice: give each its own name"),
 ])
@@ -117,6 +131,11 @@ def test_names_that_are_not_there(lesson: Lesson) -> None:
     assert error_of(load_lesson, "00_tuor") == "lesson '00_tuor': no lesson of this name; did you mean '00_tour'?"
     assert error_of(lesson.predict, "gather") == "lesson 'l': questions: no question 'gather'; did you mean 'gathers'?"
     assert error_of(lesson.check, "x", 1) == "lesson 'l': checkpoints: no checkpoint 'x'; known: sum"
+
+
+def test_a_lesson_by_its_number() -> None:
+    assert {lesson_named(text) for text in ("2", "02", "02_capture_a_joint_graph")} == {"02_capture_a_joint_graph"}
+    assert error_of(load_lesson, lesson_named("99")).startswith("lesson '99': no lesson of this name")
 
 
 def test_parameters(lesson: Lesson) -> None:
@@ -165,6 +184,41 @@ def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
 
 
+def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
+    wrong = CheckResult("n", 0.75, "n 4", ("less",), (("n<1", 4, 2), ("m", 1, 1)))
+    text, _, data = wrong._repr_html_().partition("base64,")
+    assert text.startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
+    bars = ElementTree.fromstring(b64decode(data.partition('"')[0])).findall("{*}rect")[1:]
+    assert [(bar.get("width"), bar.get("fill")) for bar in bars[::2]] == [
+        ("270", "#e69f00"), ("360", "#e69f00"), ("360", "#009e73")]
+    assert [int(limit.get("x", 0)) + 1 - 240 for limit in bars[1::2]] == [360, 180, 360]
+
+
+def test_scores_are_kept(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine" / "scores.json"
+    monkeypatch.setenv("WORKBENCH_SCORES", str(path))
+    assert load_scores() == {}
+    lesson.check("sum", None, truth=100)
+    assert not path.exists()  # not tried
+    for answer in (50, 98, 60):
+        lesson.check("sum", answer, truth=100)
+    assert load_scores() == {"l": {"sum": {"score": 1.0}}}
+    assert [take_hint("l", "sum", 2) for _ in range(3)] == [1, 2, 2]
+    path.write_text('{"l": 3}')
+    with pytest.raises(WorkbenchError) as caught:
+        lesson.check("sum", 50, truth=100)
+    assert str(path) in str(caught.value) and "remove it, or set WORKBENCH_SCORES" in str(caught.value)
+
+
+def test_scores_that_cannot_be_written_are_a_warning(
+    lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKBENCH_SCORES", str(tmp_path / "file" / "scores.json"))
+    with pytest.warns(UserWarning, match="scores are not kept"):
+        assert lesson.check("sum", 98, truth=100).passed
+
+
 def test_errors_travel_between_processes() -> None:
     with pytest.raises(LessonError) as caught:
         load_lesson("nothing")
@@ -175,11 +229,12 @@ def test_errors_travel_between_processes() -> None:
 def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.grading.GRADERS", dict(GRADERS))
     register_check("even")(lambda answer: answer % 2 == 0)
-    assert grade("even", 3, {}) == (0.0, "not yet")
-    assert grade("equal", 99, {"truth": 100}) == (0.99, "too low")
-    assert grade("workbench.grading:equal", 100, {"truth": 100}) == (1.0, "right")
-    assert grade("targets", {"n": 4, "m": 1}, {"at_most": {"n": 2, "m": 1}}) == (0.75, "n 4, wanted at most 2")
-    assert grade("targets", {"n": 2, "m": 0}, {"at_most": {"n": 2, "m": 0}}) == (1.0, "every target met")
+    assert grade("even", 3, {}) == (0.0, "not yet", ())
+    assert grade("equal", 99, {"truth": 100}) == (0.99, "too low", ())
+    assert grade("workbench.grading:equal", 100, {"truth": 100}) == (1.0, "right", ())
+    assert grade("targets", {"n": 4, "m": 1}, {"at_most": {"n": 2, "m": 1}}) == (
+        0.75, "n 4, wanted at most 2", (("n", 4, 2), ("m", 1, 1)))
+    assert grade("targets", {"n": 2, "m": 0}, {"at_most": {"n": 2, "m": 0}})[:2] == (1.0, "every target met")
     assert grade("targets", {"n": 3}, {"at_most": {"n": 0}})[0] == 0
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})

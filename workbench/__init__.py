@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.errors import WorkbenchError
     from workbench.explain import Explanation, inductor_passes
     from workbench.export import export_script
+    from workbench.figures import Figures, on_gpus
     from workbench.forward_backward import ForwardBackward, partition
     from workbench.graph_pass import as_graph_pass
     from workbench.joint_graph import JointGraph, capture
@@ -60,6 +61,7 @@ _HOMES = {
     "parallel.families": ("register_model",),
     "parallel.plans": ("ParallelPlan",),
     "parallel.author": ("Authored", "author", "author_module"),
+    "figures": ("Figures", "on_gpus"),
     "forward_backward": ("ForwardBackward", "partition"),
     "passes.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "passes.registry": ("register_pass",),

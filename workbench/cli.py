@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from workbench import course_commands
 from workbench.commands import parser
 from workbench.contracts import CONTRACTS, PassContract
 from workbench.declare import DeclarationError
@@ -269,4 +270,6 @@ def _tour(args: argparse.Namespace) -> int:
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
              "explain": _explain, "schedule": _schedule,
-             "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour}
+             "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour,
+             "course": course_commands.course, "lessons": course_commands.lessons, "check": course_commands.check,
+             "hint": course_commands.hint}

@@ -110,6 +110,33 @@ def parser() -> argparse.ArgumentParser:
     _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated")
     tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where results go (default: out)")
     tour.set_defaults(command="tour")
+
+    course = commands.add_parser("course", help="run the lessons' notebooks, and write one page of results",
+                                 description="Run the notebooks, each in a process of its own, keep them with their "
+                                 "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.")
+    course.add_argument("lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons")
+    course.add_argument("--profile", choices=("laptop", "small", "gpu"), default="laptop",
+                        help="laptop: as they stand (default); small: the least other parameters; gpu: on GPUs")
+    _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated")
+    course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at once (default: one for two cores)")
+    course.add_argument("--record", type=Path, metavar="DIR", help="write what is measured on GPUs to this folder")
+    course.add_argument("--timeout", type=_seconds, default=900.0, metavar="S",
+                        help="seconds of one notebook (default 900)")
+    course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
+                        help="where results go (default: out/course)")
+    course.set_defaults(command="course")
+
+    commands.add_parser("lessons", help="list the lessons, and what you have passed").set_defaults(command="lessons")
+    check = commands.add_parser("check", help="grade your answers in a notebook",
+                                description="Run a lesson's notebook as it stands, with your answers in it, and tell "
+                                "each checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.")
+    check.add_argument("lesson", metavar="LESSON", help="a number or a name")
+    check.add_argument("--notebook", type=Path, metavar="FILE", help="your copy (default: the checkout's)")
+    check.set_defaults(command="check")
+    hint = commands.add_parser("hint", help="the next hint for a checkpoint")
+    hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
+    hint.add_argument("checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it")
+    hint.set_defaults(command="hint")
     return made
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import math
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -11,17 +13,20 @@ from typing import Any
 
 from .errors import WorkbenchError
 
-Grader = Callable[..., "float | bool | tuple[float, str]"]
+Grader = Callable[..., "float | bool | tuple[float, str] | tuple[float, str, Figures]"]
+Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
+LINE, LABEL, BAR = 26, 240, 360  # of the drawing, in pixels
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A graded answer: score from 0 to 1, what it says, and the hints earned so far."""
+    """A graded answer: score from 0 to 1, what it says, the hints earned so far, and figures against their limits."""
 
     name: str
     score: float
     message: str
     hints: tuple[str, ...] = ()
+    figures: Figures = ()
 
     @property
     def passed(self) -> bool:
@@ -32,6 +37,30 @@ class CheckResult:
         return "\n".join([head, *(f"hint {i}: {h}" for i, h in enumerate(self.hints, 1))])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        text = "".join(f"<div>{html.escape(line)}</div>" for line in str(self).splitlines())
+        picture = b64encode(self._drawing().encode()).decode()
+        return f'{text}<img alt="{html.escape(self.name)}: {self.score:.0%}" src="data:image/svg+xml;base64,{picture}">'
+
+    def _drawing(self) -> str:
+        """A bar for the score, and one for each figure with its limit as a line: orange where it is over."""
+        rows = [("score", self.score, 1.0, self.passed)]
+        rows += [(name, got, most, got <= most) for name, got, most in self.figures]
+        parts = []
+        for i, (name, got, limit, good) in enumerate(rows):
+            full = max(got, limit) or 1.0
+            y, end = LINE * i + 5, LABEL + round(BAR * max(got, 0) / full)
+            mark = LABEL + round(BAR * limit / full)
+            says = f"{got:.0%}" if name == "score" else f"{got:,} of at most {limit:,}"
+            parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
+                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
+                         f'fill="{"#009e73" if good else "#e69f00"}"/>'
+                         f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>'
+                         f'<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
+        width, height = LABEL + BAR + 220, LINE * len(rows)
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+                f'font-size="13"><rect width="{width}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>')
 
 
 @dataclass
@@ -100,18 +129,19 @@ def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
     return close(answer, truth=truth, within=0.0)
 
 
-def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str]:
+def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str, Figures]:
     """Figures of what the reader built, none above its limit; a figure that is too high still scores its share."""
     shares = {name: min(1.0, limit / answer[name]) if answer[name] > limit else 1.0 for name, limit in at_most.items()}
     missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]
-    return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met"
+    figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
+    return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met", figures
 
 
 GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "targets": targets}
 
 
 def register_check(name: str) -> Callable[[Grader], Grader]:
-    """Add a grader `(answer, **context) -> score | (score, message)` that lessons may name."""
+    """Add a grader `(answer, **context) -> score | (score, message[, figures])` that lessons may name."""
 
     def add(grader: Grader) -> Grader:
         GRADERS[name] = grader
@@ -120,7 +150,7 @@ def register_check(name: str) -> Callable[[Grader], Grader]:
     return add
 
 
-def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, str]:
+def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, str, Figures]:
     """Run a grader by its name or "module:function". Raises WorkbenchError where there is none."""
     grader = GRADERS.get(check)
     if grader is None and ":" in check:
@@ -132,5 +162,5 @@ def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, s
     if grader is None:
         raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench.module:function")
     result = grader(answer, **context)
-    score, message = result if isinstance(result, tuple) else (float(result), "right" if result >= 1 else "not yet")
-    return min(max(float(score), 0.0), 1.0), message
+    given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")
+    return min(max(float(given[0]), 0.0), 1.0), given[1], given[2] if len(given) > 2 else ()

@@ -51,14 +51,16 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def run_lesson(name: str, values: Mapping[str, Any], out: Path, *, progress: bool = True) -> Executed:
-    """Execute notebooks/NAME.ipynb with `values` for its parameters cell, into the folder `out`.
+def run_lesson(
+    name: str, values: Mapping[str, Any], out: Path, *, source: Path | None = None, progress: bool = True
+) -> Executed:
+    """Execute notebooks/NAME.ipynb, or another copy of it, with `values` for its parameters, into the folder `out`.
 
     Raises LessonError before the first cell where a parameter does not fit, NotebookError where a cell fails: the
     notebook is kept, with the failing cell marked.
     """
     checked = parameters(load_lesson(name), **values).model_dump()
-    source = notebooks_dir() / f"{name}.ipynb"
+    source = source or notebooks_dir() / f"{name}.ipynb"
     if not source.is_file():
         raise WorkbenchError(f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
     try:

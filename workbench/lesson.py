@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_valida
 from .declare import DeclarationError, Declared, Problem, check, freeze, read_toml, shown, suggestion
 from .grading import CheckResult, Prediction, grade
 from .recipe import recipe_names
+from .scores import keep_score
 
 _NEEDS = {"cpu": "a CPU is enough", "gpu": "one GPU", "multi_gpu": "several GPUs"}
 _TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -70,6 +71,15 @@ class Question(Declared):
     ask: str = Field(min_length=1)
 
 
+class Exhibit(Declared):
+    """A bug that really happened, shown by the smallest graph that has it: one piece of the bug museum."""
+
+    name: str = Field(min_length=1)
+    bug: str = Field(min_length=1, description="what goes wrong, in a sentence")
+    seen: str = Field(min_length=1, description="where it happened: project and version, pull request or issue")
+    verdict: str = Field(min_length=1, description="what the verdicts show, as the cell prints it")
+
+
 class Lesson(Declared):
     """One notebook's declaration; see `load_lesson`."""
 
@@ -85,8 +95,11 @@ class Lesson(Declared):
     prerequisites: tuple[str, ...] = Field((), description="names of lessons")
     recipe: str = "llama3"
     parameters: dict[str, Parameter] = Field(default_factory=dict)
+    profiles: dict[Literal["small", "gpu"], dict[str, int | float | str | bool]] = Field(
+        default_factory=dict, description="values of parameters: small is the least run that is not the default")
     questions: tuple[Question, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
+    museum: tuple[Exhibit, ...] = ()
     key_points: tuple[str, ...] = Field(min_length=1)
 
     _attempts: dict[str, int] = PrivateAttr(default_factory=dict)
@@ -98,8 +111,11 @@ class Lesson(Declared):
             Problem(f"parameters.{name}.default", problem)
             for name, p in self.parameters.items() if (problem := p.problem(p.default))
         ]
-        for where, names in (("checkpoints", [c.name for c in self.checkpoints]),
-                             ("questions", [q.name for q in self.questions])):
+        for profile, values in self.profiles.items():
+            problems += [Problem(f"profiles.{profile}.{name}", problem) for name, value in values.items()
+                         if (problem := self._misfit(name, value))]
+        for where, named in (("checkpoints", self.checkpoints), ("questions", self.questions), ("museum", self.museum)):
+            names = [each.name for each in named]
             problems += [Problem(where, f"{n!r} stands there twice: give each its own name")
                          for n in sorted({n for n in names if names.count(n) > 1})]
         if self.recipe not in recipe_names():
@@ -107,6 +123,11 @@ class Lesson(Declared):
         if problems:
             raise LessonError(f"lesson {self.name!r}", problems)
         return self
+
+    def _misfit(self, name: str, value: Any) -> str:
+        """Why a parameter cannot have this value, or ""."""
+        known = self.parameters.get(name)
+        return known.problem(value) if known else "unknown parameter" + suggestion(name, self.parameters)
 
     def predict(self, name: str, guess: Any = None) -> Prediction:
         """Record the reader's guess on a question, before the answer is shown; score it with `.score(truth)`.
@@ -127,25 +148,35 @@ class Lesson(Declared):
 
         Raises LessonError on a checkpoint that is not declared. `None` is a task not tried yet.
         """
+        point = self.checkpoint(name)
+        if answer is None:
+            return CheckResult(name, 0.0, f"to do: {point.task}")
+        score, message, figures = grade(point.check, answer, context)
+        keep_score(self.name, name, score)
+        if score >= 1:
+            return CheckResult(name, 1.0, message, figures=figures)
+        tried = self._attempts[name] = self._attempts.get(name, 0) + 1
+        return CheckResult(name, score, message, point.hints[:tried], figures)
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        """The checkpoint of this name. LessonError where there is none."""
         found = {c.name: c for c in self.checkpoints}
         if name not in found:
             raise LessonError(f"lesson {self.name!r}", [Problem("checkpoints", f"no checkpoint {name!r}"
                                                                 + suggestion(name, found))])
-        point = found[name]
-        if answer is None:
-            return CheckResult(name, 0.0, f"to do: {point.task}")
-        score, message = grade(point.check, answer, context)
-        if score >= 1:
-            return CheckResult(name, 1.0, message)
-        tried = self._attempts[name] = self._attempts.get(name, 0) + 1
-        return CheckResult(name, score, message, point.hints[: min(tried, len(point.hints))])
+        return found[name]
+
+    @property
+    def needed(self) -> str:
+        """The machine, in words."""
+        return _NEEDS[self.needs]
 
     def __repr__(self) -> str:
         return f"Lesson {self.name}: {self.title}"
 
     def _repr_markdown_(self) -> str:
         lines = [f"## {self.title}", f"**{self.question}**", self.about,
-                 f"*{self.minutes} minutes, {_NEEDS[self.needs]}"
+                 f"*{self.minutes} minutes, {self.needed}"
                  + (f", after {', '.join(self.prerequisites)}" if self.prerequisites else "") + "*",
                  "You will learn:\n" + "\n".join(f"- {x}" for x in self.learn)]
         if self.need:
@@ -162,12 +193,8 @@ def parameters(lesson: Lesson, **values: Any) -> Any:
 
     Raises LessonError: a name that is not declared, a wrong type, a value out of range, all at once.
     """
-    problems = []
-    for name, value in values.items():
-        known = lesson.parameters.get(name)
-        message = known.problem(value) if known else "unknown parameter" + suggestion(name, lesson.parameters)
-        if message:
-            problems.append(Problem(f"parameters.{name}", message))
+    problems = [Problem(f"parameters.{name}", message) for name, value in values.items()
+                if (message := lesson._misfit(name, value))]
     if problems:
         raise LessonError(f"lesson {lesson.name!r}", problems)
     full = {name: values.get(name, p.default) for name, p in lesson.parameters.items()}
@@ -182,6 +209,11 @@ def lessons_dir() -> Path:
 
 def lesson_names() -> list[str]:
     return sorted(p.stem for p in lessons_dir().glob("*.toml"))
+
+
+def lesson_named(text: str) -> str:
+    """A lesson's name from its number or its name: "2" and "02" are 02_capture_a_joint_graph."""
+    return next((name for name in lesson_names() if name.split("_")[0] == text.zfill(2)), text)
 
 
 def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
