@@ -80,6 +80,8 @@ def test_the_lessons(name: str) -> None:
     for point in lesson.checkpoints:
         if ":" not in point.check:
             assert point.check in GRADERS
+    small = lesson.profiles["small"]
+    assert parameters(lesson, **small) != parameters(lesson)
 
 
 @pytest.mark.parametrize("name", lesson_names())

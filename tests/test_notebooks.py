@@ -102,6 +102,14 @@ def test_parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) 
         assert shown(cell).startswith(f"{name}: ") and "100%" not in shown(cell) and "hint 1" in shown(cell)
 
 
+@each_notebook
+def test_each_exhibit_of_the_museum_shows_its_verdict(path: Path) -> None:
+    exhibits = {tags(c)[1]: c for c in cells(path) if tags(c)[:1] == ["museum"]}
+    assert sorted(exhibits) == sorted(e.name for e in load_lesson(path.stem).museum)
+    for exhibit in load_lesson(path.stem).museum:
+        assert exhibit.verdict in shown(exhibits[exhibit.name])
+
+
 def run_cells(path: Path, tmp_path: Path, change: dict[str, str]) -> dict[str, str]:
     """Execute without the cells on real ranks; `change` holds lines to put after a checkpoint's `answer = `."""
     whole = json.loads(path.read_text(encoding="utf-8"))
