@@ -5,15 +5,13 @@ BIN := $(VENV)/bin
 NBVAL := --nbval --nbval-sanitize-with .ci/nbval_sanitize.cfg --nbval-cell-timeout 180 -p no:cacheprovider
 # two workers; all that starts ranks is one's, and what shares a file too
 TWO := -n 2 --dist loadgroup
-# the tour's smallest run that is not its default
-SMALL := -p dp_shard 2 -p tp 1 -p steps 5
 COMPAT_VENV := .venv-torch$(TORCH)
 
 export JUPYTER_PLATFORM_DIRS := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tour lab lint check unit tests notebooks small-tour test test-all test-fast execute schemas clean
+.PHONY: help venv tour lab lint check unit tests notebooks small test test-all test-fast execute schemas clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -40,9 +38,8 @@ tests: venv
 notebooks: venv
 	@$(BIN)/pytest $(NBVAL) -n 2 --dist loadscope notebooks
 
-small-tour: venv
-	@mkdir -p out
-	@$(BIN)/papermill -k python3 --cwd notebooks --no-progress-bar notebooks/00_tour.ipynb out/tour_small.ipynb $(SMALL)
+small: venv
+	@$(BIN)/workbench course --profile small --jobs 2 --out out/small
 
 check: lint tests ## linter, types and tests: no notebooks
 
@@ -50,7 +47,7 @@ test: ## everything that CI checks
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory notebooks
-	@$(MAKE) --no-print-directory small-tour
+	@$(MAKE) --no-print-directory small
 
 test-all: test ## and what takes long
 	@$(BIN)/pytest tests -m slow $(TWO)

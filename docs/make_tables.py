@@ -2,7 +2,7 @@
 
     python docs/make_tables.py
 
-Tables come from lessons/recipes, the passes' contracts and the reports in benchmarks/results, which
+Tables come from lessons, lessons/recipes, the passes' contracts and the reports in benchmarks/results, which
 `workbench run RECIPE --json FILE` writes. No torch here.
 """
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from workbench.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
+from workbench.lesson import load_lesson  # noqa: E402
 from workbench.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe_rules import cuda_reasons  # noqa: E402
 
@@ -119,7 +120,19 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
     return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root),
-            "views": views_table(root), "timelines": timelines_table(root), "experts": experts_table(root)}
+            "views": views_table(root), "timelines": timelines_table(root), "experts": experts_table(root),
+            "lessons": lessons_table(root)}
+
+
+def lessons_table(root: Path = ROOT) -> str:
+    """The lessons, and the exhibits of the bug museum in them."""
+    lessons = [load_lesson(path) for path in sorted((root / "lessons").glob("[0-9]*.toml"))]
+    rows = [[f"[{each.name[:2]} {each.title}](notebooks/{each.name}.ipynb)", each.question, f"{each.minutes} min"]
+            for each in lessons]
+    museum = [[exhibit.bug, exhibit.seen, each.name[:2]] for each in lessons for exhibit in each.museum]
+    return "\n\n".join((table(["lesson", "question", "time"], rows),
+                        "The bug museum, each as the smallest graph that shows it:",
+                        table(["what went wrong", "where it was seen", "lesson"], museum)))
 
 
 def recipe_tables(root: Path = ROOT) -> str:

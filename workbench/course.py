@@ -90,7 +90,7 @@ def run_course(
             while not running.empty():
                 _end(running.get())
             raise
-    (out / "index.html").write_text(_index(found, profile), encoding="utf-8")
+    (out / "index.html").write_text(_index(found, profile, out), encoding="utf-8")
     return found
 
 
@@ -123,11 +123,13 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.communicate()
 
 
-def _index(found: Sequence[Outcome], profile: str) -> str:
+def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
+    """The page of results; a run that failed has its notebook alone."""
     rows = []
     for each in found:
         name = html.escape(each.lesson.name)
-        link = name if each.left_out else f'<a href="{name}.html">{name}</a>'
+        file = next((f for f in (f"{name}.html", f"{name}.ipynb") if (out / f).exists()), "")
+        link = f'<a href="{file}">{name}</a>' if file and not each.left_out else name
         rows.append(f"<tr><td>{link}</td><td>{html.escape(each.lesson.question)}</td><td>{each.seconds:.0f} s</td>"
                     f"<td><pre>{html.escape(each.problem or 'done')}</pre></td></tr>")
     return ('<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>The course</title>'
