@@ -61,7 +61,7 @@ def test_fake_mesh_of_8(mesh, listed):
 def test_five_steps_on_4_ranks(pool, mesh, listed):
     for found in pool.run(trajectory, small(mesh, *LISTS[listed])):
         assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
-        assert found["relative"] < 5e-5 if listed in LOSSY else found["differing"] == []
+        assert found["relative"] < 1e-4 if listed in LOSSY else found["differing"] == []
 
 
 @pytest.mark.ranks
