@@ -1,8 +1,7 @@
-"""cudagraph: recording, replaying and what is refused; on the CPU with a recorder that runs the body again."""
+"""cudagraph: recording, replaying and what is refused; on the CPU with its rehearsal."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import ClassVar
 
 import pytest
@@ -13,48 +12,13 @@ from workbench import author_module, capture, fake_world, load_recipe, partition
 from workbench.compiled_step import compile_step
 from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
+from workbench.passes.rehearsal import Rehearsal, rehearse
 from workbench.pipeline import prove_replay
 from workbench.recipe import RecipeError
 from workbench.recipe_parts import PassSpec
 from workbench.torch_api import cuda_graphs
 from workbench.verify.verdicts import Outcome
 from workbench.world.mesh import World
-
-
-def at_address(tensor):
-    """The same memory, as a graph knows it: by its address, without holding it."""
-    storage = tensor.untyped_storage()
-    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(
-        tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-class Stand:
-    """Stands in for `Recorder`: a replay runs the body again and writes into the outputs of the recording."""
-
-    def __init__(self):
-        self.recorded = self.closed = 0
-
-    def record(self, body, inputs):
-        inputs = [at_address(value) if isinstance(value, torch.Tensor) else value for value in inputs]
-        outputs = list(body(list(inputs)))
-        for value in outputs:
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value._base is None:
-                value.fill_(float("nan"))  # a recording computes nothing
-        self.recorded += 1
-
-        def replay():
-            for kept, new in zip(outputs, body(list(inputs)), strict=True):
-                if isinstance(kept, torch.Tensor):
-                    kept.copy_(new)
-
-        return replay, outputs
-
-    def pool_bytes(self):
-        return 4096 * self.recorded
-
-    def close(self):
-        self.closed += 1
 
 
 class MLP(nn.Module):
@@ -74,7 +38,7 @@ def batch(seed):
 
 @pytest.fixture
 def stand(monkeypatch):
-    made = Stand()
+    made = Rehearsal()
     monkeypatch.setattr(cuda_graphs, "Recorder", lambda: made)
     return made
 
@@ -180,6 +144,28 @@ def test_debug_finds_a_parameter_that_moved(stand):
         step(*batch(0))
 
 
+def test_rehearsed_without_a_fixture():
+    """As a lesson does it: the pair says that its recording is rehearsed."""
+    torch.manual_seed(0)
+    world = World("gloo", 1, 0, torch.device("cpu"))
+    pair = rehearse(partition(capture(author_module(MLP(), world, None, batch=lambda: batch(0)))))
+    (record,), bodies = run_partitioned(pair, ["cudagraph"])
+    assert same(train(compile_step(pair, bodies)), train(build()[0]))
+    prove_replay([record])
+    assert record.outcome is Outcome.PASS
+
+
+def test_a_replay_reads_the_memory_that_was_recorded_and_not_the_parameter(stand):
+    step, _ = build("cudagraph")
+    train(step, 4)
+    up, down = step.module.up.weight, step.module.down.weight
+    before = step(*batch(0)).item()
+    down.data = torch.zeros_like(down)
+    assert step(*batch(0)).item() == before  # still what lies at the old address
+    up.data.zero_()
+    assert step(*batch(0)).item() != before
+
+
 def test_after_close_a_call_is_refused(stand):
     step, _ = build("cudagraph")
     train(step, 4)
@@ -228,7 +214,7 @@ def test_what_a_replay_takes_is_known_before_and_its_memory_after(stand):
     assert 5 <= forward.launches_before < len(calls) and forward.unit == "operators"  # the transposes start nothing
     train(step, 4)
     forward, backward = (body.facts for body in record.after)
-    assert (forward.pool_bytes, backward.pool_bytes) == (4096, 8192) and forward.launches_after == 1
+    assert (forward.pool_bytes, backward.pool_bytes) == (148, 452) and forward.launches_after == 1  # its outputs
     assert forward.replays == backward.replays == 3
     assert {x.address for x in forward.inputs} == {None}  # a CPU's addresses are nobody's business
 

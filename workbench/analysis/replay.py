@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from workbench.analysis.census import kind_of
 from workbench.analysis.kernels import Kernels
@@ -76,5 +76,9 @@ def count_launches(graph: GraphModule, kernels: Kernels | None) -> tuple[int, st
     """
     if kernels is not None and kernels.kernels:
         return kernels.launches, "calls of kernels"
-    calls = [n for n in graph.graph.nodes if n.op == "call_function" and kind_of(n) not in _STARTS_NOTHING]
-    return len(calls), "operators"
+    return sum(map(starts_work, graph.graph.nodes)), "operators"
+
+
+def starts_work(node: Node) -> bool:
+    """Whether the device gets something to do: not for views, sizes and waits."""
+    return node.op == "call_function" and kind_of(node) not in _STARTS_NOTHING

@@ -6,6 +6,7 @@ from workbench.draw.graphs import graph, launches, saved
 from workbench.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.draw.memory import memory
 from workbench.draw.mesh import parameters, placements, redistribute, slices
+from workbench.draw.pace import pace
 from workbench.draw.pipeline import pipeline
 from workbench.draw.routing import routing, slots
 from workbench.draw.show import Picture, Table, table
@@ -15,5 +16,5 @@ from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "ablation", "changes", "expert_load", "graph", "kernel_code", "kernel_table", "kernels",
-           "launches", "losses", "memory", "parameters", "pipeline", "placements", "redistribute", "replay",
+           "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements", "redistribute", "replay",
            "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts"]
