@@ -18,15 +18,16 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
         raise WorkbenchError("draw.pace: give one step or more, by title: {\"node by node\": paced(...)}")
     figure = new_figure(9.6, 0.7 + 1.15 * len(paces))
     panels = figure.subplots(len(paces), 1, sharex=True, squeeze=False)[:, 0]
+    end = 1.03 * max(found.step_us for found in paces.values())
     lines = []
     for axes, (title, found) in zip(panels, paces.items(), strict=True):
         bound = found.bound == "launches"
         color = BLUE if bound else GREEN  # an edge, or a kernel of a microsecond is not to be seen
         axes.broken_barh(_bars(found.started), (-0.38, 0.76), color=ORANGE, linewidth=0)
-        axes.broken_barh(_bars(found.worked), (0.62, 0.76), facecolor=color, edgecolor=color, linewidth=0.5)
+        axes.broken_barh(_bars(found.worked), (0.62, 0.76), facecolor=color, edgecolor=color, linewidth=0.25)
         axes.axvline(found.step_us, color=RED, linewidth=1.2)
         axes.set_yticks([0, 1], ["CPU starts", "device works"], fontsize=9)
-        axes.set(ylim=(1.5, -0.5), xlim=(0, None))
+        axes.set(ylim=(1.5, -0.5), xlim=(0, end))
         axes.set_title(f"{title}: {found}", fontsize=9.5, loc="left", color=INK)
         axes.spines[["top", "right"]].set_visible(False)
         lines.append(f"{title}: {found}")
