@@ -10,6 +10,7 @@ from on_ranks import FSDP_TP, small
 
 from workbench.analysis.census import module_path, provenance
 from workbench.compiled_step import compile_step
+from workbench.errors import WorkbenchError
 from workbench.forward_backward import output_nodes, partition, saved_nodes
 from workbench.joint_graph import capture
 from workbench.parallel.author import author, author_module
@@ -19,9 +20,14 @@ from workbench.world.mesh import World
 
 
 @pytest.fixture(scope="module")
-def pair():
+def joint():
     with fake_world(4) as world:
-        yield partition(capture(author(small(FSDP_TP), world)))
+        yield capture(author(small(FSDP_TP), world))
+
+
+@pytest.fixture(scope="module")
+def pair(joint):
+    return partition(joint.fork())
 
 
 def test_what_is_saved_is_what_the_backward_takes(pair):
@@ -65,8 +71,10 @@ class Mlp(torch.nn.Module):
         return (x - y).square().mean()
 
 
-@pytest.mark.parametrize("passes", [(), ("inductor_decomposition", "activation_checkpointing")], ids=str)
-def test_any_module_without_a_recipe_and_without_ranks(passes):
+@pytest.mark.parametrize(("passes", "by"), [
+    ((), "min_cut"), (("inductor_decomposition", "activation_checkpointing"), "min_cut"), ((), "default"),
+], ids=str)
+def test_any_module_without_a_recipe_and_without_ranks(passes, by):
     torch.manual_seed(0)
     batch = torch.randn(4, 8), torch.randn(4, 8)
     reference = Mlp()
@@ -75,7 +83,7 @@ def test_any_module_without_a_recipe_and_without_ranks(passes):
     world = World("gloo", 1, 0, torch.device("cpu"))
     joint = capture(author_module(module, world, None, batch=lambda: batch))
     run_joint(joint, passes)
-    step = compile_step(partition(joint))
+    step = compile_step(partition(joint, by))
     assert repr(joint).startswith("JointGraph(Mlp: ") and repr(step) == "CompiledStep(Mlp: method, method)"
     loss, expected = step(*batch), reference(*batch)
     loss.backward()
@@ -87,3 +95,15 @@ def test_any_module_without_a_recipe_and_without_ranks(passes):
         step.module.layers[2].bias.add_(1)
     assert not torch.allclose(step(*batch), expected)
     assert saved_bytes(step.pair) > 0
+
+
+def test_by_default_everything_is_saved_that_the_backward_reads(joint, pair):
+    saved_all = partition(joint.fork(), "default")
+    assert saved_bytes(pair) < saved_bytes(saved_all)
+    ours, theirs = ({n.name for n in p.forward.graph.nodes} & {n.name for n in p.backward.graph.nodes
+                    if n.op == "call_function"} for p in (pair, saved_all))
+    assert any(name.startswith("silu") for name in ours) and not any(name.startswith("silu") for name in theirs)
+    with pytest.raises(WorkbenchError) as caught:
+        partition(joint, by="min-cut")
+    assert str(caught.value) == "partition(..., by='min-cut'): by must be one of min_cut, default"
+    assert not joint.closed
