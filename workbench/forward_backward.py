@@ -131,18 +131,21 @@ def saved_order(forward: GraphModule, backward: GraphModule) -> list[int]:
 
 
 @uncollected()
-def partition(joint: JointGraph) -> ForwardBackward:
-    """Split by min-cut: what the backward recomputes and what it is given is decided by the tags on the nodes.
+def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
+    """Split: tags on the nodes say what the backward is given and what it computes again, and `by` what has no tag.
 
-    Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition`. Closes `joint`.
-    Raises WorkbenchError where it is closed already.
+    by "min_cut": the cheapest cut, cheap values are computed again; "default": all that the backward reads is saved.
+    Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition` and `default_partition`. Closes
+    `joint`. Raises WorkbenchError where it is closed already, and for another `by`.
     """
     joint.require_open()
+    if by not in aot.PARTITIONERS:
+        raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(aot.PARTITIONERS)}")
     with joint, joint.contexts.again():
         made = joint.graph
         joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
         try:
-            function, forward, backward = aot.compile_joint(joint.export)
+            function, forward, backward = aot.compile_joint(joint.export, by)
         finally:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)

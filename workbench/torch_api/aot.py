@@ -157,10 +157,16 @@ class LateBound:
             yield
 
 
-def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]:
-    """Partition with min-cut and wrap in autograd, leaving both bodies open.
+PARTITIONERS: dict[str, Callable[..., tuple[Graph, Graph]]] = {
+    "min_cut": partitioners.min_cut_rematerialization_partition,
+    "default": partitioners.default_partition,
+}
 
-    torch's default here is `default_partition`, which saves views of gathered weights; min-cut is passed explicitly.
+
+def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], LateBound, LateBound]:
+    """Partition with one of PARTITIONERS and wrap in autograd, leaving both bodies open.
+
+    torch's own choice here is `default_partition`, which saves views of gathered weights.
     """
     found: dict[str, LateBound] = {}
 
@@ -176,7 +182,7 @@ def compile_joint(joint: Any) -> tuple[Callable[..., Any], LateBound, LateBound]
     with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws), _without_texts(joint)):
         function = aot_compile_joint_with_descriptors(
             joint,
-            partition_fn=partitioners.min_cut_rematerialization_partition,
+            partition_fn=PARTITIONERS[by],
             fw_compiler=callback("forward"),
             bw_compiler=callback("backward"),
         )
