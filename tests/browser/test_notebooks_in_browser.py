@@ -31,7 +31,8 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
     return errors
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name == "00_tour" else pytest.mark.slow) for name in NOTEBOOKS])
 def test_the_first_picture_is_on_the_screen_within_a_minute(page: Page, lab: str, looked_at: Look, name: str) -> None:
     started = time.monotonic()
     errors = open_notebook(page, lab, name)
