@@ -95,6 +95,32 @@ def test_buckets_that_match_nothing_have_their_reason(two_layers, through):
     assert found.message.startswith("no module path matches the buckets ['blocks.0', 'blocks.1']: the graph's")
 
 
+def test_a_plan_says_what_it_left_out(two_layers, through):
+    plan = ("layers.0", "blocks.1", ("norm", "output"))
+    records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
+    found = records[BLOCKS].verdict("effect")
+    assert (found.outcome, found.message) == (Outcome.PASS, (
+        "no module path matches blocks.1; 10 of 21 gathers of the forward are in no bucket, the first in "
+        "tok_embeddings"))
+
+
+def test_a_plan_that_takes_all_says_nothing(variants):
+    assert variants["blocks"][0][BLOCKS].verdict("effect").message == ""
+
+
+@pytest.mark.parametrize("plan", [
+    ("layers.0", "layers.0.attention"), (("layers.0.attention", "layers.0"),), ("norm", "norm")])
+def test_a_module_in_two_buckets_is_refused(two_layers, through, plan):
+    with pytest.raises(WorkbenchError, match="a module is in one bucket"):
+        through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": plan})])
+
+
+def test_a_name_that_begins_alike_is_another_module(two_layers, through):
+    """The naive version, which compares the beginnings of the text: layers.1 and layers.10."""
+    records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": ("layers.1", "layers.10")})])
+    assert records[BLOCKS].outcome is Outcome.PASS
+
+
 def test_no_gather_has_its_reason(fake4, through):
     recipe = small({"tp": 4}).override({"model.n_heads": 4, "model.n_kv_heads": 4})
     records, _, _ = through(author(recipe, fake4), (), [BLOCKS, AUTO][:1])

@@ -34,12 +34,34 @@ def _launches(graphs: Graphs) -> dict[str, int]:
 
 
 def fewer_launches(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """Fewer all-gathers and reduce-scatters than before, over forward and backward."""
+    """Fewer all-gathers and reduce-scatters than before, over forward and backward; says what a plan left out."""
     was, now = _launches(before), _launches(after)
     evidence = {"before": was, "after": now}
     if sum(now.values()) < sum(was.values()):
-        return Effect(True, "", evidence)
+        return Effect(True, _left_out(before, options) if hasattr(options, "buckets") else "", evidence)
     return Effect(False, _why_nothing(before, options), evidence)
+
+
+def _planned(graphs: Graphs, options: Any) -> list[str]:
+    """Every module path of the buckets."""
+    buckets = options.buckets or graphs[0].meta["workbench"]["buckets"]
+    return [path for bucket in buckets for path in ([bucket] if isinstance(bucket, str) else bucket)]
+
+
+def _paths(graphs: Graphs) -> set[str]:
+    return {path for g in graphs for n in g.graph.nodes for path, _ in module_stack(n)}
+
+
+def _left_out(graphs: Graphs, options: Any) -> str:
+    """The paths that match no module, and the gathered parameters that no bucket takes; "" where there are none."""
+    planned = set(_planned(graphs, options))
+    stacks = [module_stack(n) for _, chain in gather_chains(graphs[0]) for n in chain if n.target is _GATHER]
+    said = []
+    if unknown := planned - {path for stack in stacks for path, _ in stack} and planned - _paths(graphs):
+        said.append(f"no module path matches {', '.join(sorted(unknown))}")
+    if alone := [stack[-1][0] or "the root" for stack in stacks if stack and not planned & {path for path, _ in stack}]:
+        said.append(f"{len(alone)} of {len(stacks)} gathers of the forward are in no bucket, the first in {alone[0]}")
+    return "; ".join(said)
 
 
 def _why_nothing(graphs: Graphs, options: Any) -> str:
@@ -49,8 +71,7 @@ def _why_nothing(graphs: Graphs, options: Any) -> str:
         sizes = facts["group_sizes"]
         return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
     if hasattr(options, "buckets"):
-        paths = {path for g in graphs for n in g.graph.nodes for path, _ in module_stack(n)}
-        names = [b if isinstance(b, str) else b[0] for b in (options.buckets or facts["buckets"])]
+        paths, names = _paths(graphs), _planned(graphs, options)
         if not any(name in paths for name in names):
             shown = ", ".join(sorted(paths)[:3]) or "none at all"
             return f"no module path matches the buckets {names[:3]}: the graph's paths are {shown}"
@@ -74,6 +95,16 @@ def _separate_gathers(gm: GraphModule) -> None:
     gm.recompile()
 
 
+def _refuse_overlap(buckets: list[list[str] | str]) -> None:
+    """One collective goes into one bucket: torch only counts the nodes that two of them claim."""
+    paths = [path for bucket in buckets for path in ([bucket] if isinstance(bucket, str) else bucket)]
+    for i, path in enumerate(paths):
+        inner = next((other for j, other in enumerate(paths) if j != i and f"{other}.".startswith(f"{path}.")), None)
+        if inner is not None:
+            raise WorkbenchError(f"transformer_block_bucketing: the buckets name {path!r} and, within it, {inner!r}: "
+                                 "a module is in one bucket, so leave out one of the two")
+
+
 def _of_no_region(gm: GraphModule, names: set[str]) -> GraphModule:
     """What the scheduler made serves several modules: it has the metadata of one, but not its region."""
     for node in gm.graph.nodes:
@@ -91,6 +122,7 @@ def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, o
     buckets = [list(b) if not isinstance(b, str) else b for b in options.buckets] or gm.meta["workbench"]["buckets"]
     if not buckets:
         raise WorkbenchError("transformer_block_bucketing: the model names no blocks: state options.buckets")
+    _refuse_overlap(list(buckets))
     if options.separate_gather_group:
         _separate_gathers(gm)
     names = {node.name for node in gm.graph.nodes}
