@@ -1,6 +1,7 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form."""
 
 from workbench.draw.ablation import ablation
+from workbench.draw.buffers import buffers
 from workbench.draw.expert_load import expert_load
 from workbench.draw.graphs import graph, launches, saved
 from workbench.draw.kernels import kernel_code, kernel_table, kernels, replay
@@ -15,6 +16,6 @@ from workbench.draw.timeline import timeline
 from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "changes", "expert_load", "graph", "kernel_code", "kernel_table", "kernels",
-           "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements", "redistribute", "replay",
-           "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "expert_load", "graph", "kernel_code", "kernel_table",
+           "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements", "redistribute",
+           "replay", "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts"]

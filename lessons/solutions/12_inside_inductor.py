@@ -1,0 +1,18 @@
+"""Answers to the checkpoints of 12_inside_inductor; kept apart from the notebook."""
+
+import torch
+
+
+def peak(loss):
+    """The loss of a quarter of the rows at a time: each part's logits lie where those of the part before lay."""
+
+    def in_parts(x, weight, target):
+        parts = zip(x.chunk(4), target.chunk(4), strict=True)
+        return torch.cat([loss(rows, weight, wanted) for rows, wanted in parts])
+
+    return in_parts
+
+
+def fallback():
+    """One node stands before exp, and three behind it."""
+    return ["neg"]
