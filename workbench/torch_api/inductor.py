@@ -64,8 +64,7 @@ def compile_inner(
 
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
-    keywords = {"is_backward": is_backward, "static_input_idxs": static}
     with (torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides,
           inductor_kernels.watched()):
-        compiled = compile_fx_inner(graph, example_inputs, **accepted(compile_fx_inner, keywords))
+        compiled = compile_fx_inner(graph, example_inputs, is_backward=is_backward, static_input_idxs=static)
     return compiled, list(strides or [])
