@@ -48,8 +48,8 @@ def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
                 "lost": [f"{name} in the {which}" for name, which in gone]}
     if gone:
         name, which = gone[0]
-        return Effect(False, f"the partition left no node of region {name!r} in the {which}: it keeps one of equal "
-                             "nodes, with that one's name", evidence)
+        return Effect(False, f"the partition left no node of region {name!r} in the {which}: "
+                             "of equal nodes it keeps one, and its name", evidence)
     if left := [name for name in options.regions if name not in evidence["names"]]:
         return Effect(False, f"nothing of region {left[0]!r} was compiled ({_KEPT_OUT})", evidence)
     if inside:
