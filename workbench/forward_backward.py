@@ -16,6 +16,7 @@ from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
 from workbench.torch_api import aot
+from workbench.torch_api.regions import named_regions
 
 
 @dataclass
@@ -150,4 +151,8 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)
     pair.share_facts(lambda which: graph_facts(joint.authored, which))
+    # torch's CSE keeps one of equal nodes, whatever their names: passes compare with what was there before
+    named = {part: sorted(names) for part, names in named_regions(made).items()}
+    pair.forward.meta["workbench"]["shared"]["named"] = named
     return pair
+

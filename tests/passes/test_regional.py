@@ -12,7 +12,8 @@ from workbench.analysis.census import kind_of
 from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
 from workbench.passes import regional_inductor as module
-from workbench.passes.regional_inductor import members
+from workbench.passes.body import kernels_of
+from workbench.passes.regional_inductor import members, parts_to_compile
 from workbench.recipe import RecipeError
 from workbench.recipe_parts import PassSpec
 from workbench.torch_api import regions
@@ -51,7 +52,8 @@ def calls(graph):
 
 
 def test_regions_are_calls_of_functions_and_the_rest_stays(pair):
-    made, records = pair(BLOCKS, spec(regions=("feed_forward",)))
+    # options of its own: code that a run of an older package left in Inductor's cache has no kernels to see
+    made, records = pair(BLOCKS, spec(regions=("feed_forward",), config={"cpp.simdlen": 1, "cpp.threads": 1}))
     found = records[-1].verdict("effect")
     assert records[-1].outcome is Outcome.PASS and found.evidence["names"] == ["feed_forward"]
     assert all(found.evidence["regions"]) and found.evidence["nodes_inside"] > 8
@@ -59,6 +61,13 @@ def test_regions_are_calls_of_functions_and_the_rest_stays(pair):
         assert not {n.op for n in graph.graph.nodes} - {"placeholder", "get_attr", "call_function", "output"}
         assert not list(graph.named_children())  # what get_attr reads are the captured constants
     assert "region_feed_forward_layers_0" in made.forward.code
+    kernels = kernels_of(records[-1].before, records[-1].after)
+    assert [k.graph for k in kernels] == [
+        f"{part} {i}, {call.target.__name__}" for part, graph in made.by_part.items()
+        for i, call in enumerate(calls(graph))]
+    assert all(k.missing == () and k.launches for k in kernels)
+    assert all(bool(call.source) == (call.kind == "cpp") for k in kernels for call in k.kernels)
+    assert any("silu" in call.name for k in kernels for call in k.kernels)
 
 
 def test_attention_with_its_masks_is_a_region(uncompiled):
@@ -218,6 +227,36 @@ def test_regions_of_which_nothing_is_left_have_no_effect(uncompiled):
     (record,), _ = run_partitioned(built(Interleaved()), [spec(fallback=left)])
     found = record.verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and "kept out" in found.message
+
+
+class Twice(Unnamed):
+    """Two equal products, and one of them has a name: the partitioner keeps the first of each direction."""
+
+    def __init__(self, named_first):
+        super().__init__()
+        self.names = ("b", "other") if named_first else ("other", "b")
+
+    def forward(self, x, y):
+        with region(self.names[0]):
+            first = x @ self.w
+        with region(self.names[1]):
+            second = x @ self.w
+        return (first * second).mean()
+
+
+@pytest.mark.parametrize(("named_first", "which"), [(False, "forward"), (True, "backward")])
+def test_a_name_that_the_partition_lost_is_said(uncompiled, named_first, which):
+    (record,), _ = run_partitioned(built(Twice(named_first)), [spec(regions=("b",))])
+    found = record.verdict("effect")
+    assert found.outcome is Outcome.NO_EFFECT and found.evidence["lost"] == [f"b in the {which}"]
+    assert found.message.startswith(f"the partition left no node of region 'b' in the {which}")
+
+
+def test_parts_are_those_that_the_pass_compiles(uncompiled):
+    made = built(Interleaved())
+    parts = [[name for name, _ in parts_to_compile(graph)] for graph in made.graphs]
+    run_partitioned(made, [NAME])
+    assert parts == [[n.meta[COMPILED_REGION]["name"] for n in calls(graph)] for graph in made.graphs]
 
 
 def test_a_name_alone_changes_no_graph():

@@ -13,6 +13,8 @@ from workbench.analysis.census import kind_of, module_path, provenance
 from workbench.errors import WorkbenchError
 from workbench.torch_api import inductor_kernels
 from workbench.torch_api.inductor_kernels import GENERATED, KINDS
+from workbench.torch_api.ops import COMPILED_REGION
+from workbench.torch_api.regions import seen_of
 
 _NEEDS_NONE = ("view", "bookkeeping")
 
@@ -128,6 +130,25 @@ def find_kernels(compiled: Any, graph: GraphModule) -> Kernels | None:
     facts = graph.meta.get("workbench") or {}
     return Kernels(facts.get("graph", "joint"), kernels, tuple(calls), views, dict(seen.same), seen.removed,
                    tuple(n.name for n in left if n.name not in views), seen.missing, seen.code)
+
+
+def region_kernels(graph: GraphModule) -> tuple[Kernels, ...]:
+    """The kernels of each compiled region of a graph, in the order of their calls, with their number; or none.
+
+    Inductor traces a region again: nodes are what it made of the region's operators, by the names that it gave them,
+    and have no module and no source line. A region that was compiled alike before shares that one's kernels.
+    """
+    which, found = (graph.meta.get("workbench") or {}).get("graph", "joint"), []
+    for number, call in enumerate(n for n in graph.graph.nodes if COMPILED_REGION in n.meta):
+        for seen in seen_of(call):
+            written = inductor_kernels.sources(seen.code)
+            kernels = tuple(Kernel(i, c.name, c.kind, c.nodes, c.others, source=written.get(c.name, ""))
+                            for i, c in enumerate(seen.calls))
+            nodes = dict.fromkeys(n for c in seen.calls for n in c.nodes)
+            name = f"{which} {number}, {getattr(call.target, '__name__', call.name)}"
+            found.append(Kernels(name, kernels, tuple(nodes), (), dict(seen.same), seen.removed, (), seen.missing,
+                                 seen.code))
+    return tuple(found)
 
 
 def _origins(nodes: list[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:

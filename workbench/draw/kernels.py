@@ -30,8 +30,8 @@ def _given(what: Given) -> tuple[Kernels, ...]:
     found = kernels_of(what.before, what.after) if isinstance(what, PassRecord) else tuple(what)
     if not found:
         name = f"pass {what.name!r}" if isinstance(what, PassRecord) else "this"
-        raise WorkbenchError(f"{name} has no kernels of Inductor: give the record of full_inductor_compilation, or of "
-                             "a cudagraph after it")
+        raise WorkbenchError(f"{name} has no kernels of Inductor: give the record of full_inductor_compilation, of "
+                             "a cudagraph after it, or of regional_inductor")
     return found
 
 
@@ -103,16 +103,18 @@ def _listed(names: Sequence[str], most: int = 2) -> str:
 def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
     """The generated source of a kernel beside the nodes that it came from; includes without their folders.
 
-    kernel: its name, as it is or as kernel_table shortens it; graph: forward or backward, where both have one of that
-    name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no generated source.
+    kernel: its name, as it is or as kernel_table shortens it; graph: forward, backward or a compiled region, where
+    several have one of that name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no
+    generated source.
     """
     found = [(f, k) for f in _given(what) for k in f.kernels
              if kernel in (k.name, _short(k.name)) and graph in (None, f.graph)]
     if not found:
         raise WorkbenchError(f"no kernel {kernel!r}: kernel_table lists them")
-    graphs, first = sorted({f.graph for f, _ in found}), found[0][1]
+    graphs, first = list(dict.fromkeys(f.graph for f, _ in found)), found[0][1]
     if len(graphs) > 1:
-        raise WorkbenchError(f"both graphs have a kernel {kernel!r}: say graph='forward' or graph='backward'")
+        names = " or ".join(f"graph={name!r}" for name in graphs)
+        raise WorkbenchError(f"{len(graphs)} graphs have a kernel {kernel!r}: say {names}")
     if not first.source:
         raise WorkbenchError(f"{kernel!r} is {first.kind}: its source was not generated")
     lines = [_include(line) for line in first.source.splitlines()]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.analysis.kernels import Kernels, find_kernels
+from workbench.analysis.kernels import Kernels, find_kernels, region_kernels
 from workbench.torch_api import aot
 
 
@@ -51,7 +51,12 @@ class Body:
 
 
 def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ...]:
-    """The kernels of a lowering or replay pass, by what it got and what it gave; empty where Inductor made none."""
+    """The kernels of a lowering or replay pass, by what it got and what it gave, or those of each compiled region.
+
+    Empty where Inductor made none.
+    """
+    if all(isinstance(made, GraphModule) for made in after):
+        return tuple(k for made in after for k in region_kernels(made))
     found = [given.kernels if isinstance(given, Body) else find_kernels(made, given)
              for given, made in zip(before, after, strict=True)]
     return tuple(k for k in found if k is not None)

@@ -23,18 +23,38 @@ _KEPT_OUT = "collectives, gather chains, fallback, sizes read in a step"
 _COMPUTES = frozenset({"matmul", "attention", "pointwise", "reduction", "random", "index", "other"})
 
 
+def _names(graph: GraphModule) -> set[str]:
+    return {name for n in graph.graph.nodes if (name := regions.region_of(n))}
+
+
+def _named(graph: GraphModule) -> dict[str, list[str]]:
+    """The regions of forward and backward before the partition, where it said so."""
+    found: dict[str, list[str]] = (graph.meta.get("workbench") or {}).get("shared", {}).get("named", {})
+    return found
+
+
 def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """At least one region is a compiled function now, and each that the options name."""
+    """At least one region is a compiled function now, and each that the options name; none was lost in the partition.
+
+    A region is lost where a direction has no node of it left: of equal nodes torch's CSE keeps the first, and its name.
+    """
     calls = [[n for n in graph.graph.nodes if COMPILED_REGION in n.meta] for graph in after]
     inside = sum(n.meta[COMPILED_REGION]["nodes"] for graph in calls for n in graph)
+    kept = [regions.named_regions(graph, which) for graph, which in zip(before, ("forward", "backward"), strict=True)]
+    gone = [(name, which) for which, were in _named(before[0]).items() for name in options.regions or were
+            if name in were and not any(name in names[which] for names in kept)]
     evidence = {"regions": [len(found) for found in calls], "nodes_inside": inside,
-                "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph})}
+                "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph}),
+                "lost": [f"{name} in the {which}" for name, which in gone]}
+    if gone:
+        name, which = gone[0]
+        return Effect(False, f"the partition left no node of region {name!r} in the {which}: "
+                             "of equal nodes it keeps one, and its name", evidence)
     if left := [name for name in options.regions if name not in evidence["names"]]:
         return Effect(False, f"nothing of region {left[0]!r} was compiled ({_KEPT_OUT})", evidence)
     if inside:
         return Effect(True, "", evidence)
-    named = {name for graph in before for n in graph.graph.nodes if (name := regions.region_of(n))}
-    return Effect(False, f"every node of the regions was kept out ({_KEPT_OUT})" if named else
+    return Effect(False, f"every node of the regions was kept out ({_KEPT_OUT})" if any(map(_names, before)) else
                   "no node is in a named region: write `with region(\"name\"):` in the model", evidence)
 
 
@@ -66,6 +86,18 @@ def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -
     return found
 
 
+def parts_to_compile(graph: GraphModule, names: Iterable[str] = (), fallback: Iterable[str] = ()
+                     ) -> list[tuple[str, list[Node]]]:
+    """What the pass makes calls of, in node order: (region and block, nodes). Reads the graph and compiles nothing.
+
+    names: of regions, by default all; fallback: operators to leave out. Nodes of one region and block are one part,
+    unless something outside lies between them.
+    """
+    found = regions.parts_of(graph, members(graph, set(names) or _names(graph), fallback))
+    # views and copies alone are nothing to compile
+    return [(name, nodes) for name, nodes in found if any(kind_of(n) in _COMPUTES for n in nodes)]
+
+
 @register_pass("regional_inductor", effect=compiled_regions)
 def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
     """Compile each named region of each block for itself; what is left calls it like an operator.
@@ -74,7 +106,7 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: An
     does not know one of their options.
     """
     shared = gm.meta["workbench"]["shared"]
-    named = {name for n in gm.graph.nodes if (name := regions.region_of(n))} | set(shared.get("regions", ()))
+    named = _names(gm).union(shared.get("regions", ()), *_named(gm).values())
     shared["regions"] = sorted(named)  # the backward may have lost one, and is held to the forward's
     asked = [*options.regions, *options.region_config]
     if unknown := [name for name in asked if name not in named]:
@@ -83,9 +115,7 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: An
     regions.check_options(options.config, "pass 'regional_inductor'")
     for name, config in options.region_config.items():
         regions.check_options(config, f"pass 'regional_inductor', region {name!r}")
-    groups = members(gm, options.regions or named, options.fallback)
-    # views and copies alone are nothing to compile
-    parts = [part for part in regions.parts_of(gm, groups) if any(kind_of(n) in _COMPUTES for n in part[1])]
+    parts = parts_to_compile(gm, options.regions or named, options.fallback)
     facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes)} for _, nodes in parts]
     for (block, call), fact in zip(regions.cut_out(gm, parts), facts, strict=True):
         config = {**options.config, **options.region_config.get(str(fact["name"]), {})}

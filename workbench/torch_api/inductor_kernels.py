@@ -213,6 +213,25 @@ def watched() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def collected() -> Iterator[list[Any]]:
+    """`watched`, with a list of what Inductor compiles or takes from its cache inside: `seen` reads each of them.
+
+    For those that are not returned: a compiled region hides them behind functions of AOTAutograd.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    made: list[Any] = []
+    finish = CompiledFxGraph.post_compile
+
+    def finishing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(self)
+        return finish(self, *args, **kwargs)
+
+    with watched(), patch.object(CompiledFxGraph, "post_compile", finishing):
+        yield made
+
+
 def seen(compiled: Any) -> Seen | None:
     """What was seen of the compilation that returned `compiled`; None for what Inductor did not make."""
     kept = getattr(compiled, _KEPT, None)

@@ -17,7 +17,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from workbench.errors import WorkbenchError
+from workbench.torch_api import inductor_kernels
 from workbench.torch_api.inductor import accepted
+from workbench.torch_api.ops import aliased_inputs
 
 _KEY = "region"
 _PREFIX = "region_part_"
@@ -34,6 +36,19 @@ def region(name: str) -> AbstractContextManager[None]:
 def region_of(node: Node) -> str | None:
     """The name that the node was traced under, or None."""
     return (node.meta.get("custom") or {}).get(_KEY)
+
+
+def named_regions(graph: GraphModule, untagged: str = "forward") -> dict[str, set[str]]:
+    """The regions of the nodes that are no views, by the direction they belong to, in whichever graph they stand.
+
+    untagged: the direction of nodes that do not say theirs.
+    """
+    found: dict[str, set[str]] = {"forward": set(), "backward": set()}
+    for node in graph.graph.nodes:
+        if (name := region_of(node)) and not aliased_inputs(node):
+            tag = node.meta.get("partitioner_tag") or untagged
+            found["backward" if "backward" in tag else "forward"].add(name)
+    return found
 
 
 def check_options(config: Collection[str], where: str) -> None:
@@ -102,11 +117,12 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
     keywords = accepted(torch._inductor.standalone_compile, {
         "dynamic_shapes": "from_tracing_context", "aot": True, "donate_graph_module": True})
     inputs = [n.meta["val"] for n in call.all_input_nodes]
-    with torch.fx.traceback.preserve_node_meta(enable=False), torch._inductor.config.patch(config):
+    with (torch.fx.traceback.preserve_node_meta(enable=False), torch._inductor.config.patch(config),
+          inductor_kernels.collected() as made_by_inductor):
         inner = cast(GraphModule, graph.get_submodule(target))
         compiled = torch._inductor.standalone_compile(inner, inputs, **keywords)
     with graph.graph.inserting_after(call):
-        made = graph.graph.call_function(_function(name, compiled), call.args, call.kwargs)
+        made = graph.graph.call_function(_function(name, compiled, made_by_inductor), call.args, call.kwargs)
     made.meta = dict(call.meta)
     call.replace_all_uses_with(made)
     graph.graph.erase_node(call)
@@ -114,12 +130,18 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
     return made
 
 
-def _function(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """FX writes a function's name into the graph's code; an artifact has none."""
+def _function(name: str, compiled: Callable[..., Any], made: Sequence[Any]) -> Callable[..., Any]:
+    """FX writes a function's name into the graph's code; an artifact has none. `seen_of` reads `seen`."""
 
     def run(*args: Any) -> Any:
         return compiled(*args)
 
     run.__name__ = run.__qualname__ = name
     run.__module__ = "regions"
+    run.seen = [found for each in made if (found := inductor_kernels.seen(each))]  # type: ignore[attr-defined]
     return run
+
+
+def seen_of(call: Node) -> list[inductor_kernels.Seen]:
+    """What was seen while the region that `call` calls was compiled."""
+    return list(getattr(call.target, "seen", ()))
