@@ -20,6 +20,7 @@ from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import compile_graph
 from workbench.pipeline import copy_graph, run_joint, run_partitioned
 from workbench.recipe import Recipe
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import configured
 from workbench.torch_api.inductor_passes import InductorPass, joint_graph, post_grad, pre_grad
@@ -62,8 +63,11 @@ class Explanation:
         if unknown := sorted({*graphs} - {*TITLES} | {*graphs} & {"module"}):
             raise WorkbenchError(f"explain: graph {unknown[0]!r} was not captured: take joint, forward or backward")
         wanted = tuple(graph for graph in TITLES if graph in graphs)
-        with fake_world(self.recipe.mesh.world_size), configured({**_own(self.recipe), **config}):
-            passes = _watched(self._joint, self.pair, wanted)
+        with fake_world(self.recipe.mesh.world_size) as world, configured({**_own(self.recipe), **config}):
+            author(self.recipe, world)  # the mesh, whose process groups the graphs know by name
+            passes = _on_joint(self._joint) if "joint" in wanted else []
+            if {"forward", "backward"} & {*wanted}:
+                passes += _on_pair(_pair(self.recipe, self._joint), wanted)
         return replace(self, passes=passes, graphs=wanted)
 
     def to_json(self) -> str:
@@ -119,20 +123,16 @@ def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) 
     Raises WorkbenchError where an option is unknown or the recipe cannot be built on a fake world.
     """
     check_options(config or {}, "explain")
-    names = [spec.name for spec in recipe.passes]
-    left_out = tuple(n for n in names if n == "regional_inductor" or
-                     (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
-    kept = [s for s in recipe.passes if s.name not in left_out and CONTRACTS[s.name].stage is Stage.PARTITIONED]
-    check_buildable(recipe.model_copy(update={"passes": tuple(kept)}), "fake")
-    passes: list[InductorPass] = []
+    before, left_out = _before_inductor(recipe)
+    check_buildable(recipe.model_copy(update={"passes": tuple(before)}), "fake")
     with fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}):
         authored = author(recipe, world)
-        passes += pre_grad(authored.module, authored.example_batch())
+        passes = pre_grad(authored.module, authored.example_batch())
         joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
         run_joint(joint, recipe.joint_passes)
-        pair = partition(joint.fork())
-        run_partitioned(pair, kept)
-        passes += _watched(joint, pair, tuple(TITLES))
+        passes += _on_joint(joint)
+        pair = _pair(recipe, joint)
+        passes += _on_pair(pair, TITLES)
     return Explanation(recipe, passes, left_out, versions(), pair, joint)
 
 
@@ -142,12 +142,29 @@ def _own(recipe: Recipe) -> dict[str, Any]:
     return dict(dict(own.options).get("config", {})) if own else {}
 
 
-def _watched(joint: JointGraph, pair: ForwardBackward, wanted: Collection[str]) -> list[InductorPass]:
-    """What Inductor runs on copies of these graphs."""
+def _before_inductor(recipe: Recipe) -> tuple[list[PassSpec], tuple[str, ...]]:
+    """The passes whose graphs Inductor gets, and the names of those that would leave it none."""
+    names = [spec.name for spec in recipe.passes]
+    left_out = tuple(n for n in names if n == "regional_inductor" or
+                     (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
+    return [spec for spec in recipe.passes if spec.name not in left_out
+            and CONTRACTS[spec.name].stage is Stage.PARTITIONED], left_out
+
+
+def _pair(recipe: Recipe, joint: JointGraph) -> ForwardBackward:
+    pair = partition(joint.fork())
+    run_partitioned(pair, _before_inductor(recipe)[0])
+    return pair
+
+
+def _on_joint(joint: JointGraph) -> list[InductorPass]:
+    with joint.context():
+        return joint_graph(aot.clone(joint.graph))
+
+
+def _on_pair(pair: ForwardBackward, wanted: Collection[str]) -> list[InductorPass]:
+    """On copies of those of the two graphs that are wanted."""
     passes: list[InductorPass] = []
-    if "joint" in wanted:
-        with joint.context():
-            passes += joint_graph(aot.clone(joint.graph))
     for which, graph in pair.by_part.items():
         if which in wanted:
             with pair.context(which) as inputs:
