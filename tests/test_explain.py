@@ -74,6 +74,21 @@ def test_a_pass_that_is_switched_off_disappears(found):
     assert len(off.passes) == len(found.passes) - 4  # in all three graphs
 
 
+def test_the_same_graphs_again_and_one_of_them_alone(found):
+    sizes = [len(graph.graph.nodes) for graph in found.pair.graphs]
+    again = found.again({})
+    assert [(p.name, p.nodes) for p in again.passes] == [(p.name, p.nodes) for p in found.passes if p.graph != "module"]
+    joint = found.again({"disabled_passes": "remove_noop_ops"}, ["joint"])
+    gone = {p.name for p in found.passes if p.graph == "joint"} - {p.name for p in joint.passes}
+    assert gone == {"remove_noop_ops"} and {p.graph for p in joint.passes} == {"joint"}
+    assert "joint-graph" in joint.table() and "grad, on" not in joint.table()
+    assert sizes == [len(graph.graph.nodes) for graph in found.pair.graphs]  # Inductor worked on copies
+    with pytest.raises(WorkbenchError, match="graph 'module' was not captured: take joint, forward or backward"):
+        found.again({}, ["module"])
+    with pytest.raises(WorkbenchError, match="Inductor has no option 'zzz'"):
+        found.again({"zzz": 1})
+
+
 def test_nothing_is_left_watching(found):
     import torch._inductor.compile_fx as compile_fx
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from workbench.built import check_buildable
 from workbench.contracts import CONTRACTS, Stage
-from workbench.forward_backward import partition
-from workbench.joint_graph import capture
+from workbench.errors import WorkbenchError
+from workbench.forward_backward import ForwardBackward, partition
+from workbench.joint_graph import JointGraph, capture
 from workbench.machine import versions
 from workbench.parallel.author import author
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import compile_graph
-from workbench.pipeline import run_joint, run_partitioned
+from workbench.pipeline import copy_graph, run_joint, run_partitioned
 from workbench.recipe import Recipe
+from workbench.recipe_parts import PassSpec
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import configured
 from workbench.torch_api.inductor_passes import InductorPass, joint_graph, post_grad, pre_grad
@@ -38,12 +40,35 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """The passes in the order in which they ran, and the recipe's own passes that were left out of the way."""
+    """The passes in the order in which they ran, and the recipe's own passes that were left out of the way.
+
+    pair: the recipe's forward and backward as Inductor received them. graphs: those that were looked at.
+    """
 
     recipe: Recipe
     passes: list[InductorPass]
     left_out: tuple[str, ...]
     versions: dict[str, str]
+    pair: ForwardBackward = field(repr=False, compare=False)
+    _joint: JointGraph = field(repr=False, compare=False)
+    graphs: tuple[str, ...] = tuple(TITLES)
+
+    def again(self, config: Mapping[str, Any], graphs: Collection[str] = tuple(TITLES)[1:]) -> Explanation:
+        """The same captured graphs through Inductor's passes once more, with other options of Inductor.
+
+        config: on top of those of the recipe's full_inductor_compilation. graphs: of joint, forward and backward.
+        Raises WorkbenchError where an option or a graph is unknown.
+        """
+        check_options(config, "explain")
+        if unknown := sorted({*graphs} - {*TITLES} | {*graphs} & {"module"}):
+            raise WorkbenchError(f"explain: graph {unknown[0]!r} was not captured: take joint, forward or backward")
+        wanted = tuple(graph for graph in TITLES if graph in graphs)
+        with fake_world(self.recipe.mesh.world_size) as world, configured({**_own(self.recipe), **config}):
+            author(self.recipe, world)  # the mesh, whose process groups the graphs know by name
+            passes = _on_joint(self._joint) if "joint" in wanted else []
+            if {"forward", "backward"} & {*wanted}:
+                passes += _on_pair(_pair(self.recipe, self._joint), wanted)
+        return replace(self, passes=passes, graphs=wanted)
 
     def to_json(self) -> str:
         """The same as JSON text."""
@@ -58,7 +83,7 @@ class Explanation:
         if self.left_out:
             lines.append(f"left out, since they leave Inductor no graph: {', '.join(self.left_out)}")
         wide = max((len(p.name) for p in self.passes), default=0)
-        for graph, title in TITLES.items():
+        for graph, title in ((graph, TITLES[graph]) for graph in self.graphs):
             rows = [(i, p) for i, p in enumerate((p for p in self.passes if p.graph == graph), 1) if idle or p.changed]
             lines += ["", *textwrap.wrap(title, WIDTH), *([] if rows else ["      none changed anything"])]
             for i, p in rows:
@@ -98,24 +123,50 @@ def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) 
     Raises WorkbenchError where an option is unknown or the recipe cannot be built on a fake world.
     """
     check_options(config or {}, "explain")
+    before, left_out = _before_inductor(recipe)
+    check_buildable(recipe.model_copy(update={"passes": tuple(before)}), "fake")
+    with fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}):
+        authored = author(recipe, world)
+        passes = pre_grad(authored.module, authored.example_batch())
+        joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
+        run_joint(joint, recipe.joint_passes)
+        passes += _on_joint(joint)
+        pair = _pair(recipe, joint)
+        passes += _on_pair(pair, TITLES)
+    return Explanation(recipe, passes, left_out, versions(), pair, joint)
+
+
+def _own(recipe: Recipe) -> dict[str, Any]:
+    """Inductor's options of the recipe's full_inductor_compilation."""
     own = next((spec for spec in recipe.passes if spec.name == "full_inductor_compilation"), None)
-    chosen = {**(dict(own.options).get("config", {}) if own else {}), **(config or {})}
+    return dict(dict(own.options).get("config", {})) if own else {}
+
+
+def _before_inductor(recipe: Recipe) -> tuple[list[PassSpec], tuple[str, ...]]:
+    """The passes whose graphs Inductor gets, and the names of those that would leave it none."""
     names = [spec.name for spec in recipe.passes]
     left_out = tuple(n for n in names if n == "regional_inductor" or
                      (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
-    kept = [s for s in recipe.passes if s.name not in left_out and CONTRACTS[s.name].stage is Stage.PARTITIONED]
-    check_buildable(recipe.model_copy(update={"passes": tuple(kept)}), "fake")
+    return [spec for spec in recipe.passes if spec.name not in left_out
+            and CONTRACTS[spec.name].stage is Stage.PARTITIONED], left_out
+
+
+def _pair(recipe: Recipe, joint: JointGraph) -> ForwardBackward:
+    pair = partition(joint.fork())
+    run_partitioned(pair, _before_inductor(recipe)[0])
+    return pair
+
+
+def _on_joint(joint: JointGraph) -> list[InductorPass]:
+    with joint.context():
+        return joint_graph(aot.clone(joint.graph))
+
+
+def _on_pair(pair: ForwardBackward, wanted: Collection[str]) -> list[InductorPass]:
+    """On copies of those of the two graphs that are wanted."""
     passes: list[InductorPass] = []
-    with fake_world(recipe.mesh.world_size) as world, configured(chosen):
-        authored = author(recipe, world)
-        passes += pre_grad(authored.module, authored.example_batch())
-        with capture(authored, decompositions=capture_decompositions(recipe.joint_passes)) as joint:
-            run_joint(joint, recipe.joint_passes)
-            with joint.context():
-                passes += joint_graph(aot.clone(joint.graph))
-            pair = partition(joint)
-        run_partitioned(pair, kept)
-        for which, graph in zip(("forward", "backward"), pair.graphs, strict=True):
+    for which, graph in pair.by_part.items():
+        if which in wanted:
             with pair.context(which) as inputs:
-                passes += post_grad(partial(compile_graph, graph, list(inputs), {}), which)
-    return Explanation(recipe, passes, left_out, versions())
+                passes += post_grad(partial(compile_graph, copy_graph(graph), list(inputs), {}), which)
+    return passes

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import author_module, capture, fake_world, partition, run_joint, run_partitioned
 from workbench.analysis.kernels import find_kernels
+from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
 from workbench.passes.body import kernels_of
 from workbench.passes.decomposition import capture_decompositions
@@ -75,6 +76,33 @@ def test_every_call_in_order_and_every_node_accounted_for(record):
         assert made.nodes == tuple(calls)
         assert {*made.views, *made.same}.union(*(c.nodes for c in found.calls)) == set(calls)
         assert set(sources(found.code)) == {c.name for c in found.calls if c.kind == "cpp"}
+
+
+def test_on_a_fake_world_kernels_are_written_and_not_built(record, monkeypatch):
+    """Counted by the compiler's own calls; and what was written only does not serve a world whose kernels run."""
+    import torch._inductor.codecache as codecache
+
+    built = []
+    load = codecache.CppPythonBindingsCodeCache.load_pybinding_async
+
+    def loading(argtypes, source, *args, **kwargs):
+        built.append(source.strip("\n") + "\n")
+        return load(argtypes, source, *args, **kwargs)
+
+    monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "load_pybinding_async", loading)
+    codecache.PyCodeCache.cache_clear()  # the wrappers of other tests
+    with fake_world(1) as world:
+        written = compile_gated(world)
+    assert built == []
+    for fake, real in zip(kernels(written), kernels(record), strict=True):
+        assert fake.missing == () and [(k.name, k.nodes, k.source) for k in fake.kernels] == [
+            (k.name, k.nodes, k.source) for k in real.kernels]
+    forward = written.after[0]
+    with pytest.raises(WorkbenchError, match="written and not built, on a fake world"):
+        forward([torch.ones(v.shape) if isinstance(v := n.meta["val"], torch.Tensor) else v
+                 for n in written.before[0].graph.find_nodes(op="placeholder")])
+    compile_gated()
+    assert set(built) == {k.source for found in kernels(record) for k in found.kernels if k.source}
 
 
 def test_which_kernel_computes_which_node(record):

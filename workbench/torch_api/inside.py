@@ -193,7 +193,9 @@ def lower(
         if receive is not None:
             devices = {v.device.type for v in example_inputs if isinstance(v, torch.Tensor)}
             stack.enter_context(_wrapper_goes_to(devices.pop(), receive))
-            config, keywords = {**config, "fx_wrapper": True}, {**keywords, "fx_wrapper": True}
+            # in one process: of a Triton kernel that a worker compiled, the wrapper gets no source
+            config = {**config, "fx_wrapper": True, "compile_threads": 1}
+            keywords["fx_wrapper"] = True
         stack.enter_context(torch._inductor.config.patch(config))
         found = stack.enter_context(watched())
         stack.enter_context(_compiled_when_called())
