@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workbench.lesson import load_lesson, parameters
-from workbench.recipe import load_recipe
-
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEV = PROJECT["optional-dependencies"]["dev"]
@@ -131,21 +128,11 @@ def test_ci_runs_exactly_make_test() -> None:
 
 def test_make_test_checks_everything() -> None:
     plan = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    order = [plan.index(step) for step in ("ruff check", "mypy", "pytest tests", "pytest --nbval ", "papermill")]
+    steps = ("ruff check", "mypy", "pytest tests", "pytest --nbval ", "course --profile small")
+    order = [plan.index(step) for step in steps]
     assert order == sorted(order)
     assert "--nbval-lax" not in plan
     assert "--nbval-cell-timeout" in plan
-
-
-def test_the_small_tour_is_one_that_the_lesson_takes_and_not_its_default() -> None:
-    line = re.search(r"(?m)^SMALL := (.*)$", (ROOT / "Makefile").read_text())
-    assert line is not None
-    given = {name: int(value) for name, value in re.findall(r"-p (\w+) (\d+)", line.group(1))}
-    lesson = load_lesson("00_tour")
-    assert set(given) == {"dp_shard", "tp", "steps"}
-    assert given != {name: lesson.parameters[name].default for name in given}
-    assert parameters(lesson, **given).tp == given["tp"]
-    load_recipe(lesson.recipe).override({"mesh.dp_shard": given["dp_shard"], "mesh.tp": given["tp"]})
 
 
 def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
