@@ -6,6 +6,7 @@ import ast
 import pickle
 from base64 import b64decode
 from collections.abc import Callable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -82,6 +83,13 @@ def test_the_lessons(name: str) -> None:
             assert point.check in GRADERS
     small = lesson.profiles["small"]
     assert parameters(lesson, **small) != parameters(lesson)
+
+
+def test_prerequisites_have_no_cycle() -> None:
+    needed = {name: set(load_lesson(name).prerequisites) for name in lesson_names()}
+    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 13
+    with pytest.raises(CycleError):
+        TopologicalSorter(needed | {"00_tour": {"12_inside_inductor"}}).prepare()
 
 
 @pytest.mark.parametrize("name", lesson_names())

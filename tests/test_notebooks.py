@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -100,6 +101,15 @@ def test_parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) 
     for name, cell in checkpoints.items():  # as shipped it must fail, with its first hint
         assert f'lesson.check("{name}"' in source(cell)
         assert shown(cell).startswith(f"{name}: ") and "100%" not in shown(cell) and "hint 1" in shown(cell)
+
+
+def test_each_notebook_links_to_the_next() -> None:
+    for path, following in itertools.pairwise(NOTEBOOKS):
+        assert f"]({following.name})" in source(cells(path, "markdown")[-1]).splitlines()[-1]
+
+
+def test_the_museum_has_at_least_eight_exhibits() -> None:
+    assert sum(len(load_lesson(path.stem).museum) for path in NOTEBOOKS) >= 8
 
 
 @each_notebook
