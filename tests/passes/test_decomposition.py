@@ -8,7 +8,6 @@ import pytest
 import torch
 from faults import naive_retrace
 from on_ranks import calls, user_pass
-from torch._functorch import partitioners
 
 from workbench.analysis.census import module_path, provenance
 from workbench.errors import WorkbenchError
@@ -17,7 +16,7 @@ from workbench.parallel.author import author_module
 from workbench.passes.decomposition import capture_decompositions
 from workbench.pipeline import run_joint
 from workbench.recipe_parts import PassSpec
-from workbench.torch_api import inductor
+from workbench.torch_api import aot, inductor
 from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration
@@ -81,7 +80,7 @@ def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch
 
     with user_pass("naive", naive_retrace) as name:
         with monkeypatch.context() as patched:
-            patched.setattr(partitioners, "min_cut_rematerialization_partition", partitioners.default_partition)
+            patched.setitem(aot.PARTITIONERS, "min_cut", aot.PARTITIONERS["default"])
             records, naive, _ = through(authored, [name])
             _, ours, _ = through(authored, [NAME])
         assert records["naive"].verdict("lint").outcome is Outcome.FAIL
