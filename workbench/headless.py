@@ -103,7 +103,7 @@ def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool)
         try:
             papermill.execute_notebook(str(source), str(target), values, kernel_name="python3", language="python",
                                        cwd=str(source.parent), progress_bar=bar,
-                                       extra_arguments=["--log-level=ERROR"])
+                                       extra_arguments=["--log-level=CRITICAL"])  # an interrupt as it ends is none
         except PapermillExecutionError as error:
             raise NotebookError(_failure(source, target, error)) from None
 
