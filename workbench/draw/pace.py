@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from workbench.analysis.pace import Pace
 from workbench.draw.show import BLUE, GREEN, INK, ORANGE, RED, Picture, finish, new_figure
+from workbench.draw.timeline import bars
 from workbench.errors import WorkbenchError
 
 
@@ -23,8 +24,8 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
     for axes, (title, found) in zip(panels, paces.items(), strict=True):
         bound = found.bound == "launches"
         color = BLUE if bound else GREEN  # an edge, or a kernel of a microsecond is not to be seen
-        axes.broken_barh(_bars(found.started), (-0.38, 0.76), color=ORANGE, linewidth=0)
-        axes.broken_barh(_bars(found.worked), (0.62, 0.76), facecolor=color, edgecolor=color, linewidth=0.25)
+        axes.broken_barh(bars(found.started), (-0.38, 0.76), color=ORANGE, linewidth=0)
+        axes.broken_barh(bars(found.worked), (0.62, 0.76), facecolor=color, edgecolor=color, linewidth=0.25)
         axes.axvline(found.step_us, color=RED, linewidth=1.2)
         axes.set_yticks([0, 1], ["CPU starts", "device works"], fontsize=9)
         axes.set(ylim=(1.5, -0.5), xlim=(0, end))
@@ -35,14 +36,3 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
     text = [f"pace of a step, {next(iter(paces.values())).source}", *lines]
     return finish(figure, "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
                   "\n".join(text))
-
-
-def _bars(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(begin, length); what touches is one bar."""
-    bars: list[list[float]] = []
-    for begin, end in sorted(spans):
-        if bars and begin <= bars[-1][1]:
-            bars[-1][1] = max(bars[-1][1], end)
-        else:
-            bars.append([begin, end])
-    return [(begin, end - begin) for begin, end in bars]

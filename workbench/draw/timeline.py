@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
 
 from workbench.analysis.cost import DeviceSpec
-from workbench.analysis.spans import COMPUTE, HIDDEN, Run, Span, simulated
+from workbench.analysis.spans import COMPUTE, HIDDEN, Run, simulated
 from workbench.draw.show import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, new_figure
 from workbench.forward_backward import ForwardBackward
 from workbench.verify.record import PassRecord
@@ -59,7 +59,8 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
 
 def _panel(axes: Axes, run: Run, lanes: Sequence[str]) -> None:
     colors = {lane: LANE_COLORS[i % len(LANE_COLORS)] for i, lane in enumerate(lanes[1:])}
-    axes.broken_barh(_merged([s for s in run.spans if s.lane == COMPUTE]), (-0.4, 0.8), color=BLUE, linewidth=0)
+    work = bars((s.begin, s.end) for s in run.spans if s.lane == COMPUTE)
+    axes.broken_barh(work, (-0.4, 0.8), color=BLUE, linewidth=0)
     waits = [(s.end - s.exposed, s.exposed) for s in run.collectives if s.exposed > 0]
     axes.broken_barh(waits, (-0.4, 0.8), facecolor="#fbe3d4", edgecolor=RED, hatch="////", linewidth=0)
     for i, lane in enumerate(lanes[1:], 1):
@@ -76,15 +77,15 @@ def _panel(axes: Axes, run: Run, lanes: Sequence[str]) -> None:
         axes.text(late, len(lanes) - 0.47, " backward", fontsize=8, va="bottom", style="italic", color="#555555")
 
 
-def _merged(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """Kernels back to back are one bar."""
-    bars: list[list[float]] = []
-    for span in sorted(spans, key=lambda s: s.begin):
-        if bars and span.begin <= bars[-1][1] + 1e-9:
-            bars[-1][1] = max(bars[-1][1], span.end)
+def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(begin, length) of (begin, end) intervals, for `broken_barh`: what is back to back is one bar."""
+    merged: list[list[float]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1] + 1e-9:
+            merged[-1][1] = max(merged[-1][1], end)
         else:
-            bars.append([span.begin, span.end])
-    return [(begin, end - begin) for begin, end in bars]
+            merged.append([begin, end])
+    return [(begin, end - begin) for begin, end in merged]
 
 
 def _lines(title: str, run: Run) -> list[str]:
