@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import os
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,12 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.figures import RECORD
-from workbench.headless import run_lesson
+from workbench.headless import environment, run_lesson
 from workbench.lesson import Lesson, load_lesson, parameters
 from workbench.machine import gpus
+from workbench.matrix import end_group, signal_group
 from workbench.scores import SCORES, keep_score, load_scores
 
-PROFILES = ("laptop", "small", "gpu")
 _NEEDED = {"cpu": 0, "gpu": 1, "multi_gpu": 2}
 
 
@@ -88,7 +87,7 @@ def run_course(
         except BaseException:
             stopped.set()
             while not running.empty():
-                _end(running.get())
+                signal_group(running.get(), signal.SIGTERM)  # who waits for it hears that it has ended
             raise
     (out / "index.html").write_text(_index(found, profile, out), encoding="utf-8")
     return found
@@ -105,22 +104,10 @@ def _run(lesson: Lesson, values: dict[str, Any], out: Path, record: Path | None,
     try:
         said = child.communicate(timeout=timeout)[1]
     except subprocess.TimeoutExpired:
-        _end(child)
+        end_group(child, signal.SIGTERM)
         return Outcome(lesson, time.monotonic() - began, f"not done after {timeout:g} s: give it more with --timeout")
     why = "" if child.returncode == 0 else said.strip()[-2000:] or f"ended with {child.returncode}"
     return Outcome(lesson, time.monotonic() - began, why)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a run; its kernel and ranks end themselves when it is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
-    try:
-        child.communicate(timeout=15)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
 
 
 def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
@@ -145,27 +132,15 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     notebook: another copy than the checkout's. Raises NotebookError where a cell fails.
     """
     lesson = load_lesson(name)
-    with _own_scores() as path, tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
-        run_lesson(name, {}, Path(folder), source=notebook, progress=sys.stderr.isatty())
+    with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
+        path = Path(folder) / "scores.json"  # what is found there is of this run
+        with environment(**{SCORES: str(path)}):
+            run_lesson(name, {}, Path(folder), source=notebook, progress=sys.stderr.isatty())
         found = load_scores(path).get(name, {})
     scores = {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}
     for point, score in scores.items():
         keep_score(name, point, score)
     return scores
-
-
-@contextlib.contextmanager
-def _own_scores() -> Iterator[Path]:
-    """The kernel inside keeps its scores in a file of its own: what is found there is of this run."""
-    before = os.environ.get(SCORES)
-    with tempfile.TemporaryDirectory(prefix="workbench-scores-") as folder:
-        os.environ[SCORES] = str(Path(folder) / "scores.json")
-        try:
-            yield Path(folder) / "scores.json"
-        finally:
-            os.environ.pop(SCORES)
-            if before is not None:
-                os.environ[SCORES] = before
 
 
 if __name__ == "__main__":

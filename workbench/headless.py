@@ -76,19 +76,25 @@ def run_lesson(
 
 
 @contextlib.contextmanager
+def environment(**given: str) -> Iterator[None]:
+    """Variables of the environment for the kernels that start inside; as it was afterwards."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
 def _reports() -> Iterator[Path]:
     """A folder in which `run` leaves the reports of the kernel that starts inside, and draws no bars into the page."""
-    with tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder:
-        given = {REPORTS: folder, PROGRESS: "0"}
-        before = {name: os.environ.get(name) for name in given}
-        os.environ.update(given)
-        try:
-            yield Path(folder)
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name)
-                if value is not None:
-                    os.environ[name] = value
+    with (tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder,
+          environment(**{REPORTS: folder, PROGRESS: "0"})):
+        yield Path(folder)
 
 
 def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool) -> None:

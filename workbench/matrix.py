@@ -110,10 +110,10 @@ def _run(name: str, arguments: list[str], path: Path, timeout: float) -> Entry:
     try:
         said = child.communicate(timeout=timeout + ENDS)[1]
     except subprocess.TimeoutExpired:
-        _end(child, signal.SIGKILL)
+        end_group(child, signal.SIGKILL)
         return Entry(name, None, f"not done after {timeout:g} s: give it more with --timeout")
     except BaseException:
-        _end(child, signal.SIGINT)
+        end_group(child, signal.SIGINT)
         raise
     if path.exists():
         return Entry(name, json.loads(path.read_text(encoding="utf-8")))
@@ -122,13 +122,19 @@ def _run(name: str, arguments: list[str], path: Path, timeout: float) -> Entry:
     return Entry(name, None, why, refused=child.returncode == 2)
 
 
-def _end(child: subprocess.Popen[str], how: signal.Signals) -> None:
-    """End a run with its ranks, which end themselves when it is gone."""
-    os.killpg(child.pid, how)
+def signal_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
+    """A signal to a child and what shares its session; none to who may have its number after it."""
+    if child.poll() is None:
+        os.killpg(child.pid, how)
+
+
+def end_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
+    """End a run with its ranks and kernels, which end themselves when it is gone."""
+    signal_group(child, how)
     try:
         child.communicate(timeout=ENDS)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
+        signal_group(child, signal.SIGKILL)
         child.communicate()
 
 
