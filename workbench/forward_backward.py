@@ -155,4 +155,3 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
     named = {part: sorted(names) for part, names in named_regions(made).items()}
     pair.forward.meta["workbench"]["shared"]["named"] = named
     return pair
-

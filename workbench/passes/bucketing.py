@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +43,15 @@ def fewer_launches(before: Graphs, after: Graphs, options: Any) -> Effect:
     return Effect(False, _why_nothing(before, options), evidence)
 
 
-def _planned(graphs: Graphs, options: Any) -> list[str]:
+def _planned(buckets: Iterable[Sequence[str] | str]) -> list[str]:
     """Every module path of the buckets."""
-    buckets = options.buckets or graphs[0].meta["workbench"]["buckets"]
     return [path for bucket in buckets for path in ([bucket] if isinstance(bucket, str) else bucket)]
+
+
+def _plan(gm: GraphModule, options: Any) -> list[list[str] | str]:
+    """The buckets of the options, or else the model's own."""
+    given = options.buckets or gm.meta["workbench"]["buckets"]
+    return [bucket if isinstance(bucket, str) else list(bucket) for bucket in given]
 
 
 def _paths(graphs: Graphs) -> set[str]:
@@ -54,7 +60,7 @@ def _paths(graphs: Graphs) -> set[str]:
 
 def _left_out(graphs: Graphs, options: Any) -> str:
     """The paths that match no module, and the gathered parameters that no bucket takes; "" where there are none."""
-    planned = set(_planned(graphs, options))
+    planned = set(_planned(_plan(graphs[0], options)))
     stacks = [module_stack(n) for _, chain in gather_chains(graphs[0]) for n in chain if n.target is _GATHER]
     said = []
     if unknown := planned - {path for stack in stacks for path, _ in stack} and planned - _paths(graphs):
@@ -71,7 +77,7 @@ def _why_nothing(graphs: Graphs, options: Any) -> str:
         sizes = facts["group_sizes"]
         return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
     if hasattr(options, "buckets"):
-        paths, names = _paths(graphs), _planned(graphs, options)
+        paths, names = _paths(graphs), _planned(_plan(graphs[0], options))
         if not any(name in paths for name in names):
             shown = ", ".join(sorted(paths)[:3]) or "none at all"
             return f"no module path matches the buckets {names[:3]}: the graph's paths are {shown}"
@@ -97,7 +103,7 @@ def _separate_gathers(gm: GraphModule) -> None:
 
 def _refuse_overlap(buckets: list[list[str] | str]) -> None:
     """One collective goes into one bucket: torch only counts the nodes that two of them claim."""
-    paths = [path for bucket in buckets for path in ([bucket] if isinstance(bucket, str) else bucket)]
+    paths = _planned(buckets)
     for i, path in enumerate(paths):
         inner = next((other for j, other in enumerate(paths) if j != i and f"{other}.".startswith(f"{path}.")), None)
         if inner is not None:
@@ -119,10 +125,10 @@ def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, o
 
     All-gathers move to a process group of their own first, so that they can overlap with reduce-scatters.
     """
-    buckets = [list(b) if not isinstance(b, str) else b for b in options.buckets] or gm.meta["workbench"]["buckets"]
+    buckets = _plan(gm, options)
     if not buckets:
         raise WorkbenchError("transformer_block_bucketing: the model names no blocks: state options.buckets")
-    _refuse_overlap(list(buckets))
+    _refuse_overlap(buckets)
     if options.separate_gather_group:
         _separate_gathers(gm)
     names = {node.name for node in gm.graph.nodes}
