@@ -1,4 +1,4 @@
-"""Which memory the code that Inductor writes takes: read from that code, statement by statement. No torch here."""
+"""Which memory the code that Inductor writes takes: read from that code, statement by statement."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from workbench.errors import WorkbenchError
 
 _BUFFER = re.compile(r"buf\d+")
 _QUIET = ("assert_size_stride", "assert_alignment", "args.clear", "print", "run_intermediate_hooks",
           "torch.cuda.set_device")
-_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-          "uint8": 1, "bool": 1, "complex64": 8}
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def _asked(call: ast.Call) -> int | None:
         shape = ast.literal_eval(call.args[0])
     except ValueError:
         return None
-    return math.prod(shape) * _BYTES.get(ast.unparse(call.args[2]).removeprefix("torch."), 0)
+    dtype: torch.dtype = getattr(torch, ast.unparse(call.args[2]).removeprefix("torch."))
+    return math.prod(shape) * dtype.itemsize
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
