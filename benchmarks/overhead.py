@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from result import tell
+
 from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
-from workbench.machine import machine, versions
 from workbench.parallel.author import Authored
 from workbench.pipeline import prove_partition
 from workbench.torch_api import aot
@@ -91,17 +91,13 @@ def main() -> None:
             ours.append(our_capture(authored))
         runs = [proving(authored) for _ in range(options.repeats)]
     result = {
-        "command": f"python benchmarks/overhead.py --layers {options.layers} --repeats {options.repeats}",
-        "machine": machine(), "versions": versions(), "layers": options.layers,
+        "layers": options.layers,
         "capture": {"bare_seconds": bare, "ours_seconds": ours,
                     "overhead": statistics.median(ours) / statistics.median(bare) - 1},
         "light": {"runs": runs, "overhead": statistics.median(r["light_seconds"] / r["passes_seconds"] for r in runs),
                   "worst_pass_seconds": max(row["verify_seconds"] for r in runs for row in r["rows"])},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    tell(f"python benchmarks/overhead.py --layers {options.layers} --repeats {options.repeats}", result, options.json)
 
 
 if __name__ == "__main__":

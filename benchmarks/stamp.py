@@ -9,16 +9,15 @@ depths take turns, and medians are reported; seconds are wall time, and beside t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 from overhead import quiet_heap
+from result import tell
 
 from workbench import author, capture, fake_world, partition
-from workbench.machine import machine, versions
 from workbench.parallel.author import Authored
 from workbench.recipe import Recipe
 
@@ -59,14 +58,8 @@ def main() -> None:
         row = {"layers": layers, "nodes": each[0]["nodes"], "stamped": each[0]["stamped"]}
         rows.append(row | {k: statistics.median(r[k] for r in each) for k in each[0] if k.endswith("seconds")})
     sizes = " ".join(map(str, options.layers))
-    result = {
-        "command": f"python benchmarks/stamp.py --layers {sizes} --repeats {options.repeats}",
-        "machine": machine(), "versions": versions(), "mesh": MESH, "rows": rows, "runs": runs,
-    }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    tell(f"python benchmarks/stamp.py --layers {sizes} --repeats {options.repeats}",
+         {"mesh": MESH, "rows": rows, "runs": runs}, options.json)
 
 
 if __name__ == "__main__":

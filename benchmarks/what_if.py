@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from result import tell
+
 from workbench import Study, author, capture, fake_world, load_recipe, what_if
-from workbench.machine import machine, versions
 
 BUCKETING, OVERLAP = "passes.transformer_block_bucketing", "passes.overlap_collectives"
 
@@ -67,17 +67,13 @@ def main() -> None:
         study.revert()
         revert = time.perf_counter() - started
     result = {
-        "command": f"python benchmarks/what_if.py --layers {options.layers}",
-        "machine": machine(), "versions": versions(), "layers": options.layers, "nodes": nodes,
+        "layers": options.layers, "nodes": nodes,
         "whole_capture_seconds": whole, "first": first,
         "changes": rows, "revert_seconds": revert,
         "median_seconds": {name: median(each) for name, each in rows.items()},
         "median_cpu_seconds": {name: median(each, "cpu_seconds") for name, each in rows.items()},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    tell(f"python benchmarks/what_if.py --layers {options.layers}", result, options.json)
 
 
 if __name__ == "__main__":
