@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ _SECONDS: dict[str, float] = {}
 _FAULTS: list[tuple[str, ...]] = []
 _TARGET: list[str] = []
 FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
+
+
+@pytest.fixture(scope="module")
+def fake4() -> Iterator[Any]:
+    """A fake world of 4 ranks."""
+    from workbench.world.fake import fake_world
+
+    with fake_world(4) as world:
+        yield world
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,7 +15,6 @@ from workbench.built import build, check_buildable
 from workbench.errors import WorkbenchError
 from workbench.numerics_proof import loosest, prove_numerics
 from workbench.verify.verdicts import Outcome
-from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 
@@ -27,17 +26,11 @@ TOUR = ("inductor_decomposition", "activation_checkpointing", "reshard_after_for
 
 
 @pytest.fixture(scope="module")
-def world():
-    with fake_world(4) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def built(world):
+def built(fake4):
     """Two builds on one world, and the process's state around them."""
     before = state(), dict(os.environ)
-    first = build(small(FSDP_TP, *TOUR), world)
-    second = build(small(FSDP_TP, *TOUR), world, level="full")
+    first = build(small(FSDP_TP, *TOUR), fake4)
+    second = build(small(FSDP_TP, *TOUR), fake4, level="full")
     return first, second, before, (state(), dict(os.environ))
 
 
@@ -94,7 +87,7 @@ def test_no_compiler_is_said_before_anything_is_captured(monkeypatch):
         check_buildable(recipe, "gloo")
 
 
-def test_an_error_leaves_nothing_open(world):
+def test_an_error_leaves_nothing_open(fake4):
     def raises(gm):
         raise ValueError("x")
 
@@ -102,7 +95,7 @@ def test_an_error_leaves_nothing_open(world):
     for stage in ("joint", "partitioned"):
         with user_pass("raises", raises, stage=stage), pytest.raises(WorkbenchError, match="raised ValueError: x"):
             lists = (("raises",), ()) if stage == "joint" else ((), ("raises",))
-            build(small(FSDP_TP, *lists), world)
+            build(small(FSDP_TP, *lists), fake4)
         assert state() == before
 
 

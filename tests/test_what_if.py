@@ -24,7 +24,6 @@ from workbench.passes import registry
 from workbench.passes.registry import register_pass
 from workbench.recipe import RecipeError
 from workbench.study import what_if
-from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 
@@ -38,14 +37,8 @@ BUCKETING = "passes.transformer_block_bucketing.separate_gather_group"
 
 
 @pytest.fixture(scope="module")
-def world():
-    with fake_world(4) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def started(world):
-    return what_if(small(FSDP_TP, JOINT, LATER), world)
+def started(fake4):
+    return what_if(small(FSDP_TP, JOINT, LATER), fake4)
 
 
 @pytest.fixture
@@ -87,11 +80,11 @@ def again(difference):
     return [ran.stage for ran in difference.ran]
 
 
-def test_the_first_answer_runs_all(started, world):
+def test_the_first_answer_runs_all(started, fake4):
     assert [ran.stage for ran in started.ran] == ALL and started.history == []
     assert listing(started.pair.graphs) == listing(fresh(started).graphs)
     assert {r.name: r.outcome for r in started.records} == {r.name: r.outcome for r in build(
-        started.recipe, world).records}
+        started.recipe, fake4).records}
 
 
 @pytest.mark.parametrize(("changes", "first"), [
@@ -123,14 +116,14 @@ def test_a_change_of_the_model_authors_anew(study, changes):
     "model.dim=128", "data.seq_len=32", "data.batch_per_rank=1", "precision.param=bfloat16", "training.seed=1",
     "training.deterministic=false", "model.attention=flex",
 ])
-def test_all_that_authoring_reads_is_in_its_key(world, key):
+def test_all_that_authoring_reads_is_in_its_key(fake4, key):
     recipe = small(FSDP_TP, JOINT, LATER)
-    keys = [[stage.key for stage in studies._stages(r, world, None)] for r in (recipe, recipe.override(
+    keys = [[stage.key for stage in studies._stages(r, fake4, None)] for r in (recipe, recipe.override(
         dict([key.split("=")])))]
     assert not set(keys[0]) & set(keys[1])
 
 
-def test_a_model_registered_again_authors_anew_if_its_code_differs(world):
+def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
     from workbench.parallel import families
     from workbench.sizes import SIZES
 
@@ -138,7 +131,7 @@ def test_a_model_registered_again_authors_anew_if_its_code_differs(world):
         space = {"__name__": "__main__"}
         exec(compile(f"def make(sizes):\n    return {body}", "cell", "exec"), space)
         families.register_model("own_model", sizes={"vocab_size": 32, "max_seq_len": 32})(space["make"])
-        return [s.key for s in studies._stages(small(FSDP_TP).override({"model": {"family": family}}), world, None)]
+        return [s.key for s in studies._stages(small(FSDP_TP).override({"model": {"family": family}}), fake4, None)]
 
     try:
         assert keys("1") == keys("1") and not set(keys("1")) & set(keys("2"))
@@ -283,9 +276,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("name", "fault", "changes"), FAULTS, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_key_that_ignores_something_is_caught(world, monkeypatch, name, fault, changes):
+def test_a_key_that_ignores_something_is_caught(fake4, monkeypatch, name, fault, changes):
     monkeypatch.setattr(studies, name, fault)
-    broken = what_if(small(FSDP_TP, JOINT, LATER), world)
+    broken = what_if(small(FSDP_TP, JOINT, LATER), fake4)
     assert again(broken.change(changes)) == []
     assert listing(broken.pair.graphs) != listing(fresh(broken).graphs)
 
@@ -301,8 +294,8 @@ def test_options_go_by_what_their_file_holds(tmp_path):
     assert studies._read(Given()) != before
 
 
-def test_one_capture_is_partitioned_many_times(world):
-    joint = capture(author(small(FSDP_TP), world))
+def test_one_capture_is_partitioned_many_times(fake4):
+    joint = capture(author(small(FSDP_TP), fake4))
     first, second, last = partition(joint.fork()), partition(joint.fork()), partition(joint)
     assert listing(first.graphs) == listing(second.graphs) == listing(last.graphs)
     with pytest.raises(WorkbenchError, match="partitioned already"):

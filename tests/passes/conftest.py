@@ -7,14 +7,7 @@ from workbench.forward_backward import partition
 from workbench.joint_graph import capture
 from workbench.parallel.author import author
 from workbench.pipeline import prove_partition, run_joint, run_partitioned
-from workbench.world.fake import fake_world
 from workbench.world.ranks import ranks
-
-
-@pytest.fixture(scope="module")
-def fake4():
-    with fake_world(4) as world:
-        yield world
 
 
 @pytest.fixture(scope="module")
