@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -26,6 +27,14 @@ RAN = """() => {
 }"""
 
 
+def _written_whole(runtime: Path) -> dict[str, Any] | None:
+    """What the server says of itself; its file is there before its text is."""
+    for path in runtime.glob("jpserver-*.json"):
+        with suppress(json.JSONDecodeError):
+            return dict(json.loads(path.read_text()))
+    return None
+
+
 @contextmanager
 def jupyterlab(notebooks: Path) -> Iterator[str]:
     """A server on the folder, its own files beside it; gives the address, with {} for the name of a notebook."""
@@ -38,10 +47,9 @@ def jupyterlab(notebooks: Path) -> Iterator[str]:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
         try:
             deadline = time.monotonic() + 60
-            while not (found := list((folder / "runtime").glob("jpserver-*.json"))):
+            while not (said := _written_whole(folder / "runtime")):
                 assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
                 time.sleep(0.1)
-            said = json.loads(found[0].read_text())
             # without `reset` it opens what the last page left open, and may ask about it
             yield f"{said['url']}lab/tree/{{}}?token={said['token']}&reset"
         finally:
