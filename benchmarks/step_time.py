@@ -158,7 +158,8 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
             "first_step_s": first, "build_s": started - begun,
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
-            "losses": finite([float(x) for x in losses]), **(asdict(profile_step(lambda: one(warmup))) if cuda else {}),
+            "losses": finite([float(x) for x in losses]),
+            **(asdict(profile_step(lambda: one(warmup), module)) if cuda else {}),
             "machine": machine(), "versions": versions(), "command": options.command, "recipe": recipe.to_dict(),
         }
         losses.clear()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.step_profile import StepProfile, covered, step_profile
+import torch
+from torch.profiler import profile, record_function
+
+from workbench.step_profile import StepProfile, covered, since, step_profile
 
 
 def test_time_under_overlapping_spans_counts_once():
@@ -19,3 +22,14 @@ def test_exposed_is_what_no_compute_kernel_covers():
     found = step_profile(spans, 3)
     assert found == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3, exposed_by=by, longest=found.longest)
     assert str(step_profile(spans, 3)) == "kernels 5.5 ms, NCCL 4.0 ms, 1.5 ms of it exposed; 4 kernels in 3 launches"
+
+
+def test_what_ran_before_the_mark_does_not_count():
+    x = torch.ones(4)
+    with profile(acc_events=True) as seen:
+        x.exp()
+        with record_function("mark"):
+            x.sin()
+    names = {e.name for e in seen.events()}
+    assert {"aten::exp", "aten::sin", "mark"} <= names
+    assert {e.name for e in since(seen.events(), "mark") if e.name.startswith("aten")} == {"aten::sin"}

@@ -30,10 +30,11 @@ class Kernel(NamedTuple):
 
 
 def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
-    """Run `step` (forward and backward of this pair, and no other collective) once on this rank's GPU, profiled.
+    """Run `step` (forward and backward of this pair, and no other collective) on this rank's GPU, profiled.
 
-    Every rank calls it, after warm-up. NCCL's kernels are told apart by their streams, one a process group, and
-    matched with the graphs' collectives in their order. Raises WorkbenchError without a GPU.
+    Every rank calls it, after warm-up; the step runs twice, and the second time counts. NCCL's kernels are told apart
+    by their streams, one a process group, and matched with the graphs' collectives in their order. Raises
+    WorkbenchError without a GPU.
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")

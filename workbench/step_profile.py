@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
 
 LONGEST, NAME = 20, 120
+_MARK = "workbench: the measured step"
 _KIND = re.compile(r"^ncclDevKernel_([A-Za-z]+).*$")
 
 
@@ -63,18 +65,39 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
                        launches, exposed, dict(spent.most_common(LONGEST)))
 
 
+def since(events: Sequence[Any], mark: str) -> list[Any]:
+    """The events of a profile from the range called `mark` on, without the range itself."""
+    begin = max(e.time_range.start for e in events if e.name == mark and e.device_type == DeviceType.CPU)
+    return [e for e in events if e.name != mark and e.time_range.start >= begin]
+
+
 def profiled(step: Callable[[], Any]) -> tuple[list[Any], int]:
-    """Run `step` once: torch's events of the kernels, and how many calls launched them. Needs a CUDA device."""
+    """Run `step` twice, the second time measured: events of its kernels, and how many calls launched them.
+
+    The first run under the profiler pays for its start, which takes each rank another time: NCCL's kernels would
+    wait for the slowest rank, and that would count as exposed. Needs a CUDA device.
+    """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
-    events = seen.events() or []
+        with record_function(_MARK):
+            step()
+            torch.cuda.synchronize()
+    events = since(seen.events() or [], _MARK)
     launches = sum("LaunchKernel" in e.name or "GraphLaunch" in e.name for e in events)
-    return [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation], launches
+    return [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation], launches
 
 
-def profile_step(step: Callable[[], Any]) -> StepProfile:
-    """Run `step` once, profiled; every rank calls it. Needs a CUDA device."""
-    kernels, launches = profiled(step)
+def profile_step(step: Callable[[], Any], module: torch.nn.Module) -> StepProfile:
+    """Run `step` twice, the second time profiled; every rank calls it. Needs a CUDA device.
+
+    The module's gradients are dropped before each run: a replayed step refuses to write over gradients that are held.
+    """
+
+    def once() -> None:
+        module.zero_grad(set_to_none=True)
+        step()
+
+    kernels, launches = profiled(once)
     return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], launches)
