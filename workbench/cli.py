@@ -230,6 +230,7 @@ def _contract(contract: PassContract) -> list[str]:
     facts: Mapping[str, str] = {
         "stage": str(contract.stage), "numerics": f"{contract.numerics}{tolerance}", "changes": contract.changes,
         **{rule: ", ".join(sorted(getattr(contract, rule))) for rule in ("requires", "conflicts", "after", "needs")},
+        "bytes": "its collectives may move fewer" if contract.fewer_bytes else "",
         "options": ", ".join(f"{n}={_default(f)}" for n, f in contract.options.model_fields.items()),
         "source": contract.source,
     }

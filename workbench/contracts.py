@@ -94,7 +94,8 @@ class PassContract:
 
     `after` names passes that must stand earlier in the list where both are listed; `needs` names
     what the recipe or the machine must have: "fsdp", "cuda", "compiler", "static_shapes".
-    `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient.
+    `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient. `fewer_bytes`: the pass may
+    take bytes out of the step's collectives, as one does that gathers a weight once and not twice.
     """
 
     name: str
@@ -107,6 +108,7 @@ class PassContract:
     conflicts: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
+    fewer_bytes: bool = False
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -136,7 +136,7 @@ def run_joint(
         seconds = time.perf_counter() - cloned
         joint.graph = after
         record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
-        light.check(item.effect, record, seen)
+        light.check(item.effect, item.contract, record, seen)
         records.append(record)
     return records
 
@@ -187,7 +187,7 @@ def run_partitioned(
             for which, result in zip(("forward", "backward"), after, strict=True):
                 pair.replace(which, result)
         record = PassRecord(item.name, stage, options, before, after, seconds, copying)
-        light.check(item.effect, record, seen)
+        light.check(item.effect, item.contract, record, seen)
         records.append(record)
     return records, bodies
 

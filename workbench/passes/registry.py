@@ -60,6 +60,7 @@ def register_pass(
     requires: set[str] | frozenset[str] = frozenset(),
     after: set[str] | frozenset[str] = frozenset(),
     needs: set[str] | frozenset[str] = frozenset(),
+    fewer_bytes: bool = False,
     effect: EffectPredicate = graph_changed,
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
 ) -> Callable[[PassFunction], PassFunction]:
@@ -71,7 +72,7 @@ def register_pass(
     if stage is not None:
         contract = PassContract(
             name, Stage(stage), Numerics(numerics or Numerics.EXACT), changes or "states no change", options, tolerance,
-            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), source="user",
+            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), fewer_bytes, "user",
         )
     elif name in CONTRACTS:
         contract = CONTRACTS[name]

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from workbench.analysis.effect import Effect
 from workbench.analysis.snapshot import Snapshot, same_program
-from workbench.contracts import Stage
+from workbench.contracts import PassContract, Stage
 from workbench.garbage import uncollected
 from workbench.verify import collectives, effect, lint, memory
 from workbench.verify.record import Graphs, PassRecord
@@ -81,7 +81,7 @@ def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
 
 
 @uncollected()
-def check(predicate: EffectPredicate, record: PassRecord, seen: Seen) -> None:
+def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen) -> None:
     """Lint, effect, collectives and estimated memory; of a malformed graph lint alone."""
     started = time.perf_counter()
     graphs = all(isinstance(a, GraphModule) for a in record.after)
@@ -95,7 +95,7 @@ def check(predicate: EffectPredicate, record: PassRecord, seen: Seen) -> None:
         found = effect.verdict(predicate(record.before, record.after, record.options))
         if graphs:
             before, after = ([seen.take(g) for g in sides] for sides in (record.before, record.after))
-            record.verdicts += [found, collectives.conserved(before, after),
+            record.verdicts += [found, collectives.conserved(before, after, fewer=contract.fewer_bytes),
                                 memory.verdict(record.before, record.after, estimate=seen.estimate)]
         else:
             record.verdicts.append(found)
