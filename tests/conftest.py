@@ -30,6 +30,24 @@ def fake4() -> Iterator[Any]:
         yield world
 
 
+@pytest.fixture(scope="session")
+def pool2() -> Iterator[Any]:
+    """Two gloo ranks for all tests that do them no harm: a start costs seconds."""
+    from workbench.world.ranks import ranks
+
+    with ranks(2, backend="gloo", timeout=280, echo="none") as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def pool4() -> Iterator[Any]:
+    """Four gloo ranks, likewise."""
+    from workbench.world.ranks import ranks
+
+    with ranks(4, backend="gloo", timeout=280, echo="none") as pool:
+        yield pool
+
+
 def pytest_configure(config: pytest.Config) -> None:
     target = config.getoption("--results-json")
     if target and not hasattr(config, "workerinput"):

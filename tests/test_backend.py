@@ -22,7 +22,6 @@ from workbench.training import Batches, gradients
 from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
 
 LIGHT = ["lint", "effect", "collectives", "memory"]
 
@@ -245,7 +244,6 @@ def test_groups_are_those_of_the_meshes_with_or_without_names():
         assert _groups([torch.ones(1)]) == ({}, {})
 
 
-@pytest.mark.ranks
 @pytest.mark.compat
 @pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [
     ({"dp_shard": 2}, ("reshard_after_forward",), ("transformer_block_bucketing", "graph_cleanup"), True),
@@ -253,12 +251,11 @@ def test_groups_are_those_of_the_meshes_with_or_without_names():
      ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False),
     (FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), True),
 ], ids=["fsdp", "fsdp, groups from the DTensors", "fsdp x tp"])
-def test_a_module_of_dtensors_on_real_ranks(mesh, joint, passes, told):
-    with ranks(4 if mesh is FSDP_TP else 2, backend="gloo", timeout=200, echo="none") as pool:
-        for found in pool.run(under_compile, mesh, joint, passes, told):
-            assert found["differing"] == [] and found["tensors"] == 13
-            assert set(found["outcomes"].values()) == {"PASS"} and len(found["outcomes"]) == len(joint) + len(passes)
-            assert "PASS" in found["schedule"] and found["graphs"] == 1 and found["axes"] == sorted(mesh)
+def test_a_module_of_dtensors_on_real_ranks(pool2, pool4, mesh, joint, passes, told):
+    for found in (pool4 if mesh is FSDP_TP else pool2).run(under_compile, mesh, joint, passes, told):
+        assert found["differing"] == [] and found["tensors"] == 13
+        assert set(found["outcomes"].values()) == {"PASS"} and len(found["outcomes"]) == len(joint) + len(passes)
+        assert "PASS" in found["schedule"] and found["graphs"] == 1 and found["axes"] == sorted(mesh)
 
 
 @pytest.mark.integration

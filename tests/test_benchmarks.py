@@ -14,7 +14,6 @@ from workbench.parallel.author import author
 from workbench.recipe import Recipe
 from workbench.training import total_norm
 from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.peers import fsdp2
@@ -30,12 +29,6 @@ def test_a_run_whose_loss_is_no_number_measures_nothing():
 
 
 EXPERTS = {"n_experts": 4, "n_groups": 1, "top_groups": 1, "dim": 32, "ffn_dim": 48, "expert_dim": 16, "n_layers": 2}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with ranks(4, backend="gloo", timeout=240, echo="none") as running:
-        yield running
 
 
 def eager_distances(described: Recipe) -> dict[str, float]:
@@ -68,11 +61,11 @@ def eager_distances(described: Recipe) -> dict[str, float]:
     ({"dp_shard": 2, "tp": 2}, {"n_experts": 6}),
     ({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, {}),
 ], ids=str)
-def test_fsdp2_with_experts_trains_what_ours_trains(pool, mesh, model):
+def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
     given: dict[str, Any] = dict(
         name="test", mesh=mesh, model={"family": "deepseek_v3", **EXPERTS, **model}, data={"seq_len": 16},
         # FSDP2 divides what a group of one has reduced in float64 twice
         precision={"param": "float64", "reduce": "float32"},
     )
-    for found in pool.run(eager_distances, Recipe(**given)):
+    for found in pool4.run(eager_distances, Recipe(**given)):
         assert max(found.values()) < 1e-6, found

@@ -16,7 +16,6 @@ from workbench.errors import WorkbenchError
 from workbench.numerics_proof import loosest, prove_numerics
 from workbench.verify.verdicts import Outcome
 from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
 
 pytestmark = pytest.mark.integration
 
@@ -97,12 +96,6 @@ def test_an_error_leaves_nothing_open(fake4):
             lists = (("raises",), ()) if stage == "joint" else ((), ("raises",))
             build(small(FSDP_TP, *lists), fake4)
         assert state() == before
-
-
-@pytest.fixture(scope="module")
-def pool4():
-    with ranks(4, backend="gloo", timeout=200, echo="none") as pool:
-        yield pool
 
 
 def full(recipe):

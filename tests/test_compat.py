@@ -9,7 +9,7 @@ from on_ranks import FSDP4, FSDP_TP, full_level, small, trajectory
 from workbench.built import build
 from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
-from workbench.world.ranks import RankError, ranks
+from workbench.world.ranks import RankError
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]  # the other tests of passes cover them on the tested torch
 DECOMPOSE, AC, RESHARD = "inductor_decomposition", "activation_checkpointing", "reshard_after_forward"
@@ -42,12 +42,6 @@ def on_meshes(first, second):
             for mesh, name in pairs]
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with ranks(4, backend="gloo", timeout=280, echo="none") as running:
-        yield running
-
-
 @pytest.mark.parametrize(("mesh", "listed"), on_meshes({"dp_shard": 4, "tp": 2}, {"dp_shard": 8}))
 def test_fake_mesh_of_8(mesh, listed):
     with fake_world(8) as world:
@@ -58,8 +52,8 @@ def test_fake_mesh_of_8(mesh, listed):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("mesh", "listed"), on_meshes(FSDP4, FSDP_TP))
-def test_five_steps_on_4_ranks(pool, mesh, listed):
-    for found in pool.run(trajectory, small(mesh, *LISTS[listed])):
+def test_five_steps_on_4_ranks(pool4, mesh, listed):
+    for found in pool4.run(trajectory, small(mesh, *LISTS[listed])):
         assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
         assert found["relative"] < 1e-4 if listed in LOSSY else found["differing"] == []
 
@@ -67,16 +61,16 @@ def test_five_steps_on_4_ranks(pool, mesh, listed):
 @pytest.mark.ranks
 @pytest.mark.parametrize("listed", ["no pass", AC, BLOCKS, AUTO])
 @pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
-def test_experts_on_4_ranks(pool, dispatch, listed):
+def test_experts_on_4_ranks(pool4, dispatch, listed):
     model = {"model.family": "deepseek_v3", "model.n_layers": 2, "model.dispatch": dispatch, "mesh.ep": 2}
-    for found in pool.run(trajectory, small(FSDP_TP, *LISTS[listed]).override(model)):
+    for found in pool4.run(trajectory, small(FSDP_TP, *LISTS[listed]).override(model)):
         assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
         assert found["differing"] == [] and found["routed"][0] == found["routed"][1]
 
 
 @pytest.mark.ranks
-def test_every_verdict_at_level_full(pool):
-    for records, pipeline in pool.run(full_level, small(FSDP4, *LISTS["the tour's"])):
+def test_every_verdict_at_level_full(pool4):
+    for records, pipeline in pool4.run(full_level, small(FSDP4, *LISTS["the tour's"])):
         assert all(outcome == "PASS" for verdicts in records.values() for outcome, _ in verdicts.values()), records
         assert pipeline == ["PASS"]
 
@@ -84,16 +78,16 @@ def test_every_verdict_at_level_full(pool):
 @pytest.mark.ranks
 @pytest.mark.parametrize("listed", [((DECOMPOSE, RESHARD), (BLOCKS, FULL)), ((RESHARD,), (BLOCKS, REGIONAL))],
                          ids=[FULL, REGIONAL])
-def test_inductor_on_4_ranks(pool, listed):
-    for found in pool.run(trajectory, small(FSDP_TP, *listed)):
+def test_inductor_on_4_ranks(pool4, listed):
+    for found in pool4.run(trajectory, small(FSDP_TP, *listed)):
         assert found["relative"] < 1e-4 and set(found["outcomes"].values()) == {"PASS"}
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("mask", ["causal", "document"])
-def test_flex_attention_on_4_ranks(pool, mask):
+def test_flex_attention_on_4_ranks(pool4, mask):
     flex = {"model.attention": "flex", "model.mask": mask, "model.document_token": 10}
-    for found in pool.run(trajectory, small(FSDP_TP, (AC, RESHARD), (BLOCKS,)).override(flex)):
+    for found in pool4.run(trajectory, small(FSDP_TP, (AC, RESHARD), (BLOCKS,)).override(flex)):
         assert found["differing"] == [] and set(found["outcomes"].values()) == {"PASS"}
 
 
@@ -104,7 +98,7 @@ def raises_on_two():
 
 
 @pytest.mark.ranks
-def test_the_pool_names_the_rank_that_fails_and_starts_again(pool):
+def test_the_pool_names_the_rank_that_fails_and_starts_again(pool4):
     with pytest.raises(RankError, match="rank 2 failed: ValueError: here"):
-        pool.run(raises_on_two)
-    assert pool.run(dist.get_rank) == [0, 1, 2, 3]
+        pool4.run(raises_on_two)
+    assert pool4.run(dist.get_rank) == [0, 1, 2, 3]

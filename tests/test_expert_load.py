@@ -15,7 +15,6 @@ from workbench.parallel.author import author
 from workbench.recipe import load_recipe
 from workbench.training import train
 from workbench.world.mesh import World
-from workbench.world.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -113,10 +112,8 @@ def counted_apart() -> tuple[list[float], ExpertLoad]:
     return moe.router.bias.tolist(), load
 
 
-@pytest.mark.ranks
-def test_the_ranks_counts_are_added_before_the_bias_moves():
-    with ranks(2, backend="gloo", timeout=100, echo="none") as pool:
-        (bias, load), (other, same) = pool.run(counted_apart)
+def test_the_ranks_counts_are_added_before_the_bias_moves(pool2):
+    (bias, load), (other, same) = pool2.run(counted_apart)
     assert bias == other == pytest.approx([-0.01, 0, -0.01, 0.01])
     assert load == same
     assert load.tokens == [[[[6, 2, 0, 0], [0, 2, 6, 0]]]] and load.dropped == [[[0, 1]]]

@@ -135,6 +135,18 @@ def test_make_test_checks_everything() -> None:
     assert "--nbval-cell-timeout" in plan
 
 
+def test_one_worker_gets_a_group(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import pytest\n\n\ndef pytest_itemcollected(item):\n"
+                                          "    item.add_marker(pytest.mark.xdist_group('one'))\n")
+    (tmp_path / "test_a.py").write_text("import os, pytest\n\n\n@pytest.mark.parametrize('i', range(8))\ndef test(i):\n"
+                                        "    open(os.environ['PYTEST_XDIST_WORKER'], 'w').close()\n")
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    options = re.search(r"^TWO := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    subprocess.run([sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider"], cwd=tmp_path, env=outside,
+                   check=True, capture_output=True)
+    assert len(list(tmp_path.glob("gw*"))) == 1  # two where xdist's marks do not reach it
+
+
 def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
     target = tmp_path / "r.json"
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_contracts.py",

@@ -33,7 +33,7 @@ from workbench.pipeline import each_no_effect, prove_partition, run_joint, run_p
 from workbench.recipe_parts import PassSpec
 from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
-from workbench.world.ranks import RankError, ranks
+from workbench.world.ranks import RankError
 
 pytestmark = pytest.mark.integration
 
@@ -205,18 +205,6 @@ def test_a_gathered_weight_kept_alive_through_views_is_seen(captured):
 
 
 # on real ranks
-
-
-@pytest.fixture(scope="module")
-def pool2():
-    with ranks(2, backend="gloo", timeout=120, echo="none") as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def pool4():
-    with ranks(4, backend="gloo", timeout=120, echo="none") as pool:
-        yield pool
 
 
 @pytest.mark.ranks

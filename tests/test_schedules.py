@@ -59,7 +59,7 @@ def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
     with user_pass("swap", swap_on_rank_1, stage="partitioned"):
         recipe = small(FSDP_TP).override({"model.n_layers": 1, "passes": ["swap"]})
         assert compare_schedules(recipe).verdict.outcome is Outcome.PASS  # it looks at ranks 0 and 3
-        verdict = compare_schedules(recipe, "all").verdict
+        verdict = compare_schedules(recipe, [0, 1]).verdict
         assert compare_schedules(recipe, [1]).verdict.outcome is Outcome.UNKNOWN
     assert verdict.outcome is Outcome.FAIL and verdict.evidence["rank"] == 1
     sentence, *lines = verdict.message.splitlines()
@@ -99,7 +99,7 @@ def test_bad_ranks(ranks, message):
 
 def test_the_command(capsys):
     small_llama3 = ["llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1"]
-    assert main(["schedule", *small_llama3]) == 0
+    assert main(["schedule", *small_llama3, "--ranks", "all"]) == 0
     assert "captured as ranks 0, 1\ncollectives PASS: " in capsys.readouterr().out
     assert main(["schedule", *small_llama3, "--ranks", "1"]) == 0
     assert "captured as rank 1\ncollectives UNKNOWN: one rank was captured" in capsys.readouterr().out

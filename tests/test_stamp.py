@@ -22,7 +22,6 @@ from workbench.parallel.plans import LLAMA3_PLAN
 from workbench.stamp import find_run
 from workbench.stamp.order import Turns, longer, turns_of
 from workbench.world.fake import fake_world
-from workbench.world.ranks import ranks
 
 # names that Dynamo gave to nodes of its own graph; and operators, of which each node holds a copy
 NOT_COMPARED = {"from_node", "source_fn_stack", "fwd_source_fn_stack", "original_aten", "val", "eager_input_vals"}
@@ -116,12 +115,6 @@ def both_ways(recipe: Any) -> dict[str, Any]:
     differing = {n for a, b in zip(*seen, strict=True) for n in a.keys() | b.keys() if not torch.equal(a[n], b[n])}
     return {"stamped": stamped, "differing": sorted(differing), "tensors": len(seen[0][0]),
             "losses": [float(s["loss"]) for s in seen[0]], "outcomes": records}
-
-
-@pytest.fixture(scope="module")
-def pool4():
-    with ranks(4, backend="gloo", timeout=900, echo="none") as pool:
-        yield pool
 
 
 @pytest.mark.slow

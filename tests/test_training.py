@@ -14,7 +14,6 @@ from workbench.parallel.author import author, author_module
 from workbench.training import Batches, deterministic, gradients, total_norm, train
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
-from workbench.world.ranks import ranks
 
 pytestmark = pytest.mark.integration
 
@@ -65,12 +64,6 @@ def trained(recipe):
     heard = []
     result = train(found.authored, found.step, progress=lambda step, loss: heard.append((step, loss)))
     return result, heard
-
-
-@pytest.fixture(scope="module")
-def pool4():
-    with ranks(4, backend="gloo", timeout=200, echo="none") as pool:
-        yield pool
 
 
 @pytest.mark.ranks

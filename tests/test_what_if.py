@@ -25,7 +25,6 @@ from workbench.passes.registry import register_pass
 from workbench.recipe import RecipeError
 from workbench.study import what_if
 from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
 
 pytestmark = pytest.mark.integration
 
@@ -89,11 +88,12 @@ def test_the_first_answer_runs_all(started, fake4):
 
 @pytest.mark.parametrize(("changes", "first"), [
     ({"passes.overlap_collectives.horizon": 2}, "overlap_collectives"),
-    ({BUCKETING: False}, "transformer_block_bucketing"),
-    ({"passes": ["transformer_block_bucketing"]}, None),
+    pytest.param({BUCKETING: False}, "transformer_block_bucketing", marks=pytest.mark.slow),
+    pytest.param({"passes": ["transformer_block_bucketing"]}, None, marks=pytest.mark.slow),
     ({"joint_passes.reshard_after_forward.policy": "never"}, "reshard_after_forward"),
-    ({"joint_passes.activation_checkpointing.policy": "full"}, "activation_checkpointing"),
-    ({"joint_passes.inductor_decomposition.at": "capture"}, "capture"),
+    pytest.param({"joint_passes.activation_checkpointing.policy": "full"}, "activation_checkpointing",
+                 marks=pytest.mark.slow),
+    pytest.param({"joint_passes.inductor_decomposition.at": "capture"}, "capture", marks=pytest.mark.slow),
     ({"training.lr": 0.1, "strict": True, "about": "x", "training.steps": 3}, None),
 ], ids=str)
 def test_a_change_runs_what_it_affects(study, changes, first):
@@ -105,7 +105,8 @@ def test_a_change_runs_what_it_affects(study, changes, first):
     assert study.now is found.after and study.history == [found]
 
 
-@pytest.mark.parametrize("changes", [{"model.n_layers": 2}, {"mesh.dp_shard": 4, "mesh.tp": 1}], ids=str)
+@pytest.mark.parametrize("changes", [
+    pytest.param({"model.n_layers": 2}, marks=pytest.mark.slow), {"mesh.dp_shard": 4, "mesh.tp": 1}], ids=str)
 def test_a_change_of_the_model_authors_anew(study, changes):
     found = study.change(changes)
     assert again(found) == ALL and found.ran[0].why == "recipe"
@@ -244,6 +245,7 @@ def test_a_pass_registered_again_runs_again_if_its_code_differs(study, own):
     assert study.now.rows()["own: effect"] == "NO_EFFECT" and "own: effect" in study.now.reasons()
 
 
+@pytest.mark.slow
 def test_a_joint_pass_registered_again_partitions_again(study, own):
     own(stage="joint")
     found = study.change(joint_passes=[*JOINT, "own"])
@@ -271,7 +273,7 @@ def test_an_error_leaves_the_study_as_it_was(study, own):
 
 FAULTS = [
     ("_read", lambda options: {}, {BUCKETING: False}),
-    ("_LATER", {**studies._LATER, "model": True}, {"model.n_layers": 2}),
+    pytest.param("_LATER", {**studies._LATER, "model": True}, {"model.n_layers": 2}, marks=pytest.mark.slow),
 ]
 
 
@@ -345,8 +347,6 @@ def on_a_rank(recipe, changes):
         fresh(found).graphs)
 
 
-@pytest.mark.ranks
-def test_inside_real_ranks():
-    with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
-        for stages, agree, same in pool.run(on_a_rank, small({"dp_shard": 2}, JOINT, LATER), {BUCKETING: False}):
-            assert stages == list(LATER) and agree == "PASS" and same
+def test_inside_real_ranks(pool2):
+    for stages, agree, same in pool2.run(on_a_rank, small({"dp_shard": 2}, JOINT, LATER), {BUCKETING: False}):
+        assert stages == list(LATER) and agree == "PASS" and same

@@ -18,17 +18,11 @@ from workbench.errors import WorkbenchError
 from workbench.passes import bucketing
 from workbench.recipe_parts import PassSpec
 from workbench.world.mesh import current_world
-from workbench.world.ranks import RankError, ranks
+from workbench.world.ranks import RankError
 
 pytestmark = pytest.mark.integration
 
 MEASURED = {"estimates": "measured"}
-
-
-@pytest.fixture(scope="module")
-def pool2():
-    with ranks(2, backend="gloo", timeout=120, echo="none") as pool:
-        yield pool
 
 
 def graph():

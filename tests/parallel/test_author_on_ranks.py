@@ -22,7 +22,6 @@ from workbench.parallel.plans import llama3_plan
 from workbench.parallel.tensor_parallel import apply_tensor_plan
 from workbench.recipe import Recipe
 from workbench.world.mesh import World, current_world
-from workbench.world.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.ranks
@@ -30,12 +29,6 @@ pytestmark = pytest.mark.ranks
 FSDP, FSDP_TP, TP, HSDP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}, {"dp_replicate": 2, "dp_shard": 2}
 UNEVEN = {"vocab_size": 257, "dim": 54, "n_heads": 3, "n_kv_heads": 1, "ffn_dim": 142}
 UNEVEN_TP = {"vocab_size": 257, "ffn_dim": 142}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with ranks(4, backend="gloo", timeout=120, echo="none") as running:
-        yield running
 
 
 def recipe(mesh: dict, model: dict, dtype: str = "float32", reduce: str | None = None) -> Recipe:
@@ -98,15 +91,15 @@ def distances(described: Recipe, fault: str = "") -> dict[str, float]:
     ],
     ids=str,
 )
-def test_loss_and_gradients_are_those_of_the_unsharded_model(pool, mesh, model, dtype, bound):
-    for found in pool.run(distances, recipe(mesh, model, dtype)):
+def test_loss_and_gradients_are_those_of_the_unsharded_model(pool4, mesh, model, dtype, bound):
+    for found in pool4.run(distances, recipe(mesh, model, dtype)):
         assert len(found) == 1 + 2 * 9 + 3
         assert max(found.values()) < bound, max(found.items(), key=lambda item: item[1])
 
 
 @pytest.mark.parametrize("mesh", [FSDP, HSDP], ids=str)
-def test_gradients_that_are_summed_would_be_noticed(pool, mesh):
-    found = pool.run(distances, recipe(mesh, {}), "no average")[0]
+def test_gradients_that_are_summed_would_be_noticed(pool4, mesh):
+    found = pool4.run(distances, recipe(mesh, {}), "no average")[0]
     assert found.pop("loss") < 5e-6
     assert min(found.values()) > 1
 
@@ -153,8 +146,8 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
 
 @pytest.mark.parametrize("model", [{}, {"vocab_size": 257}], ids=str)
 @pytest.mark.parametrize("mesh", [FSDP, FSDP_TP, HSDP], ids=str)
-def test_three_steps_are_bitwise_those_of_fsdp2(pool, mesh, model):
-    for ours, expected, different in pool.run(against_torch, recipe(mesh, model)):
+def test_three_steps_are_bitwise_those_of_fsdp2(pool4, mesh, model):
+    for ours, expected, different in pool4.run(against_torch, recipe(mesh, model)):
         assert ours == expected
         assert len(set(ours)) == 3
         assert different == []
@@ -162,11 +155,11 @@ def test_three_steps_are_bitwise_those_of_fsdp2(pool, mesh, model):
 
 @pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", [FSDP, FSDP_TP, HSDP], ids=str)
-def test_mixed_precision_is_bitwise_that_of_fsdp2(pool, mesh, reduce):
+def test_mixed_precision_is_bitwise_that_of_fsdp2(pool4, mesh, reduce):
     # from 2.15 on FSDP2 reduces the float32 gradient of a norm's weight without rounding it to the weight's dtype,
     # over tp too: there the next step's loss moves
     unrounded = reduce == "float32" and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
-    for ours, expected, different in pool.run(against_torch, recipe(mesh, {}, "bfloat16", reduce)):
+    for ours, expected, different in pool4.run(against_torch, recipe(mesh, {}, "bfloat16", reduce)):
         if unrounded and "tp" in mesh:
             assert ours[0] == expected[0]
             continue
@@ -174,7 +167,7 @@ def test_mixed_precision_is_bitwise_that_of_fsdp2(pool, mesh, reduce):
         assert [name for name in different if not (unrounded and name.endswith("norm.weight"))] == []
 
 
-def test_a_parameter_that_differs_by_a_millionth_would_be_noticed(pool):
-    ours, expected, different = pool.run(against_torch, recipe(FSDP, {}), 3, True)[0]
+def test_a_parameter_that_differs_by_a_millionth_would_be_noticed(pool4):
+    ours, expected, different = pool4.run(against_torch, recipe(FSDP, {}), 3, True)[0]
     assert ours != expected
     assert different

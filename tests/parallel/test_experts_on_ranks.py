@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .test_author_on_ranks import FSDP, FSDP_TP, HSDP, distances, pool, recipe  # noqa: F401  (a fixture)
+from .test_author_on_ranks import FSDP, FSDP_TP, HSDP, distances, recipe
 
 pytestmark = pytest.mark.ranks
 SMALL = {"family": "deepseek_v3", "n_layers": 2, "dim": 32, "ffn_dim": 48, "expert_dim": 16, "kv_lora_rank": 16,
@@ -26,13 +26,13 @@ BOTH = "dp_shard x tp"
     ],
     ids=str,
 )
-def test_loss_and_gradients_are_those_of_the_whole_model(pool, mesh, model):  # noqa: F811
-    for found in pool.run(distances, recipe(mesh, SMALL | model, "float64")):
+def test_loss_and_gradients_are_those_of_the_whole_model(pool4, mesh, model):
+    for found in pool4.run(distances, recipe(mesh, SMALL | model, "float64")):
         assert len([name for name in found if "experts.w" in name and "shared" not in name]) == 3
         assert max(found.values()) < 1e-10, max(found.items(), key=lambda item: item[1])
 
 
-def test_experts_gradients_that_are_not_divided_would_be_noticed(pool):  # noqa: F811
-    found = pool.run(distances, recipe(FSDP_TP | {"ep": 2}, SMALL, "float64"), "experts not divided")[0]
+def test_experts_gradients_that_are_not_divided_would_be_noticed(pool4):
+    found = pool4.run(distances, recipe(FSDP_TP | {"ep": 2}, SMALL, "float64"), "experts not divided")[0]
     wrong = {name for name, distance in found.items() if distance > 1e-10}
     assert wrong == {name for name in found if ".moe.experts." in name}

@@ -7,7 +7,6 @@ from workbench.forward_backward import partition
 from workbench.joint_graph import capture
 from workbench.parallel.author import author
 from workbench.pipeline import prove_partition, run_joint, run_partitioned
-from workbench.world.ranks import ranks
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +18,6 @@ def authored(fake4):
 @pytest.fixture(scope="module")
 def two_layers(fake4):
     return author(small(FSDP_TP, layers=2), fake4)
-
-
-@pytest.fixture(scope="module")
-def pool4():
-    with ranks(4, backend="gloo", timeout=200, echo="none") as pool:
-        yield pool
 
 
 @pytest.fixture(scope="session")

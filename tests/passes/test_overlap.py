@@ -38,7 +38,8 @@ def tp_exposed(gm):
 
 
 @pytest.mark.parametrize("bucketing", [
-    (), (BLOCKS,), pytest.param(("autobucketing_reordering",), marks=pytest.mark.slow),
+    pytest.param((), marks=pytest.mark.slow), (BLOCKS,),
+    pytest.param(("autobucketing_reordering",), marks=pytest.mark.slow),
 ], ids=str)
 def test_less_is_exposed_and_every_node_is_still_there(pairs, bucketing):
     plain, _ = pairs(*bucketing)

@@ -6,7 +6,6 @@ from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_gra
 from workbench.analysis.snapshot import snapshot
 from workbench.verify.collectives import conserved, difference, exchange, schedule, schedule_hash
 from workbench.verify.verdicts import Outcome
-from workbench.world.ranks import ranks
 
 
 def bucketed(name):
@@ -115,12 +114,6 @@ def compare_order(fault):
         first.prepend(second)
         gm.recompile()
     return exchange(gm)
-
-
-@pytest.fixture(scope="module")
-def pool2():
-    with ranks(2, backend="gloo", timeout=60, echo="none") as pool:
-        yield pool
 
 
 @pytest.mark.ranks

@@ -7,7 +7,6 @@ from workbench.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
 from workbench.verify.numerics import compare, reduction_order_bound, run_pair
 from workbench.verify.verdicts import Outcome
-from workbench.world.ranks import ranks
 
 pytestmark = pytest.mark.integration
 
@@ -118,12 +117,6 @@ def broken_on_one_rank(value):
         mul.args = (mul.args[0], value)
         after.recompile()
     return run_pair(gm, after, [torch.ones(8)], ORDER, group_size=4)
-
-
-@pytest.fixture(scope="module")
-def pool4():
-    with ranks(4, backend="gloo", timeout=60, echo="none") as pool:
-        yield pool
 
 
 @pytest.mark.ranks
