@@ -22,6 +22,26 @@ def threads_of_groups():
     return [group._get_backend(torch.device("cpu")).options._threads for group in groups]
 
 
+def left_by_ten_models():
+    """Groups and threads that ten models on two meshes leave behind."""
+    from pathlib import Path
+
+    from on_ranks import small
+
+    from workbench import author
+    from workbench.world.mesh import current_world
+
+    groups = []
+    for changes in 5 * [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "tp": 2, "ep": 2}]:
+        recipe = small({k: v for k, v in changes.items() if k != "ep"})
+        if "ep" in changes:
+            recipe = recipe.override({"model.family": "deepseek_v3", "model.n_layers": 2, "mesh.ep": 2})
+        author(recipe, current_world())
+        groups.append(len(dist.distributed_c10d._world.pg_map))
+    loops = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return groups, loops.count("gloo_tcp_loop")
+
+
 def gathers(seconds):
     """All-gathers over both axes, many in flight; torch's default of two threads does not live through these."""
     import time
@@ -56,6 +76,12 @@ def test_one_worker_thread_in_each_group():
         assert pool.run(threads_of_groups) == [[1, 1, 1, 1]] * 4
         pool.run(default_again)  # the gate can fail
         assert pool.run(threads_of_groups) == [[1, 2, 2, 2]] * 4
+
+
+def test_models_share_their_groups_and_groups_their_device():
+    with ranks(4, backend="gloo", timeout=60, echo="none") as pool:
+        for groups, loops in pool.run(left_by_ten_models):
+            assert groups[:2] == sorted(set(groups)) and loops == 1
 
 
 def test_gathers_in_flight():

@@ -13,12 +13,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 from torch.distributed import distributed_c10d as c10d
 
 _DEFAULT = timedelta(minutes=30)
+
+
+@cache
+def _devices(names: str) -> list[Any]:
+    """The same for all groups of this process: a device has a thread that wakes a hundred times a second."""
+    gloo = c10d.ProcessGroupGloo
+    if not names:
+        return [gloo.create_default_device()]
+    return [gloo.create_device(interface=name) for name in names.split(",")]
 
 
 @contextmanager
@@ -36,9 +46,7 @@ def one_worker_thread() -> Iterator[None]:
             original(self, store, rank, size, *args, **more)
             return
         options = gloo._Options()
-        names = os.environ.get("GLOO_SOCKET_IFNAME", "")
-        options._devices = [gloo.create_device(interface=name) for name in names.split(",")] if names else [
-            gloo.create_default_device()]
+        options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""))
         options._timeout, options._threads = timeout, 1
         for name, value in more.items():
             setattr(options, name, value)

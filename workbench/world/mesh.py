@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 Kind = Literal["fake", "simulated", "gloo", "nccl"]
+_MESHES: WeakKeyDictionary[Any, dict[Hashable, DeviceMesh]] = WeakKeyDictionary()
 
 
 class WorldError(WorkbenchError):
@@ -70,7 +72,17 @@ class World:
             raise WorldError(f"mesh {axes} does not multiply to the {self.size} ranks of this {self.kind} world")
         if not axes:
             return None
-        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        return self._kept(tuple(axes.items()), lambda: init_device_mesh(
+            self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)))
+
+    def _kept(self, layout: Hashable, make: Callable[[], DeviceMesh]) -> DeviceMesh:
+        """Real ranks make one mesh of each layout: a process group keeps threads or communicators to the end."""
+        if self.kind in ("fake", "simulated"):
+            return make()
+        meshes = _MESHES.setdefault(dist.group.WORLD, {})
+        if layout not in meshes:
+            meshes[layout] = make()
+        return meshes[layout]
 
     def expert_mesh(self, spec: MeshSpec) -> DeviceMesh | None:
         """A second mesh of the same ranks for experts: dp_replicate, ep, and ep_shard, over which FSDP cuts them.
@@ -89,11 +101,15 @@ class World:
         axes = {name: size for name, size in sizes.items() if size > 1}
         if not axes:
             return None
-        if len(axes) == 1:  # over all ranks a mesh would take the default group, which an axis of the other may have
-            group = dist.new_group(list(range(self.size)))
-            return DeviceMesh.from_group(group, self.device.type, mesh_dim_names=tuple(axes))
-        table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())
-        return DeviceMesh(self.device.type, table, mesh_dim_names=tuple(axes))
+
+        def make() -> DeviceMesh:
+            if len(axes) == 1:  # over all ranks a mesh takes the default group, which an axis of the other may have
+                group = dist.new_group(list(range(self.size)))
+                return DeviceMesh.from_group(group, self.device.type, mesh_dim_names=tuple(axes))
+            table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())
+            return DeviceMesh(self.device.type, table, mesh_dim_names=tuple(axes))
+
+        return self._kept(("experts", inner, *axes.items()), make)
 
 
 def axis_sizes(mesh: DeviceMesh | None) -> dict[str, int]:
