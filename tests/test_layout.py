@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Each layer may import its own and those above it in this list.
 LAYERS = [
     {"errors", "garbage", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes",
-     "recipe", "lesson", "scores", "schemas", "supported", "compatibility"},
+     "recipe", "lesson", "scores", "schemas", "supported", "compatibility", "words"},
     {"torch_api"},
     {"world", "models"},
     {"parallel"},

@@ -33,6 +33,7 @@ from workbench.report import complete
 from workbench.report_text import grid, said
 from workbench.torch_api.compile_backend import JointFromCompile, held_by_module, through_autograd
 from workbench.verify.verdicts import CHECKS, Verdict, worst
+from workbench.words import counted
 
 Spec = PassSpec | str | Mapping[str, Any]
 UNCHECKED = {
@@ -143,7 +144,7 @@ class Backend:
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in (*self.joint_passes, *self.passes)) or "no passes"
         alone = f", {self.forward_only} without a backward" if self.forward_only else ""
-        return f"Backend({names}: {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)} compiled{alone})"
+        return f"Backend({names}: {counted(len(self.graphs), 'graph')} compiled{alone})"
 
 
 def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, int]]:

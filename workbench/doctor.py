@@ -13,6 +13,7 @@ from typing import Any
 from workbench.compatibility import Table, load_tables, nearest, results_dir, same_release
 from workbench.errors import WorkbenchError
 from workbench.supported import TESTED_PLATFORM, TESTED_TORCH, installed_torch, platform_name, torch_problem
+from workbench.words import counted
 
 PACKAGES = ("pydantic", "papermill", "nbconvert", "ipykernel", "jupyterlab")
 
@@ -150,7 +151,7 @@ def _abilities(facts: Facts) -> list[Finding]:
     found = []
     if not torch_problem(facts.torch):
         found.append(Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates"))
-        gloo = f"real ranks on {facts.cores} core{'s' * (facts.cores != 1)}: training and every verdict but GPU memory"
+        gloo = f"real ranks on {counted(facts.cores, 'core')}: training and every verdict but GPU memory"
         found.append(Finding("ok", "gloo ranks", gloo) if facts.gloo else
                      Finding("bad", "gloo ranks", "this torch has no gloo", "install a torch build with gloo"))
         found.append(_nccl(facts))

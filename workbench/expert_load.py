@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from workbench.models.moe import MoE
+from workbench.words import counted
 
 
 @dataclass(repr=False)
@@ -58,13 +59,10 @@ class ExpertLoad:
         return f"fullest expert over the mean {uneven}, {lost}"
 
     def __repr__(self) -> str:
-        def some(count: int, what: str) -> str:
-            return f"{count} {what}{'s' * (count != 1)}"
-
-        sizes = [some(len(self.layers), "layer"), some(len(self.tokens), "step")]
+        sizes = [counted(len(self.layers), "layer"), counted(len(self.tokens), "step")]
         if self.tokens and self.layers:
             ranks = self.tokens[0][0]
-            sizes += [some(len(ranks), "rank"), some(len(ranks[0]), "expert")]
+            sizes += [counted(len(ranks), "rank"), counted(len(ranks[0]), "expert")]
         return f"ExpertLoad({', '.join(sizes)}: {self.summary()})"
 
     def table(self) -> str:

@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from workbench.verify.verdicts import CHECKS, Outcome, Verdict
+from workbench.words import counted
 
 if TYPE_CHECKING:
     from workbench.report import Report
@@ -22,7 +23,7 @@ def _painted(text: str, outcome: Outcome, color: bool) -> str:
 def title(report: Report) -> str:
     axes = " x ".join(f"{axis} {size}" for axis, size in report.world["axes"].items()) or "one rank"
     size = report.world["size"]
-    who = f"{size} {report.world['kind']} rank{'s' * (size != 1)}"
+    who = counted(size, f"{report.world['kind']} rank")
     return f"{report.recipe.name} on {who} ({axes}), level {report.level}"
 
 
@@ -113,7 +114,7 @@ def verdict_line(report: Report) -> tuple[str, Outcome]:
     if report.ok:
         return ("PASS" if not report.idle else f"PASS, with {len(report.idle)} NO_EFFECT"), (
             Outcome.PASS if not report.idle else Outcome.NO_EFFECT)
-    return f"FAIL: {len(report.problems)} problem{'s' * (len(report.problems) != 1)}", Outcome.FAIL
+    return f"FAIL: {counted(len(report.problems), 'problem')}", Outcome.FAIL
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:

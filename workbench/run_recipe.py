@@ -30,6 +30,7 @@ from workbench.torch_api.cuda_graphs import close_recorders
 from workbench.torch_api.gloo import one_worker_thread
 from workbench.training import Batches, Training, recipe_of, train
 from workbench.verify.verdicts import Outcome, Verdict
+from workbench.words import counted
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
 from workbench.world.ranks import ranks
@@ -148,7 +149,7 @@ def joined(recipe: Recipe, kind: Kind = "auto", *, timeout: float = 600.0) -> It
         return
     if not launched():
         count = recipe.mesh.world_size
-        raise WorldError(f"recipe {recipe.name!r} needs {count} rank{'s' * (count != 1)}, and nothing started this "
+        raise WorldError(f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and nothing started this "
                          f"process as one: start it with torchrun --nproc-per-node {count}")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))

@@ -62,6 +62,7 @@ def test_source_beside_its_nodes_without_folders():
     table = draw.kernel_code([made(), made("backward", 1)], "cpp_1")
     assert table.rows == (("call 3:", '#include "prefix.h"'), ("  a1", "#include <cmath>"),
                           ("  b1", "void kernel() {}"))
+    assert ">&nbsp;&nbsp;a1<" in table._repr_html_()
     with pytest.raises(WorkbenchError, match="say graph='forward' or"):
         draw.kernel_code([made(), made("backward", 1)], "cpp_0")
     with pytest.raises(WorkbenchError, match="its source was not generated"):
@@ -89,7 +90,7 @@ class Made(Replayed):
 def test_inputs_of_a_replay_and_no_address_in_the_text():
     table = draw.replay(record(Made(0xABC)))
     assert [row[3] for row in table.rows] == ["static", "copied"]
-    assert table.notes == ("forward: 1 inputs static (128 bytes), 1 inputs copied (24 bytes); pool 4,096 bytes; "
+    assert table.notes == ("forward: 1 input static (128 bytes), 1 input copied (24 bytes); pool 4,096 bytes; "
                            "17 calls of kernels before, 1 launch after",)
     assert "0xabc" in table._repr_html_() and "address" not in repr(table) and "0xabc" not in repr(table)
     assert repr(table) == repr(draw.replay(record(Made(0xDEF))))

@@ -55,7 +55,7 @@ def test_a_lost_collective_fails_and_is_named(fake4):
     assert found.message == "all_gather dp_shard: 512 bytes before, 256 after"
     allowed = conserved(before, gm, fewer=True)
     assert allowed.outcome is Outcome.PASS
-    assert allowed.message == "256 of 512 bytes taken out, the rest in 1 launches (before: 2)"
+    assert allowed.message == "256 of 512 bytes taken out, the rest in 1 launch (before: 2)"
     assert conserved(gm, before, fewer=True).message == "all_gather dp_shard: 256 bytes before, 512 after"
 
 

@@ -12,6 +12,7 @@ from workbench.analysis.replay import starts_work
 from workbench.analysis.spans import simulated
 from workbench.analysis.timeline import Clock, Costs, costs_of
 from workbench.errors import WorkbenchError
+from workbench.words import counted
 
 Spans = tuple[tuple[float, float], ...]
 
@@ -39,7 +40,7 @@ class Pace:
         return "launches" if self.cpu_us > self.gpu_us else "work"
 
     def __str__(self) -> str:
-        return (f"{self.launches:,} launch{'es' * (self.launches != 1)}, CPU {self.cpu_us:,.0f} µs, device "
+        return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device "
                 f"{self.gpu_us:,.0f} µs of work; step {self.step_us:,.0f} µs: bound by {self.bound}")
 
 

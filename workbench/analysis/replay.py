@@ -8,6 +8,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.analysis.census import kind_of
 from workbench.analysis.kernels import Kernels
+from workbench.words import counted
 
 _STARTS_NOTHING = ("view", "bookkeeping", "wait")
 
@@ -62,11 +63,11 @@ class Replay:
     def summary(self) -> str:
         """One line: counts and bytes."""
         def told(inputs: list[ReplayInput], word: str) -> str:
-            return f"{len(inputs)} inputs {word} ({sum(x.bytes for x in inputs):,} bytes)"
+            return f"{counted(len(inputs), 'input')} {word} ({sum(x.bytes for x in inputs):,} bytes)"
 
         pool = "not recorded yet" if self.pool_bytes is None else f"pool {self.pool_bytes:,} bytes"
         return (f"{self.graph}: {told(self.static, 'static')}, {told(self.copied, 'copied')}; {pool}; "
-                f"{self.launches_before:,} {self.unit} before, {self.launches_after} launch after")
+                f"{self.launches_before:,} {self.unit} before, {counted(self.launches_after, 'launch')} after")
 
 
 def count_launches(graph: GraphModule, kernels: Kernels | None) -> tuple[int, str]:

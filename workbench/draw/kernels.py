@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.passes.body import kernels_of
 from workbench.passes.cudagraph import Replayed
 from workbench.pipeline import PassRecord
+from workbench.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +122,7 @@ def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
     nodes = _beside([k for _, k in found])
     size = max(len(lines), len(nodes))
     rows = zip(nodes + [""] * (size - len(nodes)), lines + [""] * (size - len(lines)), strict=True)
-    return Table(f"{kernel}, {graphs[0]}, called {len(found)} times", ("nodes", "source"), tuple(rows))
+    return Table(f"{kernel}, {graphs[0]}, {counted(len(found), 'call')}", ("nodes", "source"), tuple(rows))
 
 
 def _beside(calls: Sequence[Kernel]) -> list[str]:

@@ -99,7 +99,9 @@ class Table:
             fill = self.fills.get((row, column))
             style = f"text-align:{'right' if isinstance(value, int) else 'left'}"
             style += f";background:{fill};color:{INK}" if fill else ""
-            return f"<td style='{style}'>{html.escape(shown(value))}</td>"
+            text = shown(value)
+            indent = "&nbsp;" * (len(text) - len(text.lstrip(" ")))  # a browser drops spaces at the start
+            return f"<td style='{style}'>{indent}{html.escape(text.lstrip(' '))}</td>"
 
         head = "".join(f"<th style='text-align:left'>{html.escape(c)}</th>" for c in self.columns)
         body = "".join("<tr>" + "".join(cell(i, j, v) for j, v in enumerate(row)) + "</tr>"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from workbench.draw.show import Table
 from workbench.pipeline import PassRecord
 from workbench.verify.verdicts import CHECKS, Outcome, worst
+from workbench.words import counted
 
 FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
 
@@ -22,4 +23,4 @@ def verdicts(records: Sequence[PassRecord]) -> Table:
         rows.append((record.name, *map(str, found)))
         notes += [f"{record.name}: {v.check}: {v.outcome}, {v.message}" for v in record.verdicts
                   if v.outcome in (Outcome.FAIL, Outcome.NO_EFFECT)]
-    return Table(f"{len(rows)} passes", ("pass", *CHECKS), tuple(rows), fills, tuple(notes))
+    return Table(counted(len(rows), "pass"), ("pass", *CHECKS), tuple(rows), fills, tuple(notes))

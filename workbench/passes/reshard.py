@@ -12,6 +12,7 @@ from workbench.analysis.effect import Effect
 from workbench.analysis.memory import gathered_parameters_kept
 from workbench.passes.chains import gather_chains
 from workbench.passes.registry import Graphs, register_pass
+from workbench.words import counted
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 # Above every layer's own id, so that the partitioner sees no boundary between a gather and its reader.
@@ -38,7 +39,8 @@ def gathered_weights_freed(graphs: Graphs, options: Any) -> Effect:
     repeated = sum(1 for _ in gather_chains(backward))
     evidence = {"saved_gathered_parameters": [row.name for row in kept], "gathers_in_backward": repeated}
     if options.policy == "always":
-        return Effect(not kept, f"{len(kept)} saved tensors still alias gathered parameters" if kept else "", evidence)
+        alias = "still aliases a gathered parameter" if len(kept) == 1 else "still alias gathered parameters"
+        return Effect(not kept, f"{counted(len(kept), 'saved tensor')} {alias}" if kept else "", evidence)
     reason = f"{repeated} parameters are gathered again in the backward" if repeated else ""
     return Effect(not repeated, reason, evidence)
 

@@ -15,6 +15,7 @@ from workbench.analysis.collectives import Collective, Groups, context_of, list_
 from workbench.analysis.snapshot import Graphs, Snapshot, each
 from workbench.torch_api.ops import world_kind
 from workbench.verify.verdicts import Outcome, Verdict
+from workbench.words import counted
 
 Entry = tuple[str, str, str, tuple[int, ...], str, int]
 
@@ -67,7 +68,7 @@ def conserved(before: Graphs, after: Graphs, *, fewer: bool = False) -> Verdict:
     old, new = sum(launched.values()), sum(launches.values())
     whole, lost = sum(was.values()), sum(was.values()) - sum(now.values())
     kept = f"{lost:,} of {whole:,} bytes taken out, the rest" if lost else f"{whole:,} bytes conserved"
-    text = f"{kept} in {new} launches (before: {old})"
+    text = f"{kept} in {counted(new, 'launch')} (before: {old})"
     return Verdict("collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows)
 
 
