@@ -22,10 +22,16 @@ def two_layers(fake4):
 
 @pytest.fixture(scope="session")
 def through():
-    """`through(authored, joint_passes, passes)`: (records by name, partitioned pair, joint graph before partition)."""
+    """`through(authored, joint_passes, passes)`: (records by name, partitioned pair, joint graph before partition).
+
+    What it captured once it forks: the model stays as it is.
+    """
+    kept = {}
 
     def go(authored, joint=(), passes=(), **keywords):
-        graph = capture(authored, **keywords)
+        if id(authored) not in kept and not keywords:
+            kept[id(authored)] = authored, capture(authored)  # with the model, so that its id stays its own
+        graph = capture(authored, **keywords) if keywords else kept[id(authored)][1].fork()
         records = run_joint(graph, joint)
         last = graph.graph
         pair = partition(graph)

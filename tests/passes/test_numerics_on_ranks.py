@@ -60,8 +60,9 @@ def test_within_the_stated_bound(pool4, mesh, variant):
         assert set(found["outcomes"].values()) <= {"PASS"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [
-    pytest.param(FSDP4, id="dp_shard 4", marks=pytest.mark.slow), pytest.param(FSDP_TP, id="dp_shard 2 x tp 2"),
+    pytest.param(FSDP4, id="dp_shard 4"), pytest.param(FSDP_TP, id="dp_shard 2 x tp 2"),
 ])
 def test_flex_under_document_masks_is_bitwise(pool4, mesh):
     flex = {"model.attention": "flex", "model.mask": "document", "model.document_token": 10}  # lines of text

@@ -7,7 +7,7 @@ import torch
 from on_ranks import FSDP_TP, small
 from torch.fx import Graph, GraphModule
 
-from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
+from workbench import World, author, capture, load_recipe, partition, run_joint, run_partitioned
 from workbench.analysis.collectives import exposed_in_node_order, list_collectives
 from workbench.analysis.timeline import Costs, costs_of, simulate
 from workbench.passes import overlap
@@ -22,13 +22,13 @@ SIZES = {"model.n_layers": 2, "data.seq_len": 512, "data.batch_per_rank": 8, "mo
 
 
 @pytest.fixture(scope="module")
-def pairs():
+def pairs(fake4):
     """Forward and backward, sizes at which matmuls are as long as collectives, and the records of the passes."""
+    joint = capture(author(small(FSDP_TP).override(SIZES), fake4))
 
-    def make(*specs, sizes=SIZES, mesh=FSDP_TP):
-        with fake_world(4) as world:
-            made = partition(capture(author(small(mesh).override(sizes), world)))
-            return made, run_partitioned(made, specs)[0]
+    def make(*specs):
+        made = partition(joint.fork())
+        return made, run_partitioned(made, specs)[0]
 
     return make
 
@@ -73,13 +73,12 @@ def test_a_short_horizon_moves_little(pairs):
     assert near < far and little > most
 
 
-def test_nothing_to_move_is_no_effect(pairs):
-    _, records = pairs(OVERLAP, mesh={"dp_shard": 4}, sizes={"model.n_layers": 1})
-    assert records[-1].outcome is Outcome.PASS
-    with fake_world(1) as world:
-        made = partition(capture(author(small({}), world)))
-        (record,), _ = run_partitioned(made, [OVERLAP])
-    found = record.verdict("effect")
+def test_nothing_to_move_is_no_effect(fake4):
+    def on(mesh, world):
+        return run_partitioned(partition(capture(author(small(mesh), world))), [OVERLAP])[0][0]
+
+    assert on({"dp_shard": 4}, fake4).outcome is Outcome.PASS
+    found = on({}, World("gloo", 1, 0, torch.device("cpu"))).verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and found.message == "no collective is exposed, as estimated"
 
 
@@ -148,7 +147,7 @@ def hidden(code: str) -> int:
 
 
 @pytest.mark.slow  # two compilations
-def test_inductor_keeps_the_order_unless_told_otherwise(monkeypatch):
+def test_inductor_keeps_the_order_unless_told_otherwise(fake4, monkeypatch):
     import torch._inductor.config as config
     from torch._inductor.graph import GraphLowering
 
@@ -164,11 +163,10 @@ def test_inductor_keeps_the_order_unless_told_otherwise(monkeypatch):
         "mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 2})
     with config.patch(force_disable_caches=True):
         for keep in (True, False):
-            with fake_world(4) as world:
-                with capture(author(recipe, world)) as joint:
-                    run_joint(joint, recipe.joint_passes)
-                    made = partition(joint)
-                run_partitioned(made, [BLOCKS, OVERLAP, PassSpec(name="full_inductor_compilation",
-                                                                 options={"keep_order": keep})])
+            with capture(author(recipe, fake4)) as joint:
+                run_joint(joint, recipe.joint_passes)
+                made = partition(joint)
+            run_partitioned(made, [BLOCKS, OVERLAP, PassSpec(name="full_inductor_compilation",
+                                                             options={"keep_order": keep})])
     kept, as_it_likes = hidden(generated[1]), hidden(generated[3])
     assert kept > as_it_likes

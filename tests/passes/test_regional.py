@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from on_ranks import FSDP_TP, small
 from torch import nn
 
-from workbench import author, author_module, capture, fake_world, partition, region, run_partitioned
+from workbench import author, author_module, capture, partition, region, run_partitioned
 from workbench.analysis.census import kind_of
 from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
@@ -30,13 +32,16 @@ def spec(**options):
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair(fake4):
     """Makes the forward and backward of a small llama3 on a fake mesh, with passes run on it."""
 
+    @cache
+    def captured(n_layers):
+        return capture(author(small(FSDP_TP, layers=n_layers), fake4))
+
     def make(*specs, n_layers=1):
-        with fake_world(4) as world:
-            made = partition(capture(author(small(FSDP_TP).override({"model.n_layers": n_layers}), world)))
-            return made, run_partitioned(made, specs)[0]
+        made = partition(captured(n_layers).fork())
+        return made, run_partitioned(made, specs)[0]
 
     return make
 
@@ -70,13 +75,12 @@ def test_regions_are_calls_of_functions_and_the_rest_stays(pair):
     assert any("silu" in call.name for k in kernels for call in k.kernels)
 
 
-def test_attention_with_its_masks_is_a_region(uncompiled):
+def test_attention_with_its_masks_is_a_region(fake4, uncompiled):
     """Its node gives a tuple and takes graphs: both travel with it, in both directions."""
     flex = {"model.attention": "flex", "model.mask": "document", "model.document_token": 10, "model.n_layers": 2}
-    with fake_world(4) as world:
-        made = partition(capture(author(small(FSDP_TP).override(flex), world)))
-        whole = [sum("flex" in str(n.target) for n in graph.graph.nodes) for graph in made.graphs]
-        records, _ = run_partitioned(made, (BLOCKS, spec(regions=("flex_attention",))))
+    made = partition(capture(author(small(FSDP_TP).override(flex), fake4)))
+    whole = [sum("flex" in str(n.target) for n in graph.graph.nodes) for graph in made.graphs]
+    records, _ = run_partitioned(made, (BLOCKS, spec(regions=("flex_attention",))))
     assert records[-1].outcome is Outcome.PASS and whole == [2, 2]
     for graph in made.graphs:
         assert len(calls(graph)) == 2 and not [n for n in graph.graph.nodes if "flex" in n.name and n.op == "get_attr"]

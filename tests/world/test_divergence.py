@@ -7,11 +7,11 @@ from dataclasses import replace
 from workbench.torch_api.flight_recorder import Launch
 from workbench.world.divergence import described, first_divergence, user_frame
 
-STACK = (("/x/site-packages/torch/distributed/distributed_c10d.py", 5, "all_reduce"), ("cell 3", 2, "step"))
+STACK = (("/x/site-packages/torch/distributed/distributed_c10d.py", 5, "all_reduce"), ("cell 333", 2, "step"))
 
 
 def launch(number, op="all_reduce", shape=(4,), dtype="float32", group="0", ranks=(0, 1), done=True, axis="tp"):
-    return Launch(group, axis, ranks, number, op, (shape,), (dtype,), done, (("cell 3", number, "step"),))
+    return Launch(group, axis, ranks, number, op, (shape,), (dtype,), done, (("cell 333", number, "step"),))
 
 
 def test_equal_lists_have_none_whatever_the_recorder_has_forgotten():
@@ -32,8 +32,8 @@ def test_a_different_operator_shape_or_dtype_is_found_and_both_lines_are_told():
         assert found is not None and (found.number, found.missing) == (2, {})
     assert str(found).splitlines() == [
         "The ranks part at collective 2 of group tp (ranks 0, 1):",
-        "  rank 0: all_reduce of float32 [4], in step (cell 3, line 2)",
-        "  rank 1: all_reduce of int32 [4], in step (cell 3, line 2)",
+        "  rank 0: all_reduce of float32 [4], in step (cell 333, line 2)",
+        "  rank 1: all_reduce of int32 [4], in step (cell 333, line 2)",
     ]
 
 
@@ -46,8 +46,8 @@ def test_inputs_of_a_scatter_may_differ():
 def test_a_missing_one_is_told_with_the_last_there_was():
     found = first_divergence({0: [launch(1), launch(2, done=False)], 1: [launch(1)]})
     assert str(found).splitlines()[1:] == [
-        "  rank 0: all_reduce of float32 [4], in step (cell 3, line 2)",
-        "  rank 1: did not launch it; the last one there is all_reduce of float32 [4], in step (cell 3, line 1)",
+        "  rank 0: all_reduce of float32 [4], in step (cell 333, line 2)",
+        "  rank 1: did not launch it; the last one there is all_reduce of float32 [4], in step (cell 333, line 1)",
     ]
     found = first_divergence({0: [launch(1, done=False)], 1: []})
     assert str(found).splitlines()[-1] == "  rank 1: did not launch it; none was launched there"
@@ -69,7 +69,7 @@ def test_unlike_collectives_come_before_a_missing_one():
 
 def test_the_users_frame_is_kept():
     whole = Launch("0", "tp", (0, 1), 1, "all_reduce", ((2, 3),), ("bfloat16",), True, STACK)
-    assert user_frame(whole).stack == (("cell 3", 2, "step"),)
-    assert described(user_frame(whole)) == "all_reduce of bfloat16 [2, 3], in step (cell 3, line 2)"
+    assert user_frame(whole).stack == (("cell 333", 2, "step"),)
+    assert described(user_frame(whole)) == "all_reduce of bfloat16 [2, 3], in step (cell 333, line 2)"
     only_torch = Launch("0", "", (0,), 1, "barrier", (), (), True, STACK[:1])
     assert user_frame(only_torch).stack == STACK[:1]
