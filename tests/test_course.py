@@ -51,8 +51,8 @@ def test_one_page_of_what_ran_and_what_failed(
 def test_a_run_over_its_limit_is_ended(notebooks: Path, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     notebook(notebooks, f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
-    found, = run_course(["00_tour"], tmp_path / "out", timeout=20)
-    assert found.problem == "not done after 20 s: give it more with --timeout"
+    found, = run_course(["00_tour"], tmp_path / "out", timeout=12)
+    assert found.problem == "not done after 12 s: give it more with --timeout"
     for _ in range(100):
         if not Path(f"/proc/{pid.read_text()}").exists():
             return

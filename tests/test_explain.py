@@ -74,6 +74,7 @@ def test_a_pass_that_is_switched_off_disappears(found):
     assert len(off.passes) == len(found.passes) - 4  # in all three graphs
 
 
+@pytest.mark.slow
 def test_the_same_graphs_again_and_one_of_them_alone(found):
     sizes = [len(graph.graph.nodes) for graph in found.pair.graphs]
     again = found.again({})
@@ -97,6 +98,7 @@ def test_nothing_is_left_watching(found):
     assert compile_fx.GraphLowering.__name__ == "GraphLowering"
 
 
+@pytest.mark.slow
 def test_passes_that_leave_no_graph_are_left_out_and_told():
     recipe = load_recipe("llama3_flex_block_bucketing_regional_cudagraph").override({
         "mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 1, "data.seq_len": 16})

@@ -12,8 +12,7 @@ import pytest
 from workbench.cli import main
 from workbench.headless import NotebookError, from_text, run_lesson
 from workbench.lesson import LessonError
-from workbench.progress import PROGRESS
-from workbench.run_recipe import REPORTS
+from workbench.progress import PROGRESS, REPORTS
 
 pytestmark = pytest.mark.integration
 

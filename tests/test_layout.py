@@ -149,7 +149,7 @@ def test_the_gates_can_fail() -> None:
         assert private_torch(good, "m") == [], good
 
 
-@pytest.mark.parametrize("name", [*sorted(LAYERS[0] - {"schemas"}), "verify.verdicts"])
+@pytest.mark.parametrize("name", [*sorted(LAYERS[0] - {"schemas"}), "verify.verdicts", "headless"])
 def test_no_torch_to_read_what_is_declared(name: str) -> None:
     code = f"import sys, workbench.{name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -48,6 +48,7 @@ def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted():
                            f'               changes="{views} fewer aten.view")\n# on 2 ranks: bitwise')
 
 
+@pytest.mark.slow
 def test_a_rounding_is_lossy_with_room_above_what_was_seen():
     with user_pass("own", scaled(1 + 1e-6)) as name:
         found = propose_contract(name, RECIPE, world="gloo")

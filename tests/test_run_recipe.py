@@ -59,6 +59,7 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank() -> None:
     assert "FAIL" in report.table()
 
 
+@pytest.mark.slow
 def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
     def endless(gm):
         while True:

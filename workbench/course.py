@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
 from workbench.figures import RECORD
 from workbench.headless import environment, run_lesson
 from workbench.lesson import Lesson, load_lesson, parameters
@@ -97,7 +96,7 @@ def _run(lesson: Lesson, values: dict[str, Any], out: Path, record: Path | None,
          running: queue.SimpleQueue[subprocess.Popen[str]]) -> Outcome:
     began = time.monotonic()
     env = {**os.environ, **({RECORD: str(record.absolute())} if record else {})}
-    command = [sys.executable, "-m", "workbench.course", lesson.name, json.dumps(values), str(out.absolute())]
+    command = [sys.executable, "-m", "workbench.headless", lesson.name, json.dumps(values), str(out.absolute())]
     child = subprocess.Popen(command, text=True, env=env, start_new_session=True, stdout=subprocess.DEVNULL,
                              stderr=subprocess.PIPE)
     running.put(child)
@@ -141,11 +140,3 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     for point, score in scores.items():
         keep_score(name, point, score)
     return scores
-
-
-if __name__ == "__main__":
-    lesson_name, given, folder_name = sys.argv[1:]
-    try:
-        run_lesson(lesson_name, json.loads(given), Path(folder_name), progress=False)
-    except WorkbenchError as error:
-        sys.exit(str(error))

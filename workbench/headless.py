@@ -1,8 +1,12 @@
-"""A lesson's notebook from start to end without a browser: checked parameters, a kept notebook, a page."""
+"""A lesson's notebook from start to end without a browser: checked parameters, a kept notebook, a page.
+
+python -m workbench.headless LESSON PARAMETERS FOLDER, with the parameters as JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -15,8 +19,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.lesson import load_lesson, parameters
-from workbench.progress import PROGRESS
-from workbench.run_recipe import REPORTS
+from workbench.progress import PROGRESS, REPORTS
 
 
 class NotebookError(WorkbenchError):
@@ -128,3 +131,11 @@ def _html(notebook: Path) -> str:
         from nbconvert import HTMLExporter
 
         return HTMLExporter().from_filename(str(notebook))[0]
+
+
+if __name__ == "__main__":  # one lesson of a course, in a process of its own that needs no torch
+    lesson_name, given, folder_name = sys.argv[1:]
+    try:
+        run_lesson(lesson_name, json.loads(given), Path(folder_name), progress=False)
+    except WorkbenchError as error:
+        sys.exit(str(error))

@@ -18,6 +18,8 @@ from tqdm import tqdm
 EVERY_SECONDS = 0.1
 PROGRESS = "WORKBENCH_PROGRESS"
 """Environment variable: "0" draws no bars, for notebooks that are executed to be compared or kept."""
+REPORTS = "WORKBENCH_REPORTS"
+"""Environment variable: a folder in which every report of this process is left, for who runs a notebook unseen."""
 
 
 class Bars:

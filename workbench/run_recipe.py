@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.machine import gpus, machine, versions
 from workbench.own import Own, install, own
 from workbench.pipeline import Level, prove_replay
-from workbench.progress import Post, bars_from_file, local_bars
+from workbench.progress import REPORTS, Post, bars_from_file, local_bars
 from workbench.recipe import Recipe, load_recipe
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
@@ -106,10 +106,6 @@ def runnable(recipe: Recipe | str | os.PathLike[str], world: Kind) -> Recipe:
     if world not in ("auto", "fake", "gloo", "nccl"):
         raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
     return found
-
-
-REPORTS = "WORKBENCH_REPORTS"
-"""Environment variable: a folder in which every report of this process is left, for who runs a notebook unseen."""
 
 
 def _kept(report: Report) -> Report:

@@ -168,7 +168,8 @@ def passed(joint, function):
         return {v.check: v.outcome for v in run_joint(joint, ["own"])[0].verdicts}
 
 
-@pytest.mark.parametrize("lists", [[], ["inductor_decomposition"]], ids=["captured", "decomposed"])
+@pytest.mark.parametrize("lists", [
+    pytest.param([], id="captured"), pytest.param(["inductor_decomposition"], id="decomposed", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("pattern", "replacement"), [(gated, gated_the_other_way), (turned_twice, left_alone)])
 def test_bitwise_on_real_values_and_every_verdict(pattern, replacement, lists):
     world = World("gloo", 1, 0, torch.device("cpu"))
