@@ -106,7 +106,8 @@ def full(recipe):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh", [pytest.param(FSDP4, marks=pytest.mark.slow), FSDP_TP], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=str)
 def test_every_verdict_on_real_ranks(pool4, mesh):
     for records, pipeline, schedule, clean in pool4.run(full, small(mesh, *TOUR)):
         assert set(records) == {*TOUR[0], *TOUR[1]} and schedule == "PASS" and clean

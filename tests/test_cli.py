@@ -172,6 +172,7 @@ IDLE = ["llama3", "--world", "fake", "--set", "mesh.dp_shard=1", "mesh.tp=2", "m
         'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
 
 
+@pytest.mark.slow
 def test_no_effect_warns_and_fails_where_strict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *IDLE]) == 0
     out, err = capsys.readouterr()

@@ -140,10 +140,11 @@ def test_one_worker_gets_a_group(tmp_path: Path) -> None:
                                           "    item.add_marker(pytest.mark.xdist_group('one'))\n")
     (tmp_path / "test_a.py").write_text("import os, pytest\n\n\n@pytest.mark.parametrize('i', range(8))\ndef test(i):\n"
                                         "    open(os.environ['PYTEST_XDIST_WORKER'], 'w').close()\n")
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     options = re.search(r"^TWO := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    subprocess.run([sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider"], cwd=tmp_path, env=outside,
-                   check=True, capture_output=True)
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", *options, "-p", "no:cacheprovider"]
+    subprocess.run(command, cwd=tmp_path, env=outside, check=True, capture_output=True)
     assert len(list(tmp_path.glob("gw*"))) == 1  # two where xdist's marks do not reach it
 
 

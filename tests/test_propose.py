@@ -57,9 +57,9 @@ def test_a_rounding_is_lossy_with_room_above_what_was_seen():
 
 
 @pytest.mark.parametrize(("function", "said"), [
-    (scaled(2.0), "pass 'own' keeps no contract: rank"),
-    (lambda gm: gm, "pass 'own' did nothing to recipe 'small'"),
-], ids=["another result", "no effect"])
+    pytest.param(scaled(2.0), "pass 'own' keeps no contract: rank", id="another result", marks=pytest.mark.slow),
+    pytest.param(lambda gm: gm, "pass 'own' did nothing to recipe 'small'", id="no effect"),
+])
 def test_what_keeps_no_contract_is_refused(function, said):
     with user_pass("own", function) as name, pytest.raises(WorkbenchError, match=said):
         propose_contract(name, RECIPE, world="gloo")

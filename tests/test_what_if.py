@@ -141,6 +141,7 @@ def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
         families._FAMILIES.pop("own_model"), SIZES.pop("own_model")
 
 
+@pytest.mark.slow
 def test_placements_author_anew(study):
     tensor = {path: style for path, style in LLAMA3_PLAN.tensor.items() if path != "loss"}
     plan = replace(LLAMA3_PLAN, tensor=tensor | {

@@ -84,6 +84,7 @@ def recipe(family: str, mesh: dict[str, int], **more: object) -> Recipe:
                                            **more})
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_users_module_with_its_plan_goes_the_whole_way(registered):
     mixer()

@@ -49,10 +49,9 @@ def test_bitwise(pool4, mesh, variant):
         assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
 
 
+@pytest.mark.slow  # 00_tour shows every verdict of the tour's list on 4 ranks
 @pytest.mark.parametrize(("mesh", "variant"), [
-    pytest.param(FSDP4, "decomposition", marks=pytest.mark.slow),
-    pytest.param(FSDP_TP, "decomposition at capture", marks=pytest.mark.slow),
-    (FSDP_TP, "the tour's"),
+    (FSDP4, "decomposition"), (FSDP_TP, "decomposition at capture"), (FSDP_TP, "the tour's"),
 ])
 def test_within_the_stated_bound(pool4, mesh, variant):
     for found in pool4.run(trajectory, small(mesh, *BOUNDED[variant])):
