@@ -170,6 +170,7 @@ def test_a_module_of_ones_own_without_a_recipe_with_dropout(pool4):
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_full_inductor_on_one_tiny_model(pool4):
     recipe = small(FSDP4, ("inductor_decomposition",), ("transformer_block_bucketing", "full_inductor_compilation"))
     tiny = recipe.override({"model.dim": 16, "model.n_heads": 2, "model.n_kv_heads": 1, "model.ffn_dim": 32})

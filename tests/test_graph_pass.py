@@ -109,6 +109,7 @@ def through_torchtitan(passes: list[Any], root: str) -> dict[str, Any]:
 @TITAN
 @pytest.mark.ranks
 @pytest.mark.compat
+@pytest.mark.slow
 def test_passes_of_ours_and_of_a_user_run_in_torchtitans_lists():
     listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
     with ranks(2, backend="gloo", timeout=200, echo="none") as pool:

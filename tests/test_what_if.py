@@ -297,6 +297,7 @@ def test_options_go_by_what_their_file_holds(tmp_path):
     assert studies._read(Given()) != before
 
 
+@pytest.mark.slow
 def test_one_capture_is_partitioned_many_times(fake4):
     joint = capture(author(small(FSDP_TP), fake4))
     first, second, last = partition(joint.fork()), partition(joint.fork()), partition(joint)

@@ -79,9 +79,8 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("variant", [
-    pytest.param(name, marks=() if name == "dropless" else pytest.mark.slow) for name in EXPERTS
-])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", EXPERTS)
 def test_experts_are_bitwise_for_every_routing(pool4, variant):
     changes, passes = EXPERTS[variant]
     model = {"model.family": "deepseek_v3", "model.n_layers": 2, "mesh.ep": 2}
