@@ -55,7 +55,7 @@ test-all: test ## and what takes long
 test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.11.0
 	@$(PYTHON) .ci/make_venv $(COMPAT_VENV) --torch $(TORCH)
 	@mkdir -p benchmarks/results
-	@$(COMPAT_VENV)/bin/pytest tests -m compat --results-json benchmarks/results/compat_torch_$(TORCH).json
+	@$(COMPAT_VENV)/bin/pytest tests -m compat $(TWO) --results-json benchmarks/results/compat_torch_$(TORCH).json
 
 execute: venv ## execute the notebooks in place, after a change of the code they show
 	@WORKBENCH_PROGRESS=0 $(BIN)/jupyter nbconvert --config .ci/execute_notebooks.py --execute --inplace notebooks/*.ipynb

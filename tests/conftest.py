@@ -96,8 +96,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
-        _RESULTS[report.nodeid] = report.outcome
-        _SECONDS[report.nodeid] = round(report.duration, 1)
+        head, _, group = report.nodeid.rpartition("@")  # xdist's group
+        name = report.nodeid if "]" in group or not head else head
+        _RESULTS[name] = report.outcome
+        _SECONDS[name] = round(report.duration, 1)
     if report.when == "call":
         _FAULTS.extend(value for name, value in report.user_properties if name == "fault_row")
 

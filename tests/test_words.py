@@ -1,0 +1,14 @@
+"""How the package says how many."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.words import counted
+
+
+@pytest.mark.parametrize(("count", "noun", "said"), [
+    (1, "launch", "1 launch"), (2, "launch", "2 launches"), (0, "pass", "0 passes"), (1024, "rank", "1,024 ranks"),
+])
+def test_one_has_no_plural(count: int, noun: str, said: str) -> None:
+    assert counted(count, noun) == said
