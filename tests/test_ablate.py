@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,43 @@ def test_a_difference_counts_where_the_bands_are_apart():
                                               "without a: 1,000 bytes saved, 7 collectives, PASS"]
     with pytest.raises(ValueError, match="did not run, so there is nothing to compare with: a rule"):
         draw.ablation(Ablation("r", "gloo", 3, (Row("r", problem="a rule"),)))
+
+
+@pytest.fixture
+def without_views():
+    """A pass of the user's, as a cell registers it."""
+    from workbench.contracts import CONTRACTS
+    from workbench.passes import registry
+
+    text = ("@register_pass('idle_views', stage='joint', changes='no view that changes nothing')\n"
+            "def idle_views(gm, example_inputs, *, options):\n"
+            "    for node in gm.graph.find_nodes(op='call_function', target=torch.ops.aten.view.default):\n"
+            "        if node.meta['val'].shape == node.args[0].meta['val'].shape:\n"
+            "            node.replace_all_uses_with(node.args[0])\n"
+            "            gm.graph.erase_node(node)\n"
+            "    return gm\n")
+    cell = "import torch\nfrom workbench import register_pass\n"
+    module = types.ModuleType("a_cell")
+    linecache.cache["a_cell.py"] = (len(cell + text), None, (cell + text).splitlines(keepends=True), "a_cell.py")
+    module.__file__, sys.modules["a_cell"] = "a_cell.py", module
+    exec(compile(cell + text, "a_cell.py", "exec"), module.__dict__)
+    yield "idle_views"
+    sys.modules.pop("a_cell"), linecache.cache.pop("a_cell.py")
+    CONTRACTS.pop("idle_views"), registry._PASSES.pop("idle_views")
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_pass_of_ones_own_goes_to_the_runs(tmp_path: Path, without_views: str):
+    recipe = load_recipe("llama3").override({
+        "mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 1, "data.seq_len": 16, "training.steps": 3,
+        "joint_passes": [without_views]})
+    found = ablate(recipe, tmp_path, world="gloo", repeats=1)
+    assert [(r.name, bool(r.steps), r.verdicts) for r in found.rows] == [
+        ("llama3", True, "PASS"), (f"without {without_views}", True, "PASS")], found
+    (tmp_path / "own_passes.py").write_text("other = 1\n")
+    with pytest.raises(WorkbenchError, match="holds other code of your passes, and its folder their runs"):
+        ablate(recipe, tmp_path, world="gloo", repeats=1)
 
 
 @pytest.mark.slow

@@ -17,12 +17,13 @@ import pytest
 from workbench.cli import main
 from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
-from workbench.export import export_script
+from workbench.export import export_script, own_module
 from workbench.parallel import families
 from workbench.passes import registry
 from workbench.recipe import Recipe, load_recipe, parse_recipe
 from workbench.run_recipe import run
 from workbench.sizes import SIZES
+from workbench.source_code import import_file
 
 SMALL = ["mesh.dp_shard=2", "model.n_layers=1", "training.steps=3", "data.seq_len=16"]
 OWN = '''
@@ -82,6 +83,51 @@ def module_of(tmp_path: Path) -> Iterator[Callable[[str], ModuleType]]:
         CONTRACTS.pop(name), registry._PASSES.pop(name)
     for family in families.own_families():
         families._FAMILIES.pop(family.name), SIZES.pop(family.name)
+
+
+PASS_FILE = """\
+from workbench import register_pass
+
+MARK = "seen"
+
+
+@register_pass("marks", stage="joint", changes="a mark on the first node")
+def marks(gm, example_inputs, *, options):
+    next(iter(gm.graph.nodes)).meta[MARK] = True
+    return gm
+"""
+
+
+def test_a_file_is_imported_and_what_it_registers_goes_to_another(tmp_path, module_of, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "own_passes.py"
+    file.write_text(PASS_FILE)
+    import_file(file)
+    import_file(file)  # it is there already
+    assert CONTRACTS["marks"].source == "user" and sys.path[0] == str(tmp_path)
+    text = own_module(with_own("marks"))
+    assert text.startswith("from __future__ import annotations\n\nfrom workbench import register_pass\n")
+    assert "MARK = 'seen'" in text and text.rstrip().endswith("return gm")
+    assert own_module(Recipe(name="none")) == ""
+    CONTRACTS.pop("marks"), registry._PASSES.pop("marks")
+    module_of(text)
+    assert CONTRACTS["marks"].changes == "a mark on the first node"
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("own_passes.py", None, "{}: no such file"),
+    ("my-passes.py", "", "{}: 'my-passes' cannot be its name as a module, or is another's: rename the file"),
+    ("json.py", "", "{}: 'json' cannot be its name as a module, or is another's: rename the file"),
+    ("own_passes.py", "x = 1\ny = z\n", "{}, line 2: NameError: name 'z' is not defined"),
+    ("own_passes.py", "x = (1\n", "{}: SyntaxError: '(' was never closed (own_passes.py, line 1)"),
+])
+def test_a_file_that_cannot_be_imported(tmp_path, module_of, monkeypatch, capsys, name, text, message) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    assert main(["run", "llama3", "--import", str(file)]) == 2
+    assert capsys.readouterr().err == f"workbench: error: {message.format(file)}\n"
 
 
 def with_own(name: str) -> Recipe:

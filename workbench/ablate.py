@@ -6,6 +6,7 @@ No torch here: each run is a process of its own.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -125,7 +126,8 @@ def ablate(
     """Run the variants of `recipe` in turn, `repeats` times each, and compare them with it.
 
     folder: keeps each variant's recipe and reports; what has its report there is not run again. timeout: seconds of
-    one run. `tell` hears a line for each run. A user's own passes are known to this process alone: they cannot be run.
+    one run. `tell` hears a line for each run. The user's own passes and model go to the runs as their source, in a file
+    of the folder. Raises WorkbenchError for one whose source cannot be taken along, or differs from that of the file.
     """
     recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     asked = variants(recipe, vary)
@@ -136,12 +138,26 @@ def ablate(
             slug = f"{number:02}_{''.join(c if c.isalnum() else '_' for c in name)}"
             paths[name] = folder / "recipes" / f"{slug}.toml"
             paths[name].write_text(variant.model_copy(update={"name": slug}).to_toml(), encoding="utf-8")
-    entries = run_matrix(paths.values(), folder, world=world, repeats=repeats, timeout=timeout, tell=tell)
+    entries = run_matrix(paths.values(), folder, files=_own(recipe, folder / "own_passes.py"), world=world,
+                         repeats=repeats, timeout=timeout, tell=tell)
     runs = {name: [e for e in entries if e.name == path.stem] for name, path in paths.items()}
     rows = [_row(name, runs[name]) if name in runs else Row(name, problem=str(variant))
             for name, variant in asked.items()]
     kinds = {f"{e.report['world']['size']} {e.report['world']['kind']} ranks" for e in entries if e.report}
     return Ablation(recipe.name, ", ".join(sorted(kinds)) or world, repeats, tuple(rows))
+
+
+def _own(recipe: Recipe, path: Path) -> list[Path]:
+    if "workbench.passes.registry" not in sys.modules:  # then nobody has registered a pass
+        return []
+    from workbench.export import own_module
+
+    text = own_module(recipe)
+    if text and path.exists() and path.read_text(encoding="utf-8") != text:
+        raise WorkbenchError(f"{path} holds other code of your passes, and its folder their runs: take another folder")
+    if text:
+        path.write_text(text, encoding="utf-8")
+    return [path] if text else []
 
 
 def _row(name: str, runs: Sequence[Entry]) -> Row:

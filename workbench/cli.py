@@ -25,6 +25,7 @@ from workbench.contracts import CONTRACTS, PassContract
 from workbench.declare import DeclarationError
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe, load_recipe, recipe_names
+from workbench.source_code import import_file
 from workbench.supported import require_torch
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -79,8 +80,19 @@ def _changes(given: Sequence[str], option: str = "--set") -> dict[str, str]:
     return dict(item.split("=", 1) for item in given)
 
 
+def _import(files: Sequence[Path]) -> None:
+    for file in files:
+        import_file(file)
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    """The recipe of the command line, changed, with what the user's files register for it."""
+    _import(args.files)
+    return load_recipe(args.recipe).override(_changes(args.set))
+
+
 def _run(args: argparse.Namespace) -> int:
-    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    recipe = _recipe(args)
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
     _writable(args.json)
@@ -104,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    recipe = _recipe(args)
     _writable(args.out, "--out")
     require_torch()
     from workbench.export import export_script
@@ -120,7 +132,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _bisect(args: argparse.Namespace) -> int:
-    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    recipe = _recipe(args)
     _writable(args.json)
     require_torch()
     from workbench.bisect_recipe import bisect
@@ -134,7 +146,7 @@ def _bisect(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    recipe = _recipe(args)
     config = {key: _value(text) for key, text in _changes(args.config, "--config").items()}
     _writable(args.json)
     require_torch()
@@ -148,7 +160,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _schedule(args: argparse.Namespace) -> int:
-    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    recipe = _recipe(args)
     named = all(part.strip().isdigit() for part in args.ranks.split(","))
     require_torch()
     from workbench.schedules import compare_schedules
@@ -178,8 +190,9 @@ def _matrix(args: argparse.Namespace) -> int:
 
     if args.out.exists() and not args.out.is_dir():
         raise WorkbenchError(f"--out {args.out}: is a file: give a folder")
-    found = run_matrix(args.recipes or recipe_names(), args.out, changes=_changes(args.set), world=args.world,
-                       level=args.level, repeats=args.repeats, timeout=args.timeout,
+    _import(args.files)
+    found = run_matrix(args.recipes or recipe_names(), args.out, changes=_changes(args.set), files=args.files,
+                       world=args.world, level=args.level, repeats=args.repeats, timeout=args.timeout,
                        tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(table(found))
     return FAILED if any(e.failed for e in found) else PASSED
@@ -188,7 +201,7 @@ def _matrix(args: argparse.Namespace) -> int:
 def _ablate(args: argparse.Namespace) -> int:
     from workbench.ablate import ablate
 
-    recipe = load_recipe(args.recipe).override(_changes(args.set))
+    recipe = _recipe(args)
     vary = {key: [_value(word) for word in words.split(",")] for key, words in _changes(args.vary, "--vary").items()}
     found = ablate(recipe, args.out, vary=vary, world=args.world, repeats=args.repeats, timeout=args.timeout,
                    tell=lambda line: print(line, file=sys.stderr, flush=True))

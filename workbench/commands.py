@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
                                  "can run here held, 1 something failed, 2 bad input.")
     matrix.add_argument("recipes", nargs="*", metavar="RECIPE", help="names or files; none: all recipes")
     _add_set(matrix, "change every recipe, such as mesh.tp=2; may be repeated")
+    _add_import(matrix)
     matrix.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto", help="as for run")
     matrix.add_argument("--level", choices=("light", "full"), default="light", help="as for run")
     matrix.add_argument("--repeats", type=_count, default=1, metavar="N", help="runs of each, in turn (default 1)")
@@ -143,6 +144,12 @@ def parser() -> argparse.ArgumentParser:
 def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
     _add_set(parser, changes)
+    _add_import(parser)
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--import", dest="files", action="append", type=Path, default=[], metavar="FILE.py",
+                        help="first run this file, which registers passes or models of your own; may be repeated")
 
 
 def _add_set(parser: argparse.ArgumentParser, text: str) -> None:

@@ -1,6 +1,8 @@
-"""`export_script`: a recipe, with its user's passes and model, as one script that trains under torchrun."""
+"""A recipe, with its user's passes and model, as one script that trains under torchrun; or these alone, as a module."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from workbench.parallel.families import find_family
 from workbench.passes.registry import find_pass
@@ -61,7 +63,25 @@ def export_script(recipe: Recipe, *, file: str = "train.py", command: str = "wor
 
     Raises WorkbenchError, naming the pass or the model, for one that is unknown or whose source cannot be taken along.
     """
-    sources = Sources(taken=_TAKEN)
+    imports, definitions = _own(recipe, _TAKEN, _IMPORTS)
+    return _SCRIPT.format(
+        about=_plain(recipe.about or recipe.name), ranks=recipe.mesh.world_size, file=file, command=_plain(command),
+        imports=imports, recipe=recipe.to_toml().replace("\'\'\'", "\\u0027\'\'"), definitions=definitions,
+    )
+
+
+def own_module(recipe: Recipe) -> str:
+    """The text of a module that registers the user's passes and model of `recipe` when it is imported; "" for none.
+
+    Raises WorkbenchError as `export_script` does.
+    """
+    imports, definitions = _own(recipe)
+    return f"from __future__ import annotations\n{imports}{definitions}" if definitions else ""
+
+
+def _own(recipe: Recipe, taken: Collection[str] = (), imported: Collection[str] = ()) -> tuple[str, str]:
+    """Import lines and definitions."""
+    sources = Sources(taken=taken)
     family = find_family(recipe.model.family)
     if family.sizes is not None:
         sources.add_function(family.make, f"model {family.name!r}")
@@ -69,13 +89,8 @@ def export_script(recipe: Recipe, *, file: str = "train.py", command: str = "wor
         item = find_pass(name)
         if item.contract.source == "user":
             sources.add_function(item.function, f"pass {name!r}")
-    imports = sorted({*_IMPORTS, *sources.imports}, key=lambda line: (not line.startswith("import "), line))
-    definitions = "".join(f"\n\n{text}\n" for text in sources.definitions)
-    return _SCRIPT.format(
-        about=_plain(recipe.about or recipe.name), ranks=recipe.mesh.world_size, file=file, command=_plain(command),
-        imports="\n" + "\n".join(imports) + "\n", recipe=recipe.to_toml().replace("\'\'\'", "\\u0027\'\'"),
-        definitions=definitions,
-    )
+    lines = sorted({*imported, *sources.imports}, key=lambda line: (not line.startswith("import "), line))
+    return "\n" + "\n".join(lines) + "\n", "".join(f"\n\n{text}\n" for text in sources.definitions)
 
 
 def _plain(text: str) -> str:

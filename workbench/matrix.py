@@ -50,6 +50,7 @@ def run_matrix(
     folder: Path,
     *,
     changes: Mapping[str, str] | None = None,
+    files: Sequence[Path] = (),
     world: str = "auto",
     level: str = "light",
     repeats: int = 1,
@@ -58,8 +59,9 @@ def run_matrix(
 ) -> list[Entry]:
     """Run each recipe `repeats` times, in turn; keep each report in `folder`; what has a report there runs no more.
 
-    changes: as for Recipe.override, of all of them. timeout: seconds of one run. A report counts as the run's own if
-    recipe, world, level and torch are the same. `tell` hears a line for each run.
+    changes: as for Recipe.override, of all of them. files: Python files that register passes or models, for each run.
+    timeout: seconds of one run. A report counts as the run's own if recipe, world, level and torch are the same; what
+    the files hold is not compared. `tell` hears a line for each run.
 
     Raises RecipeError, before anything runs, where a recipe is wrong, and WorkbenchError where two have one name.
     """
@@ -78,6 +80,7 @@ def run_matrix(
             entry = refused.get(name) or _kept(path, recipe, world, level)
             if entry is None:
                 arguments = [given, *(["--set", *(f"{k}={v}" for k, v in changes.items())] if changes else []),
+                             *(word for file in files for word in ("--import", str(file))),
                              "--world", world, "--level", level, "--timeout", f"{timeout:g}", "--json", str(path)]
                 entry = _run(name, arguments, path, timeout)
                 if entry.refused:  # it would be again

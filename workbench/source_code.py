@@ -1,18 +1,41 @@
-"""The source of a function with what it uses of its module, so that it can stand in a script of its own."""
+"""Code of the user's: a function's source with what it uses of its module, and a file that registers passes."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import inspect
 import symtable
 import sys
 import textwrap
+import traceback
 from collections.abc import Collection
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from workbench.errors import WorkbenchError
+
+
+def import_file(path: Path) -> None:
+    """Import a file as the module of its name, for the passes and models that it registers; ranks import it likewise.
+
+    Raises WorkbenchError where there is none, where another module has its name, and with the line where it fails.
+    """
+    path, name = path.absolute(), path.stem
+    if not path.is_file():
+        raise WorkbenchError(f"{path}: no such file")
+    there = importlib.util.find_spec(name) if name.isidentifier() else None
+    if not name.isidentifier() or (there is not None and there.origin != str(path)):
+        raise WorkbenchError(f"{path}: {name!r} cannot be its name as a module, or is another's: rename the file")
+    sys.path.insert(0, str(path.parent))
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 class Sources:
