@@ -20,7 +20,7 @@ BITWISE = {
     "block bucketing": ((), (BLOCKS,)),
     "auto bucketing": ((), (AUTO,)),
     "overlap": ((), (BLOCKS, "overlap_collectives")),
-    "overlap and cleanup": ((AC, RESHARD), (BLOCKS, "overlap_collectives", "graph_cleanup")),
+    "cleanup": ((AC, RESHARD), (BLOCKS, "graph_cleanup")),
     "all but decomposition": ((AC, RESHARD), (BLOCKS,)),
 }
 BOUNDED = {
@@ -33,7 +33,7 @@ BOUND = 1e-4  # five steps of AdamW on gradients that differ by 5e-6: 5.8e-5 was
 
 QUICK = {  # each pass once; what sums over a group, over four
     "dp_shard 4": ("auto bucketing", "all but decomposition"),
-    "dp_shard 2 x tp 2": ("overlap and cleanup",),
+    "dp_shard 2 x tp 2": ("overlap", "cleanup"),
 }
 CASES = [
     pytest.param(mesh, name, id=f"{name}, {axes}", marks=() if name in QUICK[axes] else pytest.mark.slow)
