@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from workbench import draw
 from workbench.ablate import Ablation, Row, ablate, variants
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe, load_recipe
+from workbench.source_code import import_file
 
 TOUR = load_recipe("tour")
 
@@ -71,27 +70,33 @@ def test_a_difference_counts_where_the_bands_are_apart():
         draw.ablation(Ablation("r", "gloo", 3, (Row("r", problem="a rule"),)))
 
 
+IDLE_VIEWS = """
+import torch
+from workbench import register_pass
+
+
+@register_pass("idle_views", stage="joint", changes="no view that changes nothing")
+def idle_views(gm, example_inputs, *, options):
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        if node.meta["val"].shape == node.args[0].meta["val"].shape:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+    return gm
+"""
+
+
 @pytest.fixture
-def without_views():
-    """A pass of the user's, as a cell registers it."""
+def without_views(tmp_path, monkeypatch):
+    """A pass of the user's."""
     from workbench.contracts import CONTRACTS
     from workbench.passes import registry
 
-    text = ("@register_pass('idle_views', stage='joint', changes='no view that changes nothing')\n"
-            "def idle_views(gm, example_inputs, *, options):\n"
-            "    for node in gm.graph.find_nodes(op='call_function', target=torch.ops.aten.view.default):\n"
-            "        if node.meta['val'].shape == node.args[0].meta['val'].shape:\n"
-            "            node.replace_all_uses_with(node.args[0])\n"
-            "            gm.graph.erase_node(node)\n"
-            "    return gm\n")
-    cell = "import torch\nfrom workbench import register_pass\n"
-    module = types.ModuleType("a_cell")
-    linecache.cache["a_cell.py"] = (len(cell + text), None, (cell + text).splitlines(keepends=True), "a_cell.py")
-    module.__file__, sys.modules["a_cell"] = "a_cell.py", module
-    exec(compile(cell + text, "a_cell.py", "exec"), module.__dict__)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "idle_views_file.py"
+    file.write_text(IDLE_VIEWS)
+    import_file(file)
     yield "idle_views"
-    sys.modules.pop("a_cell"), linecache.cache.pop("a_cell.py")
-    CONTRACTS.pop("idle_views"), registry._PASSES.pop("idle_views")
+    sys.modules.pop(file.stem), CONTRACTS.pop("idle_views"), registry._PASSES.pop("idle_views")
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def ablate(
 
 
 def _own(recipe: Recipe, path: Path) -> list[Path]:
-    if "workbench.passes.registry" not in sys.modules:  # then nobody has registered a pass
+    if "torch" not in sys.modules:  # then nobody has registered a pass or a model
         return []
     from workbench.export import own_module
 

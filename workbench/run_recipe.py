@@ -124,9 +124,8 @@ def refuse_nccl(ranks_here: int) -> None:
     if not found:
         raise WorldError("world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
     if found < ranks_here:
-        have = "1 GPU" if found == 1 else f"{found} GPUs"
-        raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has {have}: "
-                         f"make the mesh smaller, or take world gloo")
+        raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has "
+                         f"{counted(found, 'GPU')}: make the mesh smaller, or take world gloo")
 
 
 def launched() -> bool:

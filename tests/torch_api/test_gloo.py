@@ -31,11 +31,10 @@ def left_by_ten_models():
     from workbench import author
     from workbench.world.mesh import current_world
 
+    dense = small({"dp_shard": 2, "tp": 2})
+    experts = dense.override({"model.family": "deepseek_v3", "model.n_layers": 2, "mesh.ep": 2})
     groups = []
-    for changes in 5 * [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "tp": 2, "ep": 2}]:
-        recipe = small({k: v for k, v in changes.items() if k != "ep"})
-        if "ep" in changes:
-            recipe = recipe.override({"model.family": "deepseek_v3", "model.n_layers": 2, "mesh.ep": 2})
+    for recipe in 5 * [dense, experts]:
         author(recipe, current_world())
         groups.append(len(dist.distributed_c10d._world.pg_map))
     loops = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]

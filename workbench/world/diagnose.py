@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from workbench.errors import WorkbenchError
+from workbench.words import counted
 
 MAX_FRAMES = 20
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<name>.*)$')
@@ -217,7 +218,7 @@ def _folded(frames: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for library, run in groupby(frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])):
         own = list(run)
-        shown += [f"  ... {len(own)} frame{'s' if len(own) > 1 else ''} of {library}"] if library else own
+        shown += [f"  ... {counted(len(own), 'frame')} of {library}"] if library else own
     return shown
 
 
