@@ -318,7 +318,8 @@ def test_a_pool_left_open_ends_with_the_interpreter(tmp_path):
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path),
+             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path) + "-torch"},  # which torch makes when it is imported
     )
     assert done.returncode == 0, done.stderr
     pids = [int(pid) for pid in done.stdout.split()]

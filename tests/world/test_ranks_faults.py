@@ -256,7 +256,7 @@ def test_the_source_of_a_cell_is_shown_for_frames_of_the_ranks(pool):
 def test_a_start_that_takes_too_long_ends(monkeypatch):
     monkeypatch.setattr(pool_module, "START_SECONDS", 0.05)
     with pytest.raises(RankError, match=r"ranks 0, 1 did not start within 0.05 s\."):
-        ranks(2)
+        ranks(2, env={"COLOUR": "no fork"})
 
 
 def test_a_start_that_fails_shows_why(private_folder):
@@ -314,7 +314,8 @@ def start_parent(folder):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path),
+             "TORCHINDUCTOR_CACHE_DIR": str(folder) + "-torch"},  # which torch makes when it is imported
     )
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()[1:]]

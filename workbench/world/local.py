@@ -11,17 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from workbench.world import template
 from workbench.world.diagnose import read_stack
 from workbench.world.echo import Echo
 from workbench.world.gang import Gang
 
 STACK_SECONDS = 1.0
+Process = subprocess.Popen[bytes] | template.Forked
+Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]
 
 
 class LocalGang(Gang):
@@ -30,7 +33,8 @@ class LocalGang(Gang):
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         super().__init__(size, echo)
         self.folder = Path(tempfile.mkdtemp(prefix="workbench-ranks-"))  # mode 0700
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
+        spawn: Spawn = template.fork if template.suits(backend, env) else _spawn
         try:
             for rank in range(size):
                 job = {
@@ -42,30 +46,20 @@ class LocalGang(Gang):
                     "store": str(self.folder / "store"),
                     "stacks": str(self._stack_file(rank)),
                 }
-                self._spawn(job, rank_env(rank, size, env))
+                self._start(spawn, job, rank_env(rank, size, env))
         except BaseException:
             self.kill()
             raise
 
-    def _spawn(self, job: dict[str, Any], env: dict[str, str]) -> None:
+    def _start(self, spawn: Spawn, job: dict[str, Any], env: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
         with theirs:
-            job = job | {"channel": theirs.fileno()}
             self._channels.append(Connection(ours.detach()))
             os.set_blocking(read, False)
             self._pipes[read] = job["rank"]
             try:
-                process = subprocess.Popen(
-                    # A new process that imports nothing of the caller's; -P: no module of the working folder either.
-                    [sys.executable, "-P", "-m", "workbench.world.worker", json.dumps(job)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=write,
-                    stderr=write,
-                    pass_fds=(theirs.fileno(),),
-                    env=env,
-                    start_new_session=True,  # a terminal's or Jupyter's interrupt stays with the parent
-                )
+                process = spawn(job, env, [theirs.fileno(), write])
             finally:
                 os.close(write)
         self._processes.append(process)
@@ -124,6 +118,20 @@ class LocalGang(Gang):
                 process.wait(10)
         super().kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _spawn(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> subprocess.Popen[bytes]:
+    channel, output = fds
+    return subprocess.Popen(
+        # A new process that imports nothing of the caller's; -P: no module of the working folder either.
+        [sys.executable, "-P", "-m", "workbench.world.worker", json.dumps({**job, "channel": channel})],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(channel,),
+        env=env,
+        start_new_session=True,  # a terminal's or Jupyter's interrupt stays with the parent
+    )
 
 
 def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The process behind one rank. `workbench.world.ranks` starts it as `python -m workbench.world.worker JOB`.
+"""The process behind one rank: `python -m workbench.world.worker JOB`, started by `workbench.world.local`, or a fork.
 
 It joins the default process group, says "ready", then runs one call after another until it is told to stop
 or its parent goes away. torch is imported late, so that a parent that dies meanwhile is noticed.
@@ -216,16 +216,25 @@ def serve(parent: Parent, job: dict[str, Any]) -> None:
 
 def main() -> None:
     """Serve the job described by the first argument (JSON, from `LocalGang`), or the pool at `--connect`."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     if sys.argv[1].startswith("--"):
+        _set_streams()
         _serve_far()
     else:
-        job = json.loads(sys.argv[1])
-        stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it while the process lives
-        faulthandler.enable(file=stacks)
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        serve(Parent(Connection(job["channel"])), job)
+        serve_job(json.loads(sys.argv[1]))
+
+
+def serve_job(job: dict[str, Any]) -> None:
+    """Serve the pool whose `LocalGang` made this job."""
+    _set_streams()
+    stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it while the process lives
+    faulthandler.enable(file=stacks)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    serve(Parent(Connection(job["channel"])), job)
+
+
+def _set_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
 def _serve_far() -> None:

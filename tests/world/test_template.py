@@ -1,0 +1,127 @@
+"""Ranks as forks: fast after the first, of the right parent, environment and folder, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from processes import alive, wait_until_gone
+
+from workbench.errors import WorkbenchError
+from workbench.world import template
+from workbench.world.ranks import ranks
+
+pytestmark = pytest.mark.ranks
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def own():
+    """The template of this process, which one pool has started."""
+    ranks(1, backend="gloo", echo="none").close()
+    return template._TEMPLATES[0]
+
+
+def seen():
+    return {"parent": os.getppid(), "folder": os.getcwd(), "late": os.environ.get("WORKBENCH_LATE"),
+            "random": random.random(), "in": [os.fstat(0).st_rdev, os.getpgrp()]}
+
+
+def test_the_next_pool_forks_the_same_template_and_starts_in_a_second(own):
+    begun = time.monotonic()
+    with ranks(2, backend="gloo", echo="none") as pool:
+        assert time.monotonic() - begun < 2  # a rank that imports torch needs longer
+        assert alive(own.pid) and own.pid not in pool.pids
+    assert [own] == template._TEMPLATES
+
+
+def test_a_rank_is_this_process_s_child_in_its_folder_with_what_is_set_now(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORKBENCH_LATE", "set after the template started")
+    with ranks(2, backend="gloo", echo="none") as pool:
+        found = pool.run(seen)
+        assert [each["in"] for each in found] == [[os.stat(os.devnull).st_rdev, pid] for pid in pool.pids]
+    for each in found:
+        assert each["parent"] == os.getpid() and each["folder"] == str(tmp_path)
+        assert each["late"] == "set after the template started"
+    assert found[0]["random"] != found[1]["random"]
+    assert [own] == template._TEMPLATES
+
+
+def test_what_an_import_may_read_takes_another_template(own, monkeypatch):
+    monkeypatch.setenv("TORCH_LOGS", "-all")
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(os.getenv, "TORCH_LOGS") == ["-all"]
+    assert [own] != template._TEMPLATES and not alive(own.pid)
+
+
+def test_ranks_with_variables_of_their_own_or_cuda_are_no_forks(monkeypatch):
+    assert template.suits("gloo", {})
+    assert not template.suits("nccl", {}) and not template.suits("gloo", {"TORCH_LOGS": "aot"})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert not template.suits("gloo", {})
+
+
+def test_a_template_that_was_killed_is_replaced_and_its_ranks_live_on(own):
+    with ranks(1, backend="gloo", echo="none") as pool:
+        pids = pool.pids
+        os.kill(own.pid, signal.SIGKILL)
+        assert wait_until_gone([own.pid]) == []
+        assert pool.run(os.getpid) == pids
+        with ranks(1, backend="gloo", echo="none") as second:
+            assert second.run(os.getpid) == second.pids
+    assert [own] != template._TEMPLATES
+
+
+def test_a_template_that_cannot_import_torch_says_why(tmp_path, monkeypatch):
+    (tmp_path / "pydantic.py").write_text("raise RuntimeError('a broken installation')")
+    monkeypatch.syspath_prepend(tmp_path)
+    fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(WorkbenchError, match=r"(?s)imports torch for them ended with status 1:\n.*a broken install"):
+        ranks(2, backend="gloo")
+    assert template._TEMPLATES == [] and len(os.listdir("/proc/self/fd")) <= fds
+
+
+def test_a_template_that_imports_for_too_long_is_ended(monkeypatch):
+    template.end()
+    monkeypatch.setattr(template, "START_SECONDS", 0.05)
+    with pytest.raises(WorkbenchError, match=r"imports torch for them has not done so in 0\.05 s$"):
+        ranks(2, backend="gloo")
+    assert template._TEMPLATES == []
+
+
+def test_an_exit_status_and_a_signal_are_told_as_of_any_child(own):
+    with ranks(2, backend="gloo", echo="none", timeout=10) as pool:
+        for what, said in ((3, "exited with code 3"), (-9, "SIGKILL")):
+            with pytest.raises(WorkbenchError, match=said):
+                pool.run(end_of_one, what)
+
+
+def end_of_one(what):
+    if os.environ["RANK"] == "1":
+        if what > 0:
+            os._exit(what)
+        os.kill(os.getpid(), -what)
+    time.sleep(60)
+
+
+def test_kill_9_of_the_owner_ends_the_template_and_the_ranks(tmp_path):
+    script = ("from workbench.world import template\nfrom workbench.world.ranks import ranks\nimport time\n"
+              "pool = ranks(2, backend='gloo')\nprint(template._TEMPLATES[0].pid, *pool.pids, flush=True)\n"
+              "time.sleep(60)")
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                             env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 3 and all(map(alive, pids))
+    owner.kill()
+    owner.communicate()
+    assert wait_until_gone(pids) == []
+    assert not list(Path(tmp_path).glob("workbench-ranks-*"))
