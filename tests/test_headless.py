@@ -90,6 +90,15 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(
     assert issubclass(NotebookError, Exception)
 
 
+def test_what_a_magic_refuses_is_told(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "%load_ext workbench", "%%ranks -n 2 --backend nccl\nrank")
+    assert main(["tour", "--out", str(tmp_path / "out")]) == 1
+    assert ("starts `%%ranks -n 2 --backend nccl`\nUsageError: ranks(backend='nccl'): no CUDA GPU can be used here. "
+            "Use backend='gloo' or 'auto'.\nthe notebook up to there is kept:") in capsys.readouterr().err
+
+
 def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tour", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (f"workbench: error: {notebooks / '00_tour.ipynb'}: no such notebook: run from "

@@ -121,8 +121,18 @@ def _failure(source: Path, target: Path, error: Any) -> str:
     lines = [line for line in error.source.splitlines() if line.strip()]
     cell = f"code cell {error.exec_count}" if error.exec_count else f"cell {error.cell_index}"
     what = ": ".join(filter(None, (error.ename, str(error.evalue).strip())))
+    if not error.evalue:  # a magic's UsageError is printed, and not raised
+        what = _printed(target) or what
     return (f"{source.name}: {cell} failed, which starts `{lines[0].strip() if lines else ''}`\n"
             f"{what}\nthe notebook up to there is kept: {target}")
+
+
+def _printed(target: Path) -> str:
+    """What the cell that failed wrote to stderr."""
+    cells = json.loads(target.read_text(encoding="utf-8"))["cells"]
+    failed = [cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "failed"]
+    return "".join("".join(output["text"]) for cell in failed for output in cell["outputs"]
+                   if output.get("name") == "stderr").strip()
 
 
 def _html(notebook: Path) -> str:
