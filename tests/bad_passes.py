@@ -209,8 +209,8 @@ LOSSY = {"numerics": "lossy", "tolerance": 5e-6}
 def find_all() -> dict[str, Found | None]:
     """Each fault on a copy of one capture, between sound passes: what is found of it, by the fault's name."""
     authored = author(RECIPE, current_world())
-    inputs, size = inputs_of(authored), group_size(authored)
     joint = capture(authored)
+    inputs, size = inputs_of(joint), group_size(authored)
     found = {fault.__name__: _find(joint, fault, inputs) for fault in JOINT}
     with user_pass("may_be_idle", does_nothing):
         found["may be idle"] = first_no_effect(run_joint(joint, ["may_be_idle"]), ["may_be_idle"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import run_recipe
+from workbench import recipe_ranks, run_recipe
 from workbench.cli import main
 from workbench.world.diagnose import Failure, RankError
 
@@ -152,7 +152,7 @@ def test_nccl_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(run_recipe, "gpus", lambda: 1)
+    monkeypatch.setattr(recipe_ranks, "gpus", lambda: 1)
     assert refused(capsys, "run", "llama3_fsdp", *SMALL, "--world", "nccl") == (
         "world nccl needs a GPU for each of the 2 ranks, and this machine has 1 GPU: make the mesh smaller, or take "
         "world gloo")

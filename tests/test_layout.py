@@ -31,8 +31,8 @@ LAYERS = [
     {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "inside_inductor",
      "user_kernel", "schedules",
-     "run_recipe", "bisect_recipe", "propose", "matrix", "ablate", "backend", "graph_pass", "source_code", "export",
-     "fingerprint", "variant", "study"},
+     "recipe_ranks", "run_recipe", "bisect_recipe", "propose", "matrix", "ablate", "backend", "graph_pass",
+     "source_code", "export", "fingerprint", "variant", "study"},
     {"draw", "widgets", "display", "figures"},
     {"magics", "headless", "course", "course_commands", "doctor", "commands", "cli", "__main__", "__init__"},
 ]

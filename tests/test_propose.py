@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_ranks import calls, insert, small, user_pass
 
-from workbench import WorkbenchError, propose_contract
+from workbench import WorkbenchError, propose_contract, ranks
 from workbench.contracts import CONTRACTS, Numerics
 
 pytestmark = pytest.mark.ranks
@@ -17,6 +17,12 @@ pytestmark = pytest.mark.ranks
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 RECIPE = small({"dp_shard": 2})
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ranks(2, timeout=300, echo="none") as started:
+        yield started
 
 
 def drop_idle_views(gm):
@@ -37,9 +43,9 @@ def scaled(factor):
     return scale
 
 
-def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted():
+def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted(pool):
     with user_pass("own", drop_idle_views, numerics="lossy", tolerance=1e-3) as name:
-        found = propose_contract(name, RECIPE, world="gloo")
+        found = propose_contract(name, RECIPE, world=pool)
         assert CONTRACTS[name].numerics is Numerics.LOSSY  # what was stated stays
     assert found.contract.numerics is Numerics.EXACT and found.worst == 0.0
     assert set(found.changed) == {"aten.view"} and found.changed["aten.view"] < 0
@@ -49,9 +55,9 @@ def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted():
 
 
 @pytest.mark.slow
-def test_a_rounding_is_lossy_with_room_above_what_was_seen():
+def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool):
     with user_pass("own", scaled(1 + 1e-6)) as name:
-        found = propose_contract(name, RECIPE, world="gloo")
+        found = propose_contract(name, RECIPE, world=pool)
     assert found.contract.numerics is Numerics.LOSSY
     assert 0.0 < found.worst < found.contract.tolerance < 1e-4
 
@@ -60,6 +66,6 @@ def test_a_rounding_is_lossy_with_room_above_what_was_seen():
     pytest.param(scaled(2.0), "pass 'own' keeps no contract: rank", id="another result", marks=pytest.mark.slow),
     pytest.param(lambda gm: gm, "pass 'own' did nothing to recipe 'small'", id="no effect"),
 ])
-def test_what_keeps_no_contract_is_refused(function, said):
+def test_what_keeps_no_contract_is_refused(pool, function, said):
     with user_pass("own", function) as name, pytest.raises(WorkbenchError, match=said):
-        propose_contract(name, RECIPE, world="gloo")
+        propose_contract(name, RECIPE, world=pool)

@@ -16,7 +16,7 @@ from workbench.compiled_step import compile_step
 from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition, saved_order
-from workbench.joint_graph import capture
+from workbench.joint_graph import JointGraph
 from workbench.numerics_proof import real_inputs, run_graphs
 from workbench.own import Own, install, own
 from workbench.parallel.author import Authored
@@ -24,7 +24,7 @@ from workbench.passes.body import Body
 from workbench.pipeline import PassRecord
 from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe
-from workbench.run_recipe import Kind, joined, launched, refuse_nccl, runnable
+from workbench.recipe_ranks import Kind, joined, kind_of, launched, pool_of, runnable
 from workbench.torch_api.aot import gradient_of
 from workbench.training import Batches, deterministic
 from workbench.verify import numerics
@@ -33,7 +33,7 @@ from workbench.verify.values import Trace, trace
 from workbench.verify.verdicts import Outcome
 from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
+from workbench.world.ranks import RankPool
 
 Check = Literal["numerics", "memory", "no_effect"]
 
@@ -42,16 +42,16 @@ def bisect(
     recipe: Recipe | str | os.PathLike[str],
     check: Check = "numerics",
     *,
-    world: Kind = "auto",
+    world: Kind | RankPool = "auto",
     timeout: float = 600.0,
     progress: bool = True,
 ) -> Bisection:
     """Build `recipe` on every rank, and find its first pass that does not hold, and in its graphs the first node.
 
     check: "numerics", each pass against the graph it received, on the same inputs, rank by rank; "memory", a higher
-    estimate than before the pass; "no_effect". world: as for `run`, but that "auto" needs no ranks for memory and
-    no_effect, and takes a fake world. In a process that torchrun started, or in a rank, its ranks are used, and each
-    gets the result. timeout: seconds for all of it. progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
+    estimate than before the pass; "no_effect". world: as for `run`, a pool too, but that "auto" needs no ranks for
+    memory and no_effect, and takes a fake world. In a process that torchrun started, or in a rank, its ranks are used,
+    and each gets the result. timeout: seconds for all of it. progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
 
     For numerics every value of the pass's two graphs lies on the host at once, on every rank: make a large model
     smaller first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
@@ -65,21 +65,18 @@ def bisect(
     if world == "fake" and check == "numerics":
         raise WorkbenchError("check numerics compares values, and a fake world has none: take world gloo or nccl, or "
                              "check memory or no_effect")
-    here = dist.is_initialized() or launched()
+    here = not isinstance(world, RankPool) and (dist.is_initialized() or launched())
     if world == "auto" and check != "numerics" and not here:
         world = "fake"
-    check_buildable(recipe, world)
+    check_buildable(recipe, kind_of(world))
     stages = 3 + len(recipe.pass_names) + (check == "numerics")
     if world == "fake":
         with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
             return on_rank(recipe, check, own(), post)
-    if here:
+    if here and not isinstance(world, RankPool):
         with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
             return on_rank(recipe, check, own(), post)
-    size = recipe.mesh.world_size
-    if world == "nccl":
-        refuse_nccl(size)
-    with bars_from_file(stages, 0, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
+    with bars_from_file(stages, 0, progress) as path, pool_of(recipe, world, timeout) as pool:
         return pool.run(on_rank, recipe, check, own(), Post(path=path))[0]
 
 
@@ -89,16 +86,20 @@ def on_rank(recipe: Recipe, check: Check, theirs: Own, post: Post) -> Bisection:
     world = current_world()
     if world.rank != 0:
         post = Post()
-    built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage)
+    given: list[tuple[list[Any], list[Any]]] = []
+    note = (lambda joint: given.append(inputs_of(joint))) if check == "numerics" else None
+    built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
     try:
-        found, unchecked = _searched(built, recipe, check, post)
+        found, unchecked = _searched(built, recipe, check, post, given)
     finally:
         built.step.close()
     where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
     return Bisection(recipe.name, where, check, tuple(r.name for r in built.records), found, unchecked)
 
 
-def _searched(built: Built, recipe: Recipe, check: Check, post: Post) -> tuple[Found | None, dict[str, str]]:
+def _searched(
+    built: Built, recipe: Recipe, check: Check, post: Post, given: list[tuple[list[Any], list[Any]]]
+) -> tuple[Found | None, dict[str, str]]:
     names = [r.name for r in built.records]
     if check == "no_effect":
         unchecked = {r.name: v.message for r in built.records
@@ -110,8 +111,7 @@ def _searched(built: Built, recipe: Recipe, check: Check, post: Post) -> tuple[F
         return over_ranks(first_growth(built.records), names), unchecked
     post.stage("numerics")
     with deterministic(recipe.training.deterministic):
-        inputs, tangents = inputs_of(built.authored)
-        return first_departure(built.records, inputs, tangents, group_size(built.authored))
+        return first_departure(built.records, *given[0], group_size(built.authored))
 
 
 def group_size(authored: Authored) -> int:
@@ -119,14 +119,12 @@ def group_size(authored: Authored) -> int:
     return max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
 
 
-def inputs_of(authored: Authored) -> tuple[list[Any], list[Any]]:
-    """The flat primals and tangents of the recipe's first step, from a capture of its own that no pass has touched.
+def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
+    """The flat primals and tangents of the recipe's first step, from a capture that no pass has touched; it stays open.
 
-    A pass may have broken the step that was built. Every rank must call it.
+    A pass may break the step that is built of it. Every rank must call it.
     """
-    with capture(authored) as joint:
-        step = compile_step(partition(joint))
-    return real_inputs(step, Batches(authored).at(0))
+    return real_inputs(compile_step(partition(joint.fork())), Batches(joint.authored).at(0))
 
 
 def first_departure(

@@ -14,7 +14,7 @@ from workbench.compiled_step import CompiledStep, compile_step
 from workbench.contracts import check_passes
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition
-from workbench.joint_graph import capture, title
+from workbench.joint_graph import JointGraph, capture, title
 from workbench.numerics_proof import prove_numerics
 from workbench.parallel.author import Authored, author
 from workbench.passes.decomposition import capture_decompositions
@@ -80,23 +80,33 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
         raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
 
 
-def build(recipe: Recipe, world: World, *, level: Level = "light", progress: Progress = lambda _: None) -> Built:
+def build(
+    recipe: Recipe,
+    world: World,
+    *,
+    level: Level = "light",
+    progress: Progress = lambda _: None,
+    captured: Callable[[JointGraph], None] | None = None,
+) -> Built:
     """Author, capture, transform, partition and compile `recipe` on this rank of `world`.
 
     Every rank calls it. level "full" also runs each pass's graph against the one it received, on real ranks.
-    `progress` hears the name of each stage before it starts.
+    `progress` hears the name of each stage before it starts. `captured` gets the joint graph before its first pass, to
+    be read and forked.
 
     Raises WorkbenchError where a pass is unknown, the ranks' collectives differ, or the recipe is strict and a pass
     had no effect.
     """
     check_buildable(recipe, world.kind)
     with deterministic(recipe.training.deterministic):  # the backward refuses to run under another setting
-        built = _build(recipe, world, level, progress)
+        built = _build(recipe, world, level, progress, captured)
     _refuse_no_effect(recipe, built.records)
     return built
 
 
-def _build(recipe: Recipe, world: World, level: Level, progress: Progress) -> Built:
+def _build(
+    recipe: Recipe, world: World, level: Level, progress: Progress, note: Callable[[JointGraph], None] | None
+) -> Built:
     seconds: dict[str, float] = {}
     started = time.perf_counter()
 
@@ -111,6 +121,8 @@ def _build(recipe: Recipe, world: World, level: Level, progress: Progress) -> Bu
     progress("capture")
     joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
     lap("capture")
+    if note is not None:
+        note(joint)
     captured, flop = joint.graph, sum(flops(joint.graph).values())
     with joint:
         records = run_joint(joint, recipe.joint_passes, progress=progress)

@@ -50,7 +50,7 @@ if __name__ == "__main__":
     sys.exit(main())
 '''
 _IMPORTS = ("from workbench import build, train", "from workbench.recipe import parse_recipe",
-            "from workbench.run_recipe import joined, report_here")
+            "from workbench.recipe_ranks import joined", "from workbench.run_recipe import report_here")
 _TAKEN = {"build", "train", "parse_recipe", "joined", "report_here", "tell", "main", "sys", "tomllib", "RECIPE"}
 
 

@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from workbench.built import build
+from workbench.built import build, check_buildable
 from workbench.contracts import Numerics, PassContract, Stage
 from workbench.errors import WorkbenchError
+from workbench.own import Own, install, own
 from workbench.passes.registry import find_pass, install_passes
 from workbench.recipe import Recipe, load_recipe
 from workbench.recipe_parts import PassSpec
-from workbench.run_recipe import Kind, run
+from workbench.recipe_ranks import Kind, kind_of, pool_of
 from workbench.torch_api.ops import COLLECTIVE_KINDS
-from workbench.verify.verdicts import Outcome
+from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
+from workbench.world.mesh import current_world
+from workbench.world.ranks import RankPool
 
 ROUNDING = 1e-2  # norm-relative: what moves results further computes something else
 MARGIN = 4.0  # between what one run differed by and the tolerance proposed for others
@@ -44,27 +47,29 @@ class Proposal:
                 f'               changes="{own.changes}")\n# on {self.ranks} ranks: {held}')
 
 
-def propose_contract(name: str, recipe: Recipe | str, *, world: Kind = "auto", timeout: float = 600.0) -> Proposal:
+def propose_contract(
+    name: str, recipe: Recipe | str, *, world: Kind | RankPool = "auto", timeout: float = 600.0
+) -> Proposal:
     """Run `recipe` with the registered pass `name` in its list, on real ranks, and say what contract it kept.
 
-    A recipe that does not list the pass gets it at the end of the list of its stage. One run shows what a pass may
-    do, and proves nothing for other models and meshes: state what you mean to hold, and let the verdicts watch it.
-    WorkbenchError where the pass changed nothing, or its results are not those of the graph it received.
+    A recipe that does not list the pass gets it at the end of the list of its stage. world: as for `run`. One run
+    shows what a pass may do, and proves nothing for other models and meshes: state what you mean to hold, and let the
+    verdicts watch it. WorkbenchError where the pass changed nothing, or its results are not those of the graph it
+    received.
     """
     stage = find_pass(name).contract.stage
     recipe = _listing(load_recipe(recipe) if isinstance(recipe, str) else recipe, name, stage)
+    check_buildable(recipe, kind_of(world))
     with _exact(name):
-        with fake_world(recipe.mesh.world_size) as here:
-            record = next(r for r in build(recipe, here).records if r.name == name)
-        changed: Counter[str] = Counter()
-        for graph in record.diffs():
-            changed.update(graph.by_op())
-        said = record.verdict("effect")
-        if said is not None and said.outcome is Outcome.NO_EFFECT:
-            raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({said.message}): try a recipe "
-                                 "that has what it looks for")
-        report = run(recipe, world=world, level="full", timeout=timeout, progress=False)
-    found = report.pass_row(name).verdict("numerics")
+        if world == "fake":
+            with fake_world(recipe.mesh.world_size):
+                changed, said, found = _seen(recipe, name, own())
+        else:
+            with pool_of(recipe, world, timeout) as pool:
+                changed, said, found = pool.run(_seen, recipe, name, own())[0]
+    if said is not None and said.outcome is Outcome.NO_EFFECT:
+        raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({said.message}): try a recipe that "
+                             "has what it looks for")
     worst = 0.0 if found.outcome is Outcome.PASS else float(found.evidence.get("worst", math.inf))
     if found.outcome is not Outcome.PASS and not 0.0 < worst < ROUNDING:
         raise WorkbenchError(f"pass {name!r} keeps no contract: {found.message}")
@@ -76,6 +81,20 @@ def propose_contract(name: str, recipe: Recipe | str, *, world: Kind = "auto", t
         tolerance=_rounded_up(MARGIN * worst) if numerics is Numerics.LOSSY else None,
     )
     return Proposal(contract, dict(changed), worst, recipe.mesh.world_size)
+
+
+def _seen(recipe: Recipe, name: str, theirs: Own) -> tuple[Counter[str], Verdict | None, Verdict]:
+    """On each rank: the operators that the pass adds and takes, its effect, and its numerics, the same on all."""
+    install(theirs)
+    built = build(recipe.model_copy(update={"strict": False}), current_world(), level="full")
+    built.step.close()
+    record = next(r for r in built.records if r.name == name)
+    changed: Counter[str] = Counter()
+    for graph in record.diffs():
+        changed.update(graph.by_op())
+    numerics = record.verdict("numerics")
+    assert numerics is not None
+    return changed, record.verdict("effect"), numerics
 
 
 def _listing(recipe: Recipe, name: str, stage: Stage) -> Recipe:

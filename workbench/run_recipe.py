@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,27 +13,22 @@ import torch.distributed as dist
 from workbench.built import Built, build, check_buildable
 from workbench.contracts import CONTRACTS
 from workbench.data import load_text
-from workbench.errors import WorkbenchError
-from workbench.machine import gpus, machine, versions
+from workbench.machine import machine, versions
 from workbench.own import Own, install, own
 from workbench.pipeline import Level, prove_replay
 from workbench.progress import REPORTS, Post, bars_from_file, local_bars
-from workbench.recipe import Recipe, load_recipe
+from workbench.recipe import Recipe
+from workbench.recipe_ranks import Kind, joined, kind_of, launched, pool_of, runnable
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
 from workbench.step_profile import StepProfile, profile_step
-from workbench.supported import require_torch
 from workbench.time_proof import prove_time
-from workbench.torch_api.cuda_graphs import close_recorders
-from workbench.torch_api.gloo import one_worker_thread
 from workbench.training import Batches, Training, recipe_of, train
 from workbench.verify.verdicts import Outcome, Verdict
-from workbench.words import counted
 from workbench.world.fake import fake_world
-from workbench.world.mesh import World, WorldError, current_world
-from workbench.world.ranks import ranks
+from workbench.world.mesh import World, current_world
+from workbench.world.ranks import RankPool
 
-Kind = Literal["auto", "fake", "gloo", "nccl"]
 LIGHT = "level light runs no graph: ask for level full"
 
 
@@ -57,7 +50,7 @@ class RankResult:
 def run(
     recipe: Recipe | str | os.PathLike[str],
     *,
-    world: Kind = "auto",
+    world: Kind | RankPool = "auto",
     level: Level = "light",
     timeout: float = 600.0,
     dump: Path | str | None = None,
@@ -66,16 +59,16 @@ def run(
     """Build `recipe` on every rank, train it, and report what each pass did and proved.
 
     world: "auto" takes NCCL where there are enough GPUs, else gloo; "fake" builds for one rank of a mesh of any size
-    in this process and trains nothing. In a process that torchrun started, or in a rank, its ranks are used.
-    level: "full" also runs each pass's graph against the one it received. timeout: seconds for all of it.
-    dump: a folder for each rank's graphs, as runnable files. progress: bars on stderr, unless
-    WORKBENCH_PROGRESS is 0.
+    in this process and trains nothing; a pool, `ranks(n)`, is used and stays open. In a process that torchrun started,
+    or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
+    seconds for all of it, a pool's own where one is given. dump: a folder for each rank's graphs, as runnable files.
+    progress: bars on stderr, unless WORKBENCH_PROGRESS is 0.
 
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
     """
     recipe = runnable(recipe, world)
-    check_buildable(recipe, world)
+    check_buildable(recipe, kind_of(world))
     folder = Path(dump).absolute() if dump is not None else None
     stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
     steps = recipe.training.steps
@@ -84,28 +77,16 @@ def run(
             results = [on_rank(recipe, level, own(), folder, post)]
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
-    if dist.is_initialized() or launched():
+    if not isinstance(world, RankPool) and (dist.is_initialized() or launched()):
         with joined(recipe, world, timeout=timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
                 mine = on_rank(recipe, level, own(), folder, post)
             return _gathered(recipe, here, level, mine)
-    size = recipe.mesh.world_size
-    if world == "nccl":
-        refuse_nccl(size)
-    with bars_from_file(stages, steps, progress) as path, ranks(size, backend=world, timeout=timeout) as pool:
+    with bars_from_file(stages, steps, progress) as path, pool_of(recipe, world, timeout) as pool:
         results = pool.run(on_rank, recipe, level, own(), folder, Post(path=path))
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
-        here = World(pool.backend, size, 0, device)  # type: ignore[arg-type]
+        here = World(pool.backend, pool.size, 0, device)  # type: ignore[arg-type]
     return _kept(_report(recipe, here, level, results))
-
-
-def runnable(recipe: Recipe | str | os.PathLike[str], world: Kind) -> Recipe:
-    """The recipe, read where it is a name or a path; WorkbenchError for an unknown world or an unsupported torch."""
-    require_torch()
-    found = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    if world not in ("auto", "fake", "gloo", "nccl"):
-        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
-    return found
 
 
 def _kept(report: Report) -> Report:
@@ -116,65 +97,6 @@ def _kept(report: Report) -> Report:
         report.to_json(path)
         path.with_suffix(".txt").write_text(report.table(reasoned=False) + "\n", encoding="utf-8")
     return report
-
-
-def refuse_nccl(ranks_here: int) -> None:
-    """Say it where NCCL would have too few GPUs."""
-    found = gpus()
-    if not found:
-        raise WorldError("world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
-    if found < ranks_here:
-        raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has "
-                         f"{counted(found, 'GPU')}: make the mesh smaller, or take world gloo")
-
-
-def launched() -> bool:
-    """Whether torchrun, or something that sets the same variables, started this process as a rank."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-
-
-@contextmanager
-def joined(recipe: Recipe, kind: Kind = "auto", *, timeout: float = 600.0) -> Iterator[World]:
-    """The world that this process is a rank of already, or that torchrun started it for: left again at the end.
-
-    kind and timeout are those of `run`. WorldError where the recipe's mesh has another size, or nothing started ranks.
-    """
-    if dist.is_initialized():
-        yield _fitting(current_world(), recipe)
-        return
-    if not launched():
-        count = recipe.mesh.world_size
-        raise WorldError(f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and nothing started this "
-                         f"process as one: start it with torchrun --nproc-per-node {count}")
-    size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    found = gpus()
-    if recipe.mesh.world_size != size:
-        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
-                         f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
-    if kind == "nccl":
-        refuse_nccl(here)
-    backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
-    device = None
-    if backend == "nccl":
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
-    from datetime import timedelta
-
-    with one_worker_thread():
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
-        try:
-            yield current_world()
-        finally:
-            close_recorders()
-            dist.destroy_process_group()
-
-
-def _fitting(world: World, recipe: Recipe) -> World:
-    if recipe.mesh.world_size != world.size:
-        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and this {world.kind} world "
-                         f"has {world.size}: change the mesh, or run on {recipe.mesh.world_size} ranks")
-    return world
 
 
 def on_rank(

@@ -13,6 +13,7 @@ from workbench.analysis.collectives import list_collectives
 from workbench.contracts import Stage
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition
+from workbench.garbage import uncollected
 from workbench.joint_graph import capture
 from workbench.parallel.author import Authored, author
 from workbench.passes.decomposition import capture_decompositions
@@ -44,6 +45,7 @@ class Schedules:
                 f"collectives {self.verdict.outcome}: {self.verdict.message}")
 
 
+@uncollected()
 def compare_schedules(
     recipe: Recipe, ranks: str | Sequence[int] = "roles", progress: Callable[[str], None] = lambda _: None
 ) -> Schedules:
