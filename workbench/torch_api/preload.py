@@ -6,4 +6,5 @@ PRELOAD = (
     "torch.distributed.tensor.parallel",
     "torch._dynamo.functional_export",
     "torch._functorch.aot_autograd",
+    "torch._inductor.pattern_matcher",  # which the first partition imports
 )
