@@ -18,6 +18,7 @@ from workbench.pipeline import run_joint
 from workbench.torch_api import min_cut, partitioning
 from workbench.world.fake import fake_world
 
+
 def patched():
     return partitioners.has_recomputable_rng_ops, getattr(*partitioning._CUT), torch.fx.Graph.node_copy
 
