@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from on_ranks import FSDP_TP, small
+from test_stamp import each_node, storages
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext
+from torch._subclasses import FakeTensorMode
 
 from workbench.analysis.census import module_path, nodes_from_line, provenance
 from workbench.errors import WorkbenchError
@@ -15,6 +19,7 @@ from workbench.forward_backward import partition
 from workbench.joint_graph import capture
 from workbench.parallel.author import author, author_module
 from workbench.pipeline import run_joint
+from workbench.torch_api import aot
 from workbench.torch_api.aot import parameter_of
 from workbench.world.fake import fake_world
 
@@ -149,3 +154,36 @@ def test_a_batch_of_ones_own(authored):
     joint = capture(authored, batch=batch)
     shapes = [tuple(v.shape) for v in joint.example_inputs if isinstance(v, torch.Tensor) and v.dtype == torch.int64]
     assert shapes == [(3, 8), (3, 8)]
+
+
+@pytest.mark.parametrize("dispatch", ["", "capacity"])
+def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch, dispatch):
+    """Names, arguments, values and the memory under them, traced with the cache and without."""
+    recipe = small(FSDP_TP)
+    if dispatch:
+        recipe = recipe.override({"model.family": "deepseek_v3", "model.n_layers": 2, "model.n_heads": 4,
+                                  "model.dispatch": dispatch})
+    module, hits = author(recipe, authored.world), [FakeTensorMode.cache_info().hits]
+    cached = capture(module)
+    hits.append(FakeTensorMode.cache_info().hits)
+    monkeypatch.setattr(aot, "aot_export_joint_with_descriptors", _uncached)
+    plain = capture(module)
+    hits.append(FakeTensorMode.cache_info().hits)
+    assert hits[1] > hits[0] + 300 and hits[2] < hits[1] + 30  # other modes have a few
+    ours, theirs = (each_node(joint.graph.graph) for joint in (cached, plain))
+    assert len(ours) > 500 and ours == theirs
+    assert storages(cached.graph.graph) == storages(plain.graph.graph)
+
+
+def test_sizes_from_the_device_are_traced_without_the_cache(authored):
+    recipe = small(FSDP_TP).override({"model.family": "deepseek_v3", "model.n_layers": 2, "model.n_heads": 4,
+                                      "model.dispatch": "dropless"})
+    module, before = author(recipe, authored.world), FakeTensorMode.cache_info().hits
+    capture(module)
+    assert FakeTensorMode.cache_info().hits < before + 30
+
+
+def _uncached(*args, **keywords):
+    mode = TracingContext.get().fake_mode
+    mode.cache_enabled = False
+    return aot_export_joint_with_descriptors(*args, **keywords)

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph, graph_facts, title
 from workbench.parallel.author import Authored
-from workbench.torch_api import aot
+from workbench.torch_api import aot, partitioning
 from workbench.torch_api.regions import named_regions
 
 
@@ -140,13 +140,13 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
     `joint`. Raises WorkbenchError where it is closed already, and for another `by`.
     """
     joint.require_open()
-    if by not in aot.PARTITIONERS:
-        raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(aot.PARTITIONERS)}")
+    if by not in partitioning.PARTITIONERS:
+        raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}")
     with joint, joint.contexts.again():
         made = joint.graph
         joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
         try:
-            function, forward, backward = aot.compile_joint(joint.export, by)
+            function, forward, backward = partitioning.compile_joint(joint.export, by)
         finally:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)

@@ -16,7 +16,8 @@ from workbench.parallel.author import author_module
 from workbench.passes.decomposition import capture_decompositions
 from workbench.pipeline import run_joint
 from workbench.recipe_parts import PassSpec
-from workbench.torch_api import aot, inductor
+from workbench.torch_api import inductor
+from workbench.torch_api.partitioning import PARTITIONERS
 from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration
@@ -80,7 +81,7 @@ def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch
 
     with user_pass("naive", naive_retrace) as name:
         with monkeypatch.context() as patched:
-            patched.setitem(aot.PARTITIONERS, "min_cut", aot.PARTITIONERS["default"])
+            patched.setitem(PARTITIONERS, "min_cut", PARTITIONERS["default"])
             records, naive, _ = through(authored, [name])
             _, ours, _ = through(authored, [NAME])
         assert records["naive"].verdict("lint").outcome is Outcome.FAIL

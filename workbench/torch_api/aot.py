@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import enum
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,16 +17,14 @@ import torch
 import torch._dynamo.config
 import torch._dynamo.functional_export
 import torch.fx.traceback
-from torch._functorch import partitioners
 from torch._functorch._aot_autograd import descriptors
-from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
-from torch._logging._internal import log_state, trace_log
-from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.flex import cpu_backward
-from workbench.torch_api.ops import draws
+from workbench.torch_api.ops import is_symbolic
 
 Graph = torch.fx.GraphModule
 
@@ -36,7 +33,8 @@ Graph = torch.fx.GraphModule
 def capture_settings() -> Iterator[None]:
     """The settings a faithful capture needs.
 
-    The fake tensor cache returns shared meshes for DTensor inputs, and node metadata is dropped unless asked for.
+    The fake tensor cache returns shared meshes for Dynamo's DTensor inputs, and node metadata is dropped unless asked
+    for.
     """
     with (torch._dynamo.config.patch(fake_tensor_cache_enabled=False), torch.fx.traceback.preserve_node_meta(),
           cpu_backward()):
@@ -86,9 +84,16 @@ def _maker(manager: Any) -> Callable[[], Any]:
 def export_joint(
     contexts: Contexts, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
 ) -> Any:
-    """torch's `JointWithDescriptors`; `contexts` holds what compiling needs."""
-    contexts.enter_context(tracing(graph.meta["tracing_context"]))
-    return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
+    """torch's `JointWithDescriptors`; `contexts` holds what compiling needs.
+
+    No DTensor goes through the fake mode here, so its cache, which Dynamo's mode has off, serves: a quarter less time.
+    Sizes that are read from the device are new at each reading, and stay without it.
+    """
+    context = graph.meta["tracing_context"]
+    contexts.enter_context(tracing(context))
+    values = [n.meta.get(key) for n in graph.graph.nodes for key in ("val", "example_value")]
+    with mock.patch.object(context.fake_mode, "cache_enabled", not is_symbolic(values)):
+        return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
 
 
 def fork_joint(export: Any) -> Any:
@@ -157,54 +162,6 @@ class LateBound:
             yield
 
 
-PARTITIONERS: dict[str, Callable[..., tuple[Graph, Graph]]] = {
-    "min_cut": partitioners.min_cut_rematerialization_partition,
-    "default": partitioners.default_partition,
-}
-
-
-def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], LateBound, LateBound]:
-    """Partition with one of PARTITIONERS and wrap in autograd, leaving both bodies open.
-
-    torch's own choice here is `default_partition`, which saves views of gathered weights.
-    """
-    found: dict[str, LateBound] = {}
-
-    def callback(name: str) -> Callable[..., LateBound]:
-        def compiler(graph: Graph, example_inputs: list[Any]) -> LateBound:
-            found[name] = LateBound(graph, example_inputs)
-            return found[name]
-
-        return compiler
-
-    # torch goes by the operator's tag, and would thread the generator's state through attention without dropout;
-    # on 2.13 the state lands behind the saved meshes, where the runtime does not look for tensors
-    with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws), _without_texts(joint)):
-        function = aot_compile_joint_with_descriptors(
-            joint,
-            partition_fn=PARTITIONERS[by],
-            fw_compiler=callback("forward"),
-            bw_compiler=callback("backward"),
-        )
-    return function, found["forward"], found["backward"]
-
-
-@contextlib.contextmanager
-def _without_texts(joint: Any) -> Iterator[None]:
-    """Graphs are not written as text and code while nobody reads it, neither torch's logs nor a run: a third of the
-    time. A lazy graph module writes its code when it is first run.
-    """
-    read = bool(trace_log.handlers) or any(map(log_state.is_artifact_enabled, ("aot_joint_graph", "aot_graphs")))
-    config = dataclasses.replace(joint._aot_state.aot_config, enable_log=read)
-    with mock.patch.object(joint._aot_state, "aot_config", config), _use_lazy_graph_module(True):
-        yield
-
-
-def recomputes_draws(graph: Graph) -> bool:
-    """Whether something that draws random numbers is to be run again in the backward."""
-    return any(partitioners.must_recompute(n) and draws(n) for n in graph.graph.nodes)
-
-
 def parameter_of(node: torch.fx.Node) -> str | None:
     """The qualified name of the parameter or buffer that this placeholder is, or is a component of."""
     desc = node.meta.get("desc")
@@ -253,14 +210,22 @@ def clone(graph: Graph) -> Graph:
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in old.nodes:
         args, kwargs = (torch.fx.node.map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
-        copy = torch.fx.Node(new, node.name, node.op, node.target, args, kwargs, node.type)
-        copy.meta = dict(node.meta)
-        names.associate_name_with_obj(node.name, copy)
-        new._insert(copy)
-        new._find_nodes_lookup_table.insert(copy)
-        new._len += 1
-        copies[node] = copy
+        copies[node] = put(new, node, node.name, args, kwargs, dict(node.meta))
     return like(graph, new)
+
+
+def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs: Any, meta: Any) -> torch.fx.Node:
+    """A node at the end of `graph` with the operator of `old`, without the checks that `old` has passed.
+
+    name: one that `graph` has given, or that is free in it.
+    """
+    node = torch.fx.Node(graph, name, old.op, old.target, args, kwargs, old.type)
+    node.meta = meta
+    graph._graph_namespace.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
 
 
 def like(graph: Graph, new: torch.fx.Graph) -> Graph:

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.torch_api.alike_buckets import alike_traced_once
 from workbench.torch_api.inductor import accepted
 
 # By the group itself, since a later world may use the same name for another one.
@@ -30,7 +31,7 @@ def bucket_by_module(
     """One all-gather and one reduce-scatter for each bucket of module paths, in place."""
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
-    with _without_unread_tables():
+    with _without_unread_tables(), alike_traced_once():
         return manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
 
 
@@ -47,7 +48,7 @@ def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
             f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
             "leave out the option bucket_cap_mb"
         )
-    with _without_unread_tables():
+    with _without_unread_tables(), alike_traced_once():
         return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
 
 

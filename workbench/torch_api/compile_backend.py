@@ -11,17 +11,15 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import partitioners
 from torch._functorch._aot_autograd import descriptors
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from workbench.torch_api import aot
+from workbench.torch_api import aot, partitioning
 
 _STEP = re.compile(r"_(modules|parameters|buffers)\['([^']+)'\]")
 
@@ -114,8 +112,8 @@ def through_autograd(
         describe_inputs(traced, held)
         given = JointFromCompile(traced)
         joint(given)
-        with mock.patch.object(partitioners, "has_recomputable_rng_ops", aot.recomputes_draws):
-            return partitioners.min_cut_rematerialization_partition(aot.clone(given.graph), inputs, **keywords)
+        with partitioning.settings():
+            return partitioning.PARTITIONERS["min_cut"](aot.clone(given.graph), inputs, **keywords)
 
     compiled = aot_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),

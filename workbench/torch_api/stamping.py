@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from workbench.errors import NotAlike
-from workbench.torch_api.aot import like
+from workbench.torch_api.aot import like, put
 from workbench.torch_api.ops import is_symbolic
 
 Key = tuple[str, str | None]
@@ -117,16 +117,10 @@ class Builder:
         self.old, self.graph = old, torch.fx.Graph()
 
     def add(self, old: torch.fx.Node, name: str, args: Any, kwargs: Any, meta: dict[str, Any]) -> torch.fx.Node:
-        """A node with the operator of `old`, without the checks that it has passed; cf. `aot.clone`."""
-        graph = self.graph
-        name = graph._graph_namespace.create_name(name, None)
-        target = name if old.op == "placeholder" else old.target
-        node = torch.fx.Node(graph, name, old.op, target, args, kwargs, old.type)
-        node.meta = meta
-        graph._graph_namespace.associate_name_with_obj(name, node)
-        graph._insert(node)
-        graph._find_nodes_lookup_table.insert(node)
-        graph._len += 1
+        """A node with the operator of `old`."""
+        node = put(self.graph, old, self.graph._graph_namespace.create_name(name, None), args, kwargs, meta)
+        if node.op == "placeholder":
+            node.target = node.name
         return node
 
     def finish(self, output: torch.fx.Node, results: list[Any], meta: dict[str, Any], inputs: Places,
