@@ -131,8 +131,8 @@ def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[An
 
 
 def _placement(authored: Authored) -> Any:
-    """Words for where a parameter's parts live."""
-    held = dict(authored.module.named_parameters())
+    """Words for where the parts of a parameter or buffer live."""
+    held = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
 
     def said(name: str) -> str:
         tensor = held.get(name)

@@ -9,10 +9,11 @@ from torch.fx import GraphModule
 
 from workbench.analysis.census import census
 from workbench.analysis.graph_tree import GraphTree
+from workbench.analysis.placement import Placed
 from workbench.draw.step import with_axes
 from workbench.errors import WorkbenchError
 from workbench.verify.record import PassRecord
-from workbench.widgets.graph import GraphView, Placed
+from workbench.widgets.graph import GraphView
 
 HUNKS = 40
 ROWS = 10
