@@ -3,6 +3,7 @@ import { OUTCOMES, count, make } from "./dom.js";
 import { graph } from "./graph.js";
 
 const SEEN = 8; // of the changed places
+const later = globalThis.requestIdleCallback ?? ((work) => setTimeout(work, 30));
 const SIDES = { "-": "minus", "+": "plus", ">": "moved", " ": "" };
 
 function lines(hunk) {
@@ -66,6 +67,15 @@ export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel
 
   let shownHunks = null;
 
+  function rest(found, from) { // below what is seen, when the page has time
+    later(() => {
+      if (shownHunks !== found) return;
+      code.append(...found.hunks.slice(from, from + SEEN).map(lines));
+      if (from + SEEN < found.hunks.length) rest(found, from + SEEN);
+      else if (found.left) code.append(make("div", { class: "wb-note" }, `… and ${count(found.left)} more places`));
+    });
+  }
+
   async function showCode() {
     const { step, part: shown, context } = state;
     const found = context === 1 ? (await first(step, shown)).hunks : await ask("hunks", { step, part: shown, context });
@@ -74,11 +84,7 @@ export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel
     code.scrollTop = 0;
     if (!found.hunks.length) code.append(make("div", { style: "padding:4px 6px" }, found.why));
     shownHunks = found;
-    setTimeout(() => { // below what is seen
-      if (shownHunks !== found) return;
-      code.append(...found.hunks.slice(SEEN).map(lines));
-      if (found.left) code.append(make("div", { class: "wb-note" }, `… and ${count(found.left)} more places`));
-    }, 60);
+    if (found.hunks.length) rest(found, SEEN);
   }
 
   async function show() {
