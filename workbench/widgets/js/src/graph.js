@@ -181,7 +181,13 @@ export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, 
   }
 
   await draw();
-  onTheme(root, () => cy?.style(styles()));
+  function restyle() { // JupyterLab hides the page for a moment: what was measured then is nothing
+    if (!stage.clientWidth) return void (stage.isConnected && setTimeout(restyle, 200));
+    cy?.resize();
+    cy?.style(styles());
+  }
+  onTheme(root, restyle);
+  new IntersectionObserver(() => { if (stage.clientWidth && !cy?.width()) cy?.resize(); }).observe(stage);
   atEnd(() => cy?.destroy()); // it would go on drawing
   return { draw: (more) => { Object.assign(extra, more); return draw(); }, prepare };
 }

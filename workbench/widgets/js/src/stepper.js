@@ -103,7 +103,9 @@ export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel
       ...about.rows.map(([op, before, after]) => make("span", {}, `${op} ${before} → ${after}`))));
     root.dataset.step = String(state.step);
     await drawn;
-    root.dataset.drawn = String(Number(root.dataset.drawn ?? 0) + 1);
+    requestAnimationFrame(() => setTimeout(() => { // once it is on the screen
+      root.dataset.drawn = String(Number(root.dataset.drawn ?? 0) + 1);
+    }));
   }
 
   async function go(at) {
