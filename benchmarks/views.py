@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "browser")]
 
-from jupyter import jupyterlab, new_page, run_all, write_notebook  # noqa: E402
+from jupyter import IDLE, jupyterlab, new_page, run_all, write_notebook  # noqa: E402
+from playwright.sync_api import Page  # noqa: E402
 
 from workbench.machine import machine, versions  # noqa: E402
 
@@ -94,6 +95,15 @@ WARM = "at => document.querySelectorAll('.jp-Cell')[at].querySelector('.wb').dat
 READY = "at => Number(document.querySelectorAll('.jp-Cell')[at]?.querySelector('.wb')?.dataset.ready ?? 0)"
 
 
+def settle(page: Page) -> None:
+    """Wait until the kernel has nothing left to answer of the views above: it is idle for a second."""
+    idle, limit = 0, time.monotonic() + 120
+    while idle < 20:
+        assert time.monotonic() < limit, "the kernel does not come to rest"
+        idle = idle + 1 if page.evaluate(IDLE) else 0
+        time.sleep(0.05)
+
+
 def measure(layers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         notebooks = Path(folder) / "notebooks"
@@ -104,6 +114,7 @@ def measure(layers: int) -> dict[str, Any]:
             run_all(page, address.format("views.ipynb"), 600)
             ready = {}
             for name, cell in VIEWS.items():  # again, each alone: while cells run, a kernel answers no view
+                settle(page)
                 page.evaluate(RUN_ONE, cell)
                 limit = time.monotonic() + 60
                 while not (at := page.evaluate(READY, cell)):

@@ -13,16 +13,20 @@ from workbench.analysis.spans import Run
 from workbench.built import Built
 from workbench.contracts import Stage
 from workbench.draw.mesh import words
+from workbench.draw.timeline import runs_of
 from workbench.errors import WorkbenchError
 from workbench.expert_load import ExpertLoad
 from workbench.forward_backward import ForwardBackward
+from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph
 from workbench.lesson import Lesson
 from workbench.parallel.author import Authored
 from workbench.passes.body import kernels_of
 from workbench.recipe import Recipe
 from workbench.report import Report
+from workbench.study import Study
 from workbench.training import Training
+from workbench.variant import Difference
 from workbench.verify.record import PassRecord
 from workbench.verify.verdicts import Verdict
 from workbench.widgets import GraphView, KernelView, MemoryView, PassStepper, TimelineView
@@ -44,7 +48,7 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Non
     if not made:
         raise WorkbenchError(f"{type(what).__name__} has no picture" + (f" for view {view!r}" if view else "")
                              + ": show takes a recipe, world, graph, pass record, verdict, lesson, build, report, "
-                             "experts' load, timeline run or DTensor")
+                             "experts' load, timeline run, what-if study or difference, or DTensor")
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
@@ -86,6 +90,10 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
         return _record(what)
     if isinstance(what, Sequence) and what and all(isinstance(each, PassRecord) for each in what):
         return [draw.verdicts(what), PassStepper(what)]
+    if isinstance(what, Difference):
+        return [draw.difference(what), draw.verdicts_of_both(what)]
+    if isinstance(what, Study):
+        return outputs(what.records) or [draw.graph(what.joint.graph)]
     if isinstance(what, Verdict):
         return [draw.table(what.check, ("outcome", "why"), [(str(what.outcome), what.message)])]
     if isinstance(what, World):
@@ -114,15 +122,17 @@ def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[An
     if isinstance(what, JointGraph):
         what = what.graph
     if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | Run | Mapping):
-        return [draw.timeline(what, device), TimelineView(what, device)]
+        with uncollected():
+            runs = runs_of(what, device)  # once for both
+        return [draw.timeline(runs), TimelineView(runs)]
     if view == "memory" and isinstance(what, GraphModule | ForwardBackward | PassRecord):
         return [draw.memory(what, measured), MemoryView(what, measured)]
     return []
 
 
 def _placement(authored: Authored) -> Any:
-    """Words for where a parameter's parts live."""
-    held = dict(authored.module.named_parameters())
+    """Words for where the parts of a parameter or buffer live."""
+    held = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
 
     def said(name: str) -> str:
         tensor = held.get(name)

@@ -158,8 +158,9 @@ def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen
     time.sleep(1)
     for cell, name in ((GRAPH, "graph"), (PASSES, "passes"), (TIMELINE, "timeline"), (MEMORY, "memory"),
                        (KERNELS, "kernels")):
-        view_at(page, cell)
-        time.sleep(0.3)
+        view = view_at(page, cell)
+        until(lambda v=view: v.evaluate("""view => [view, ...view.querySelectorAll('*')].filter(each => each.cy)
+            .every(each => each.cy.width() > 100)"""))  # JupyterLab hides the page while it changes its theme
         looked_at(f"view_{name}_dark")
     assert seen == {"errors": [], "beyond": []}
 

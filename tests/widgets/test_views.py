@@ -43,6 +43,15 @@ def test_the_module_is_sent_when_the_page_asks(stepper):
     assert len(source) == stepper.sent
 
 
+def test_what_a_step_shows_at_first_is_one_answer(built, stepper):
+    for step, record in enumerate(built.records):
+        for part in record.parts:
+            ((content, _),) = answer(stepper, {"id": "1", "call": "first", "args": {"step": step, "part": part}})
+            assert content["value"] == {"view": stepper.ask("view", step=step, part=part, opened=None),
+                                        "step": stepper.ask("step", step=step, part=part),
+                                        "hunks": stepper.ask("hunks", step=step, part=part, context=1)}
+
+
 def test_errors_go_to_the_page_by_name(stepper):
     ((content, _),) = answer(stepper, {"id": "7", "call": "details", "args": {"id": "nowhere", "step": 0}})
     assert content == {"id": "7", "error": "KeyError: 'nowhere'"}
@@ -95,6 +104,14 @@ def test_a_parameter_tells_its_placement(built):
     rows = dict(view.ask("details", id=where)["rows"])
     assert rows["parameter"] == "layers.0.attention.wq.weight"
     assert rows["placement"] == "dp_shard cuts dim 0, tp cuts dim 0" and "ParamAOTInput" in rows["descriptor"]
+
+
+def test_every_other_value_tells_its_placement_or_why_not(built):
+    view = GraphView(built.step.pair.by_part)
+    said = {id.rpartition("/")[2]: dict(view.ask("details", id=id)["rows"])["placement"] for id in view.tree().named}
+    gathered = next(n.name for n in built.step.pair.graphs[0].graph.nodes if "all_gather_into_tensor" in n.name)
+    assert said[gathered].startswith("dp_shard: every rank holds the same; tp: unknown")
+    assert all(text for text in said.values()) and sum(text.startswith("unknown: ") for text in said.values()) > 20
 
 
 def test_the_way_to_an_operator_in_a_folded_layer(built):

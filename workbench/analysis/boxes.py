@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,10 +65,11 @@ class Block:
     leaves: list[int] = field(default_factory=list)
     _sign: Any = None
 
-    def every(self) -> Iterator[int]:
-        yield from self.leaves
+    def every(self) -> list[int]:
+        found = list(self.leaves)
         for child in self.children.values():
-            yield from child.every()
+            found += child.every()
+        return found
 
 
 class Drawing:
@@ -84,7 +84,7 @@ class Drawing:
 
     def fill(self, block: Block, parent: str) -> None:
         for group in self._groups(block):
-            first, every = group[0], [list(member.every()) for member in group]
+            first, every = group[0], [member.every() for member in group]
             label = first.name if len(group) == 1 else f"{first.name}-{group[-1].name}"
             inside = len(first.children) + len(first.leaves)
             is_open = first.path in self.opened
@@ -172,7 +172,9 @@ class Drawing:
 def _face(node: Node) -> tuple[str, tuple[int, ...]]:
     value = node.meta.get("val")
     name = op_name(node.target) if node.op == "call_function" else node.op
-    return name, tuple(map(hint, value.shape)) if isinstance(value, torch.Tensor) else ()
+    if not isinstance(value, torch.Tensor):
+        return name, ()
+    return name, tuple([s if type(s) is int else hint(s) for s in value.shape])
 
 
 def _count(items: Any) -> dict[str, int]:

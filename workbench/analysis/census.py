@@ -34,6 +34,8 @@ _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "
 @functools.cache
 def _kind(target: Any) -> str:
     name = op_name(target)
+    if name.startswith("operator."):
+        return "bookkeeping"
     short = name.partition(".")[2]
     tags = getattr(target, "tags", ())
     if collective_kind(target) is not None:
@@ -58,8 +60,7 @@ def kind_of(node: torch.fx.Node) -> str:
         return "bookkeeping"
     kind = _kind(node.target)
     if kind == "other":
-        is_item = op_name(node.target).startswith("operator.")
-        if is_item or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+        if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             return "bookkeeping"
         if aliased_inputs(node):
             return "view"

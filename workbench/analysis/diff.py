@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from workbench.analysis.snapshot import NodeRecord, Snapshot, snapshot
+from workbench.analysis.snapshot import NodeRecord, Snapshot, node_records
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _moved(order: Sequence[int]) -> set[int]:
 
 def diff(before: torch.fx.GraphModule | Snapshot, after: torch.fx.GraphModule | Snapshot) -> GraphDiff:
     """Compare two graphs, or the snapshot of one before a pass edited it with the graph after."""
-    old, new = snapshot(before).nodes, snapshot(after).nodes
+    old, new = node_records(before), node_records(after)
     was, now = {n.name: n for n in old}, {n.name: n for n in new}
     position = {n.name: i for i, n in enumerate(old)}
     kept = [n for n in new if n.name in was]

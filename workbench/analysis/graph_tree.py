@@ -52,6 +52,7 @@ class GraphTree:
 
     def _add(self, gm: GraphModule, part: str, place: dict[Node, int]) -> dict[Node, int]:
         joint = part == "joint"
+        blocks: dict[tuple[str, str | None], Block] = {}
         for node in gm.graph.nodes:
             if node.op == "output" or node in place or (node.op == "placeholder" and not node.users):
                 continue  # a mesh, that is
@@ -60,18 +61,24 @@ class GraphTree:
                 later = is_tangent(node)
             here = ("backward" if later else "forward") if joint else part
             path = parameter_of(node) if node.op == "placeholder" else module_path(node)
-            names = path.split(".") if path else ["inputs"] if node.op == "placeholder" else []
+            if node.op == "placeholder":  # it stands in the module whose parameter it is
+                path = path.rpartition(".")[0] if path else "inputs"
             place[node] = i = len(self.nodes)
             self.nodes.append(node)
             self.parts.append(here)
             self.inputs.append([place[n] for n in node.all_input_nodes if n in place])
-            block = self.root
-            for name in (here, *(names[:-1] if node.op == "placeholder" and path else names)):
-                if (child := block.children.get(name)) is None:
-                    child = block.children[name] = Block(f"{block.path}/{name}" if block.path else name, name)
-                block = child
+            if (block := blocks.get((here, path))) is None:
+                block = blocks[here, path] = self._block(here, *(path.split(".") if path else ()))
             block.leaves.append(i)
         return place
+
+    def _block(self, *names: str) -> Block:
+        block = self.root
+        for name in names:
+            if (child := block.children.get(name)) is None:
+                child = block.children[name] = Block(f"{block.path}/{name}" if block.path else name, name)
+            block = child
+        return block
 
     def _missing(self) -> tuple[str, ...]:
         calls = [n for n in self.nodes if n.op == "call_function"]

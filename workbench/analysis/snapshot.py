@@ -5,6 +5,7 @@ About 0.1 s on 11 000 nodes, half of what a copy of the graph costs.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,11 +125,21 @@ def each(graphs: Graphs) -> list[torch.fx.GraphModule | Snapshot]:
 
 def node_record(node: torch.fx.Node) -> NodeRecord:
     """One node as text, its operator without the overload `default`."""
-    target = op_name(node.target) if node.op == "call_function" else str(node.target)
-    overload = getattr(node.target, "_overloadname", "default")
-    args = repr(node.args) + (repr(node.kwargs) if node.kwargs else "")
-    return NodeRecord(node.name, node.op, target if overload == "default" else f"{target}.{overload}", args,
-                      tuple(n.name for n in node.all_input_nodes))
+    kwargs = node.kwargs
+    return NodeRecord(node.name, node.op, _called(node.target) if node.op == "call_function" else str(node.target),
+                      repr(node.args) + (repr(kwargs) if kwargs else ""),
+                      tuple([n.name for n in node.all_input_nodes]))
+
+
+@functools.cache
+def _called(target: Any) -> str:
+    overload = getattr(target, "_overloadname", "default")
+    return op_name(target) if overload == "default" else f"{op_name(target)}.{overload}"
+
+
+def node_records(gm: torch.fx.GraphModule | Snapshot) -> tuple[NodeRecord, ...]:
+    """A graph's nodes as text, or those that a snapshot kept."""
+    return gm.nodes if isinstance(gm, Snapshot) else tuple(map(node_record, gm.graph.nodes))
 
 
 def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snapshot:
@@ -138,7 +149,7 @@ def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snaps
     """
     if isinstance(gm, Snapshot):
         return gm
-    records = tuple(map(node_record, gm.graph.nodes)) if text else ()
+    records = node_records(gm) if text else ()
     inputs = gm.graph.find_nodes(op="placeholder")
     placeholders = tuple((node.name, spec_of(node.meta.get("val"))) for node in inputs)
     unused = sum(not node.users for node in calls_of(gm.graph, is_wait))

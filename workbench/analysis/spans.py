@@ -111,9 +111,10 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
 
 
 def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[list[Span], float]:
-    costs = costs_of(gm, spec)
+    found = list_collectives(gm)
+    costs = costs_of(gm, spec, found=found)
     clock = Clock(costs)
-    about, axes = {c.node: c for c in list_collectives(gm)}, axis_names(gm)
+    about, axes = {c.node: c for c in found}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}
     computed = 0.0
     spans: list[Span] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.collectives import list_collectives
+from workbench.analysis.collectives import Collective, list_collectives
 from workbench.analysis.cost import DeviceSpec, Known, collective_ms, device_spec, node_ms
 
 
@@ -21,11 +21,15 @@ class Costs:
     waits: dict[Node, Node]
 
 
-def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None) -> Costs:
-    """What each node takes on a device, from shapes alone where it is not known: the same on ranks with one graph."""
+def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None,
+             found: Sequence[Collective] | None = None) -> Costs:
+    """What each node takes on a device, from shapes alone where it is not known: the same on ranks with one graph.
+
+    `found`: the graph's collectives, where they were listed before.
+    """
     spec = device_spec(device)
     named = {node.name: node for node in gm.graph.nodes}
-    found = list_collectives(gm)
+    found = list_collectives(gm) if found is None else found
     return Costs(
         {node: node_ms(node, spec) if (ms := known(node)) is None else ms for node in gm.graph.nodes},
         {named[c.node]: collective_ms(c, spec) for c in found},

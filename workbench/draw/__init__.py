@@ -2,6 +2,7 @@
 
 from workbench.draw.ablation import ablation
 from workbench.draw.buffers import buffers
+from workbench.draw.difference import difference, verdicts_of_both
 from workbench.draw.expert_load import expert_load
 from workbench.draw.graphs import graph, launches, saved
 from workbench.draw.kernels import kernel_code, kernel_table, kernels, replay
@@ -16,6 +17,7 @@ from workbench.draw.timeline import timeline
 from workbench.draw.training import losses
 from workbench.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "expert_load", "graph", "kernel_code", "kernel_table",
-           "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements", "redistribute",
-           "replay", "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "difference", "expert_load", "graph", "kernel_code",
+           "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements",
+           "redistribute", "replay", "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts",
+           "verdicts_of_both"]

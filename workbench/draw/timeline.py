@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LANE_COLORS = (ORANGE, GREEN, PINK, SKY)
-What = GraphModule | ForwardBackward | PassRecord | Run | Sequence[Run] | Mapping[str, GraphModule]
+What = GraphModule | ForwardBackward | PassRecord | Run | Sequence[Run] | Mapping[str, GraphModule] | Mapping[str, Run]
 
 
 def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
-    """The runs to draw by their titles: of a pass's record, before and after it."""
+    """The runs to draw by their titles: of a pass's record, before and after it; runs by title as they are."""
     if isinstance(what, Run):
         return {what.source: what}
     if isinstance(what, PassRecord):
@@ -31,7 +31,11 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
                 for title, found in graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
     if isinstance(what, ForwardBackward):
         return {"forward and backward": simulated(what.by_part, device)}
-    if isinstance(what, GraphModule | Mapping):
+    if isinstance(what, Mapping):
+        if runs := {title: run for title, run in what.items() if isinstance(run, Run)}:
+            return runs
+        return {"step": simulated({part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device)}
+    if isinstance(what, GraphModule):
         return {"step": simulated(what, device)}
     return {f"{i}: {run.source}": run for i, run in enumerate(what, 1)}
 

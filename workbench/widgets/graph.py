@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -10,18 +10,17 @@ from torch.fx import GraphModule
 from workbench.analysis.collectives import graph_name
 from workbench.analysis.graph_tree import GraphTree
 from workbench.analysis.node_facts import node_facts
+from workbench.analysis.placement import Placed, placement_of
 from workbench.verify.lineage import history
 from workbench.verify.record import PassRecord
 from workbench.widgets.view import View
-
-Placed = Callable[[str], str]
 
 
 class GraphView(View):
     """Boxes by module path, identical blocks as one; search by operator, module or source line.
 
     `graphs`: a graph, or several by name (`forward` and `backward` are linked by what is saved). `records`: the
-    passes of the run, for where a node came from. `placement`: words for where a parameter's parts live.
+    passes of the run, for where a node came from. `placement`: words for where the parts of a parameter or buffer live.
     """
 
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
@@ -61,9 +60,7 @@ class GraphView(View):
         i = tree.named[id]
         node, part = tree.nodes[i], tree.parts[i]
         rows = node_facts(node)
-        parameter = next((value for name, value in rows if name == "parameter"), "")
-        placed = self._placement(parameter) if self._placement and parameter else ""
-        rows.insert(3, ("placement", placed or "a tensor of this rank alone"))
+        rows.insert(3, ("placement", placement_of(node, self._placement)))
         if came := history(self._records, part, node.name):
             rows.append(("history", "; ".join(came)))
         return {"name": f"{part}: {node.name}", "rows": rows}

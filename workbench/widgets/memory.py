@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 
 from workbench.draw.memory import Live, live_of
 from workbench.forward_backward import ForwardBackward
+from workbench.garbage import uncollected
 from workbench.verify.record import PassRecord
 from workbench.widgets.view import View
 
@@ -17,6 +18,7 @@ POINTS = 3000
 class MemoryView(View):
     """Estimated bytes alive in node order; of a pass's record, before and after it."""
 
+    @uncollected()
     def __init__(self, what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None,
                  title: str = "memory"):
         self._lives, self._measured = live_of(what), measured

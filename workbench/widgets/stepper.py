@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from workbench.analysis.census import census
 from workbench.analysis.graph_tree import GraphTree
+from workbench.analysis.placement import Placed
 from workbench.draw.step import with_axes
 from workbench.errors import WorkbenchError
 from workbench.verify.record import PassRecord
-from workbench.widgets.graph import GraphView, Placed
+from workbench.widgets.graph import GraphView
 
 HUNKS = 40
 ROWS = 10
@@ -29,28 +30,11 @@ class PassStepper(GraphView):
             raise WorkbenchError("no pass has run: there is nothing to step through")
         super().__init__({}, records, placement, title)
         self.kind = "stepper"
-        self._kept: dict[tuple[str, int, str], dict[str, Any]] = {}
 
-    def _keep(self, what: str, step: int, part: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What a step shows first, made once."""
-        key = (what, step, part)
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
-
-    def on_warm(self, step: int) -> bool:
-        """Make ready what the step shows first, before a reader asks for it."""
-        for part in self._records[step].parts:
-            self.on_view(None, step=step, part=part)
-            self.on_step(step, part)
-            self.on_hunks(step, part, 1)
-        return True
-
-    def on_view(self, opened: list[str] | None, fold: bool = True, **at: Any) -> dict[str, Any]:
-        if opened is not None or not fold:
-            return super().on_view(opened, fold, **at)
-        parent = super().on_view
-        return self._keep("view", at.get("step", 0), at.get("part", ""), lambda: parent(None, fold, **at))
+    def on_first(self, step: int, part: str) -> dict[str, Any]:
+        """All that a step shows at first, in one answer: the page keeps it, and asks ahead of its reader."""
+        return {"view": self.on_view(None, step=step, part=part), "step": self.on_step(step, part),
+                "hunks": self.on_hunks(step, part, 1)}
 
     def tree(self, step: int = 0, part: str = "", **_: Any) -> GraphTree:
         record, which = self._at(step, part)
@@ -74,9 +58,6 @@ class PassStepper(GraphView):
                            "verdicts": [(v.check, v.outcome, v.message) for v in r.verdicts]} for r in self._records]}
 
     def on_step(self, step: int, part: str) -> dict[str, Any]:
-        return self._keep("step", step, part, lambda: self._step(step, part))
-
-    def _step(self, step: int, part: str) -> dict[str, Any]:
         record, which = self._at(step, part)
         before, after = record.before[which], record.after[which]
         if not isinstance(before, GraphModule) or not isinstance(after, GraphModule):

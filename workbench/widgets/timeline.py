@@ -7,12 +7,14 @@ from typing import Any
 from workbench.analysis.cost import DeviceSpec
 from workbench.analysis.spans import COMPUTE, HIDDEN, Run, Span
 from workbench.draw.timeline import What, runs_of
+from workbench.garbage import uncollected
 from workbench.widgets.view import View
 
 
 class TimelineView(View):
     """Compute and each process group on a lane of its own; of a pass's record, before and after it."""
 
+    @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
         self._runs = runs_of(what, device)
         super().__init__("timeline", title)

@@ -61,7 +61,7 @@ export const STYLE = `
 .wb button:focus-visible, .wb input:focus-visible, .wb select:focus-visible { outline: 2px solid #0072b2; }
 .wb-split { display: flex; gap: 8px; }
 .wb-stage { flex: 1 1 auto; min-width: 0; border: 1px solid var(--jp-border-color2, #ddd); border-radius: 4px;
-  background: var(--jp-layout-color1, #fff); overflow: hidden; position: relative; }
+  background: var(--jp-layout-color1, #fff); overflow: hidden; position: relative; contain: content; }
 .wb-side { flex: 0 0 330px; overflow: auto; font-size: 12px; }
 .wb-side h4, .wb h4 { margin: 2px 0 4px; font-size: 13px; overflow-wrap: anywhere; }
 .wb table { border-collapse: collapse; font-size: 12px; margin: 0; }
@@ -70,9 +70,10 @@ export const STYLE = `
 .wb-side td:first-child { color: var(--jp-ui-font-color2, #666); white-space: nowrap; overflow-wrap: normal; }
 .wb-note { color: var(--jp-ui-font-color2, #666); font-size: 12px; min-height: 1.3em; }
 .wb-badge { color: #222; padding: 1px 7px; border-radius: 9px; font-size: 12px; white-space: nowrap; }
-.wb-code { font: 11.5px/1.45 var(--jp-code-font-family, monospace); max-height: 380px; overflow: auto;
+.wb-code { font: 11.5px/1.45 var(--jp-code-font-family, monospace); height: 380px; overflow: auto; contain: content;
   border: 1px solid var(--jp-border-color2, #ddd); border-radius: 4px; }
-.wb-code .hunk { display: grid; grid-template-columns: 1fr 1fr; border-bottom: 1px dashed var(--jp-border-color1, #bbb); }
+.wb-code .hunk { display: grid; grid-template-columns: 1fr 1fr; border-bottom: 1px dashed var(--jp-border-color1, #bbb);
+  content-visibility: auto; contain-intrinsic-size: auto 60px; }
 .wb-code .hunk > div { padding: 0 6px; white-space: pre-wrap; overflow-wrap: anywhere; min-height: 1.45em; }
 .wb-code .minus { background: #d55e0038; } .wb-code .plus { background: #009e7338; }
 .wb-code .moved { background: #0072b230; }

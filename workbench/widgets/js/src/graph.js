@@ -4,6 +4,7 @@ import cytoscape from "cytoscape";
 import { KINDS, MARKS, bytes, count, make, onTheme, table, theme } from "./dom.js";
 
 const MANY = 60;
+const AROUND = 20; // of the layout, for frames and names of open modules
 
 function sizeOf(box) {
   const name = box.alike > 1 ? `${box.label}  x ${box.alike}` : box.label;
@@ -23,11 +24,21 @@ function layout(boxes, links) {
   for (const link of links) if (!link.saved) g.setEdge(link.source, link.target);
   // the backward stands beside the forward: what is saved crosses, and orders nothing
   dagre.layout(g);
-  return new Map(boxes.map((box) => [box.id, g.node(box.id)]));
+  return { places: new Map(boxes.map((box) => [box.id, g.node(box.id)])), size: g.graph() };
 }
 
-export async function graph({ root, note, tell, safely, ask, extra = {}, height = 460 }) {
-  const state = { opened: null, fold: true, selected: null };
+function arrange(view) {
+  const boxes = view.boxes.map(([id, parent, label, kind, nodes, alike, open, kinds, marks]) => {
+    const box = { id, parent, label, kind, nodes, alike, open, kinds, marks };
+    return { ...box, ...sizeOf(box) };
+  });
+  const links = view.links.map(([source, target, n, saved, size]) => ({ source, target, n, saved, size }));
+  return { boxes, links, ...layout(boxes, links) };
+}
+
+export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, height = 460 }) {
+  const state = { opened: null, shown: [], fold: true, turn: 0 }; // opened: by the reader; null for the first look
+  const laid = new WeakMap(); // by the kernel's answer
   const stage = make("div", { class: "wb-stage", style: `height:${height}px`, "data-role": "graph" });
   const side = make("div", { class: "wb-side", style: `max-height:${height}px`, "data-role": "details" },
     make("div", { class: "wb-note" }, "Click a module to open it, an operator to read about it."));
@@ -42,6 +53,7 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
     make("button", { onclick: () => cy?.fit(undefined, 18) }, "fit"), legend);
   root.insertBefore(make("div", {}, bar, make("div", { class: "wb-split" }, stage, side)), note);
   let cy = null;
+  let extent = { width: 1, height: 1 }; // of the layout; a box's name stands above it
   // The page scrolls and hides cells behind cytoscape's back: it must measure anew before it looks for what was hit.
   for (const event of ["pointerdown", "mousedown", "pointerenter"]) stage.addEventListener(event, () => cy?.resize(), true);
   let wide = 0;
@@ -53,38 +65,60 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
 
   function look() {
     if (!cy) return;
-    cy.fit(undefined, 18);
-    if (cy.zoom() >= 0.45) return;
-    const box = cy.elements().boundingBox();
-    cy.zoom(0.6);
-    cy.pan({ x: stage.clientWidth / 2 - 0.6 * (box.x1 + box.w / 2), y: 18 - 0.6 * box.y1 });
+    const [width, height] = [extent.width + 2 * AROUND, extent.height + 2 * AROUND];
+    const fits = Math.min(3, (cy.width() - 12) / width, (cy.height() - 12) / height);
+    const zoom = fits < 0.45 ? 0.6 : fits;
+    const y = fits < 0.45 ? 6 + zoom * AROUND : (cy.height() - zoom * extent.height) / 2;
+    cy.viewport({ zoom, pan: { x: (cy.width() - zoom * extent.width) / 2, y } });
+  }
+
+  // Only what differs is drawn anew: a step leaves most of the graph as it was.
+  function update(elements) {
+    const wanted = new Map(elements.map((element) => [element.data.id, element]));
+    cy.batch(() => {
+      cy.elements().filter((old) => {
+        const now = wanted.get(old.id());
+        return !now || now.data.same !== old.data("same");
+      }).remove();
+      const fresh = [];
+      for (const element of elements) {
+        const old = cy.getElementById(element.data.id);
+        if (!old.length) fresh.push(element);
+        else if (element.position) old.position(element.position);
+      }
+      cy.add(fresh);
+      cy.elements(":selected").unselect();
+    });
+  }
+
+  function prepare(view) {
+    if (!laid.has(view)) laid.set(view, arrange(view));
+    return laid.get(view);
   }
 
   async function draw(focus) {
+    state.turn += 1;
+    const { turn } = state;
     const view = await ask("view", { opened: state.opened, fold: state.fold, ...extra });
-    state.opened = view.opened;
-    const boxes = view.boxes.map(([id, parent, label, kind, nodes, alike, open, kinds, marks]) => {
-      const box = { id, parent, label, kind, nodes, alike, open, kinds, marks };
-      return { ...box, ...sizeOf(box) };
-    });
-    const links = view.links.map(([source, target, n, saved, size]) => ({ source, target, n, saved, size }));
-    const places = layout(boxes, links);
-    const parents = new Set(boxes.map((box) => box.parent));
+    if (turn !== state.turn) return;
+    state.shown = view.opened;
+    const { boxes, links, places, size } = prepare(view);
+    extent = size;
+    const parents  = new Set(boxes.map((box) => box.parent));
     const elements = boxes.map((box) => ({ group: "nodes", data: { ...box, parent: box.parent || undefined,
       color: KINDS[box.kind] ?? "#8a94a0", mark: Object.keys(box.marks)[0] ?? "" },
       position: parents.has(box.id) ? undefined : { x: places.get(box.id).x, y: places.get(box.id).y } }));
-    elements.push(...links.map((link, i) => ({ group: "edges", data: { id: `link ${i}`, ...link,
+    elements.push(...links.map((link) => ({ group: "edges", data: {
+      id: `${link.source} > ${link.target} ${link.saved}`, ...link,
       label: link.saved ? `${count(link.n)} saved, ${bytes(link.size)}` : "" } })));
+    for (const { data } of elements) data.same = JSON.stringify(data);
     if (!cy) {
       cy = cytoscape({ container: stage, style: styles(), layout: { name: "preset" }, minZoom: 0.05, maxZoom: 3,
         autoungrabify: true, boxSelectionEnabled: false });
       cy.on("tap", "node", (event) => safely(tapped(event.target)));
       root.cy = cy;
     }
-    cy.batch(() => {
-      cy.elements().remove();
-      cy.add(elements);
-    });
+    update(elements);
     root.dataset.boxes = boxes.length;
     const kinds = [...new Set(boxes.map((box) => box.kind))].filter((kind) => kind in KINDS && kind !== "module");
     const marks = [...new Set(boxes.flatMap((box) => Object.keys(box.marks)))];
@@ -119,7 +153,7 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
   async function tapped(node) {
     const box = node.data();
     if (box.kind !== "module") return details(box.id);
-    state.opened = box.open ? state.opened.filter((id) => id !== box.id) : [...state.opened, box.id];
+    state.opened = box.open ? state.shown.filter((id) => id !== box.id) : [...state.shown, box.id];
     side.replaceChildren(make("h4", {}, box.id), table([
       ["operators", count(box.nodes)], ...(box.alike > 1 ? [["blocks alike", String(box.alike)]] : []),
       ...Object.entries(box.kinds).map(([kind, n]) => [kind, count(n)]),
@@ -139,7 +173,7 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
   }
 
   async function reveal(id) {
-    const way = await ask("way", { id, opened: state.opened, fold: state.fold, ...extra });
+    const way = await ask("way", { id, opened: state.shown, fold: state.fold, ...extra });
     [state.opened, state.fold] = [way.opened, way.fold];
     fold.checked = way.fold;
     await draw(id);
@@ -147,6 +181,13 @@ export async function graph({ root, note, tell, safely, ask, extra = {}, height 
   }
 
   await draw();
-  onTheme(root, () => cy?.style(styles()));
-  return { draw: (more) => { Object.assign(extra, more); return draw(); } };
+  function restyle() { // JupyterLab hides the page for a moment: what was measured then is nothing
+    if (!stage.clientWidth) return void (stage.isConnected && setTimeout(restyle, 200));
+    cy?.resize();
+    cy?.style(styles());
+  }
+  onTheme(root, restyle);
+  new IntersectionObserver(() => { if (stage.clientWidth && !cy?.width()) cy?.resize(); }).observe(stage);
+  atEnd(() => cy?.destroy()); // it would go on drawing
+  return { draw: (more) => { Object.assign(extra, more); return draw(); }, prepare };
 }

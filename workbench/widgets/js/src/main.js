@@ -36,7 +36,9 @@ export async function render({ model, el }) {
   el.append(root);
   const tell = (text) => { note.textContent = text ?? ""; };
   const safely = (work) => Promise.resolve(work).catch((error) => tell(error.message));
-  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, title: model.get("title") }));
+  const ends = [end];
+  const atEnd = (work) => ends.push(work);
+  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, atEnd, title: model.get("title") }));
   root.dataset.ready = String(Date.now());
-  return end;
+  return () => ends.forEach((work) => work());
 }
