@@ -121,7 +121,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
     return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root),
             "views": views_table(root), "timelines": timelines_table(root), "experts": experts_table(root),
-            "lessons": lessons_table(root)}
+            "exposed": exposed_table(root), "lessons": lessons_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -169,6 +169,25 @@ def experts_table(root: Path = ROOT) -> str:
         heads = ["variant", "a step, each run", "launches", "peak", "copies dropped"]
         parts.append(f"{table(heads, rows)}\n\n{len(gpus)} {gpus[0]}, torch {torch}, {axes_of(lines[0]['recipe'])}.")
     return "\n\n".join(parts)
+
+
+def exposed_table(root: Path = ROOT) -> str:
+    """What of NCCL nothing hides in a replayed step: the lines of rounds in llama3_1b_h200x2.jsonl."""
+    path = root / "benchmarks" / "results" / "llama3_1b_h200x2.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        if "round" in line:
+            name = PEERS.get(line["variant"], f"`{line['variant']}`").replace("the same", "torchtitan 0.2.2")
+            passes = json.loads(line["changes"].get("passes", "[]"))
+            said = ", ".join((name, *(f"`{each}`" for each in passes)))
+            runs.setdefault((axes_of(line["recipe"]), said), []).append(line)
+    rows = [[axes, said, *(", ".join(f"{run[key]:.1f} ms" for run in found)
+                           for key in ("step_ms", "nccl_ms", "exposed_nccl_ms")), f"{found[-1]['peak_gib']:.1f} GiB"]
+            for (axes, said), found in sorted(runs.items(), key=lambda item: item[0][0])]
+    gpus, torch = lines[0]["machine"]["gpus"], lines[0]["versions"]["torch"].split("+")[0]
+    return (table(["mesh", "variant", "a step, each run", "NCCL", "of it exposed", "peak"], rows)
+            + f"\n\n{len(gpus)} {gpus[0]}, torch {torch}.")
 
 
 def ranks_table(root: Path = ROOT) -> str:
