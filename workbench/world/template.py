@@ -107,7 +107,9 @@ class Template:
         self._channel.close()
         if os.getpid() == self.owner:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
 
 
 def suits(backend: str, extra: Mapping[str, str]) -> bool:
