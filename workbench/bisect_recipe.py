@@ -24,7 +24,7 @@ from workbench.passes.body import Body
 from workbench.pipeline import PassRecord
 from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe
-from workbench.recipe_ranks import Kind, joined, kind_of, launched, pool_of, runnable
+from workbench.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
 from workbench.torch_api.aot import gradient_of
 from workbench.training import Batches, deterministic
 from workbench.verify import numerics
@@ -65,15 +65,14 @@ def bisect(
     if world == "fake" and check == "numerics":
         raise WorkbenchError("check numerics compares values, and a fake world has none: take world gloo or nccl, or "
                              "check memory or no_effect")
-    here = not isinstance(world, RankPool) and (dist.is_initialized() or launched())
-    if world == "auto" and check != "numerics" and not here:
+    if world == "auto" and check != "numerics" and not among_ranks(world):
         world = "fake"
     check_buildable(recipe, kind_of(world))
     stages = 3 + len(recipe.pass_names) + (check == "numerics")
     if world == "fake":
         with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
             return on_rank(recipe, check, own(), post)
-    if here and not isinstance(world, RankPool):
+    if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
             return on_rank(recipe, check, own(), post)
     with bars_from_file(stages, 0, progress) as path, pool_of(recipe, world, timeout) as pool:

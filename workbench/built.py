@@ -121,10 +121,10 @@ def _build(
     progress("capture")
     joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
     lap("capture")
-    if note is not None:
-        note(joint)
     captured, flop = joint.graph, sum(flops(joint.graph).values())
     with joint:
+        if note is not None:
+            note(joint)
         records = run_joint(joint, recipe.joint_passes, progress=progress)
         lap("joint passes")
         progress("partition")

@@ -15,7 +15,7 @@ from workbench.own import Own, install, own
 from workbench.passes.registry import find_pass, install_passes
 from workbench.recipe import Recipe, load_recipe
 from workbench.recipe_parts import PassSpec
-from workbench.recipe_ranks import Kind, kind_of, pool_of
+from workbench.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of
 from workbench.torch_api.ops import COLLECTIVE_KINDS
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
@@ -63,6 +63,9 @@ def propose_contract(
     with _exact(name):
         if world == "fake":
             with fake_world(recipe.mesh.world_size):
+                changed, said, found = _seen(recipe, name, own())
+        elif among_ranks(world):
+            with joined(recipe, world, timeout=timeout):
                 changed, said, found = _seen(recipe, name, own())
         else:
             with pool_of(recipe, world, timeout) as pool:

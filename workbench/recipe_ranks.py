@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -65,6 +65,11 @@ def refuse_nccl(ranks_here: int) -> None:
 def launched() -> bool:
     """Whether torchrun, or something that sets the same variables, started this process as a rank."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def among_ranks(world: Kind | RankPool) -> TypeGuard[Kind]:
+    """Whether this process is a rank, whose world is to be used: no pool was given."""
+    return not isinstance(world, RankPool) and (dist.is_initialized() or launched())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from workbench.own import Own, install, own
 from workbench.pipeline import Level, prove_replay
 from workbench.progress import REPORTS, Post, bars_from_file, local_bars
 from workbench.recipe import Recipe
-from workbench.recipe_ranks import Kind, joined, kind_of, launched, pool_of, runnable
+from workbench.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
 from workbench.report import PassRow, Report, check_expectations, complete, gravest_rank, median_step, merge_rows
 from workbench.roofline import matmul_ceiling, roofline
 from workbench.step_profile import StepProfile, profile_step
@@ -77,7 +77,7 @@ def run(
             results = [on_rank(recipe, level, own(), folder, post)]
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
-    if not isinstance(world, RankPool) and (dist.is_initialized() or launched()):
+    if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
                 mine = on_rank(recipe, level, own(), folder, post)
