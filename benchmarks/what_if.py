@@ -2,8 +2,8 @@
 
     python benchmarks/what_if.py [--layers 32] [--json FILE]
 
-The tour's recipe on a fake world of 8 (dp_shard 2 x tp 4), with overlap_collectives behind its passes. Three values of
-an option for each stage at which a change can start; wall and CPU seconds, since others may use the machine. All of a
+The tour's recipe on a fake world of 8 (dp_shard 2 x tp 4), with overlap_collectives behind its passes. Several values
+of an option where a change can start; wall and CPU seconds, since others may use the machine. All of a
 difference counts: fingerprints, passes, level `light`, estimated memory, simulated timeline.
 """
 
@@ -43,8 +43,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     recipe = load_recipe("tour").override({"model.n_layers": options.layers})
-    plans = [[[f"layers.{i}", f"layers.{i + 1}"] for i in range(0, options.layers, 2)],
-             [[f"layers.{i}" for i in range(options.layers)]], [f"layers.{i}" for i in range(options.layers)]]
+    layers = [f"layers.{i}" for i in range(options.layers)]
+    plans = {f"{size} layers a bucket": [layers[i:i + size] for i in range(0, len(layers), size)]
+             for size in (1, 2, 4, 8, len(layers))}
     rows: dict[str, list[dict[str, Any]]] = {}
     with fake_world(recipe.mesh.world_size) as world:
         started = time.perf_counter()
@@ -55,7 +56,8 @@ def main() -> None:
         first = {"seconds": study.seconds, "cpu_seconds": time.process_time() - cpu,
                  "ran": {r.stage: r.seconds for r in study.ran}}
         nodes = sum(len(graph.graph.nodes) for graph in study.pair.graphs)
-        rows["transformer_block_bucketing last: buckets"] = [asked(study, {f"{BUCKETING}.buckets": p}) for p in plans]
+        rows["transformer_block_bucketing last: buckets"] = [
+            {**asked(study, {f"{BUCKETING}.buckets": plan}), "change": name} for name, plan in plans.items()]
         study.change({"passes": ["transformer_block_bucketing", "overlap_collectives"]})
         rows["overlap_collectives last: horizon"] = [asked(study, {f"{OVERLAP}.horizon": n}) for n in (2, 3, 4)]
         study.change({"passes": ["transformer_block_bucketing"]})

@@ -48,9 +48,13 @@ def bucketed(pair):
     return [[*each_node(g.graph)] for g in other.graphs], [storages(g.graph) for g in other.graphs], len(traces)
 
 
-def test_node_for_node_what_a_trace_of_each_gives(pair):
+def nothing(*_, **__):
+    return contextlib.nullcontext()
+
+
+def test_node_for_node_what_a_trace_of_each_gives_with_every_table_and_no_cache(pair):
     nodes, memory, few = bucketed(pair)
-    with mock.patch.object(bucketing, "alike_traced_once", contextlib.nullcontext):
+    with mock.patch.multiple(bucketing, alike_traced_once=nothing, cached=nothing, _without_unread_tables=nothing):
         every = bucketed(pair)
     assert (nodes, memory) == every[:2]
     assert few <= every[2] - 4  # of three alike blocks one is traced: forward, backward, and their gradients
@@ -58,5 +62,5 @@ def test_node_for_node_what_a_trace_of_each_gives(pair):
 
 def test_buckets_that_share_memory_would_be_seen(pair):
     memory = bucketed(pair)[1]
-    with mock.patch.object(alike_buckets, "_with_own_values", lambda graph, _: graph):
+    with mock.patch.object(alike_buckets, "_give_own_values", lambda *_: None):
         assert bucketed(pair)[1] != memory

@@ -1,22 +1,23 @@
 """Buckets of alike tensors are traced once: the copies get values of their own.
 
 Source: torch/_inductor/fx_passes/bucketing.py, which traces a small graph for each bucket with `_trace`, copies its
-nodes into the graph, and says on each of them which nodes it stands for.
+nodes into the graph, and says on each of them, with `_populate_node_meta`, which nodes it stands for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from workbench.torch_api import aot, stamping
+from workbench.torch_api import stamping
 from workbench.torch_api.ops import is_symbolic
 
 
@@ -25,31 +26,28 @@ def alike_traced_once() -> Iterator[None]:
     """Within, torch's bucketing traces one of the buckets that get the same function and alike inputs."""
     from torch._inductor.fx_passes import bucketing
 
-    trace, source = bucketing._trace, bucketing.NodeSource
+    trace, tell = bucketing._trace, bucketing._populate_node_meta
     known: dict[Hashable, tuple[GraphModule, Sequence[Any]]] = {}
-    sources: dict[Hashable, Any] = {}
 
     def traced(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
         key = _key(function, inputs)
         if key in known:
             graph, before = known[key]
-            had = map(stamping.key_of_storage, _storages(before))
-            return _with_own_values(graph, dict(zip(had, _storages(inputs), strict=True)))
-        mode = detect_fake_mode(inputs)
-        with mock.patch.object(mode, "cache_enabled", True):  # off since Dynamo's capture
+            _give_own_values(graph, before, inputs)  # torch has copied the nodes of the bucket before
+        else:
             graph = trace(function, inputs)
         if key is not None:
             known[key] = graph, inputs
         return graph
 
-    def once(node: Any, *rest: Any) -> Any:
-        """One record for a replaced node, which is told of each new node of its bucket."""
-        key = node, str(rest)
-        if key not in sources:
-            sources[key] = source(node, *rest)
-        return sources[key]
+    def told(bucket: list[Node], made: list[Node]) -> None:
+        """What stands on every node of a bucket is found out once."""
+        one: Any = types.SimpleNamespace(meta={})
+        tell(bucket, [one])
+        for node in made:
+            node.meta.update({key: copy.copy(value) for key, value in one.meta.items()})
 
-    with mock.patch.object(bucketing, "_trace", traced), mock.patch.object(bucketing, "NodeSource", once):
+    with mock.patch.object(bucketing, "_trace", traced), mock.patch.object(bucketing, "_populate_node_meta", told):
         yield
 
 
@@ -69,13 +67,13 @@ def _key(function: Any, inputs: Sequence[Any]) -> Hashable:
         if isinstance(x, torch.Tensor) else x for x in leaves))
 
 
-def _with_own_values(graph: GraphModule, memory: dict[int, stamping.Storage]) -> GraphModule:
-    """A copy whose values share memory among themselves, and with its own inputs, as those of `graph` do."""
-    copied = aot.clone(graph)
-    for node in copied.graph.nodes:
+def _give_own_values(graph: GraphModule, before: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Values in new memory, shared among themselves and with `inputs` as they were with the inputs `before`."""
+    had = map(stamping.key_of_storage, _storages(before))
+    memory = dict(zip(had, _storages(inputs), strict=True))
+    for node in graph.graph.nodes:
         if have := stamping.storages(value := node.meta.get("val")):
             for storage in have:
                 memory.setdefault(stamping.key_of_storage(storage), stamping.new_storage(storage))
             given = [memory[stamping.key_of_storage(storage)] for storage in have]
             node.meta["val"] = stamping.with_storages(value, given)
-    return copied

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api.alike_buckets import alike_traced_once
+from workbench.torch_api.fake import cached
 from workbench.torch_api.inductor import accepted
 
 # By the group itself, since a later world may use the same name for another one.
@@ -31,7 +32,7 @@ def bucket_by_module(
     """One all-gather and one reduce-scatter for each bucket of module paths, in place."""
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
-    with _without_unread_tables(), alike_traced_once():
+    with _without_unread_tables(by_module=True), alike_traced_once(), cached(gm):
         return manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
 
 
@@ -48,23 +49,31 @@ def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
             f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
             "leave out the option bucket_cap_mb"
         )
-    with _without_unread_tables(), alike_traced_once():
+    with _without_unread_tables(), alike_traced_once(), cached(gm):
         return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
 
 
 @contextlib.contextmanager
-def _without_unread_tables() -> Iterator[None]:
+def _without_unread_tables(*, by_module: bool = False) -> Iterator[None]:
     """No tables of estimates for TORCH_TRACE where it is not on: torch runs each matmul on fake tensors to write them.
 
-    That is half of the time of bucketing by module, which uses no estimate.
+    That is half of the time of bucketing by module, which uses no estimate, and none of what the scheduler that it
+    stands on finds out to decide what hides what.
     """
-    from torch._inductor.fx_passes import node_runtime_estimation as estimation
+    from torch._inductor.fx_passes import node_runtime_estimation, overlap_preserving_bucketer, overlap_scheduling
 
-    name = "_log_compute_estimations"
-    if logging.getLogger("torch.__trace").handlers or not hasattr(estimation, name):
-        yield
-        return
-    with mock.patch.object(estimation, name, lambda *_, **__: None):
+    unread: list[tuple[Any, str]] = []
+    if not logging.getLogger("torch.__trace").handlers:
+        unread.append((node_runtime_estimation, "_log_compute_estimations"))
+        if by_module:
+            unread.append((overlap_scheduling, "gather_node_runtime_estimations"))
+    if by_module:
+        unread += [(overlap_scheduling.OverlapScheduler, "_calculate_domination_index"),
+                   (overlap_preserving_bucketer.OverlapPreservingBucketer, "build_timelines")]
+    with contextlib.ExitStack() as patches:
+        for owner, name in unread:
+            if hasattr(owner, name):
+                patches.enter_context(mock.patch.object(owner, name, lambda *_, **__: {}))
         yield
 
 

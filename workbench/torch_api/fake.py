@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
 import torch.distributed as dist
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-__all__ = ["FakeTensor", "FakeTensorMode", "new_fake_mode", "start_fake_process_group"]
+from workbench.torch_api.ops import is_symbolic
+
+__all__ = ["FakeTensor", "FakeTensorMode", "cached", "new_fake_mode", "start_fake_process_group"]
 
 
 def start_fake_process_group(size: int, rank: int) -> None:
@@ -20,3 +28,15 @@ def new_fake_mode() -> FakeTensorMode:
     Real inputs are allowed so that a user's constant in a forward does not stop a capture.
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextlib.contextmanager
+def cached(gm: GraphModule) -> Iterator[None]:
+    """Within, an operator runs once on alike values of the graph's fake mode, whose cache Dynamo's capture has off.
+
+    Sizes that are read from the device are new at each reading, and stay without it.
+    """
+    values = [n.meta.get("val") for n in gm.graph.nodes]
+    mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")])
+    with mock.patch.object(mode, "cache_enabled", not is_symbolic(values)) if mode else contextlib.nullcontext():
+        yield
