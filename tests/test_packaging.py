@@ -210,3 +210,5 @@ def test_the_reference_comes_without_what_it_depends_on(make_venv: dict, monkeyp
     (step,) = [command for command in ran if any(part.startswith("torchtitan") for part in command)]
     assert step[-2:] == ["--no-deps", *PROJECT["optional-dependencies"]["reference"]]
     assert all("[reference" not in part for command in ran for part in command)
+    settings = json.loads((tmp_path / "v/etc/jupyter/labconfig/default_setting_overrides.json").read_text())
+    assert settings == {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}

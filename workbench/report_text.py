@@ -6,7 +6,7 @@ import html as markup
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from workbench.verify.verdicts import CHECKS, Outcome, Verdict
+from workbench.verify.verdicts import CHECKS, FILLS, Outcome, Verdict
 from workbench.words import counted
 
 if TYPE_CHECKING:
@@ -158,9 +158,6 @@ def table(report: Report, *, reasoned: bool = True, color: bool = False, width: 
     return "\n".join([*lines, _painted(text, outcome, color)])
 
 
-_FILLS = {Outcome.PASS: "#d8f0d8", Outcome.FAIL: "#f6c6c6", Outcome.NO_EFFECT: "#ffe9a8", Outcome.UNKNOWN: "#ececec"}
-
-
 def html(report: Report) -> str:
     """The same table for a notebook; a cell's reason shows under the pointer, and in the list underneath."""
     escape = markup.escape
@@ -184,7 +181,7 @@ def html(report: Report) -> str:
     return (f"<b>{escape(title(report))}</b>"
             f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
             + "".join(f"<div>{escape(line)}</div>" for line in lines)
-            + f"<div><b style='background:{_FILLS[outcome]};padding:0 .4em'>{escape(text)}</b></div>"
+            + f"<div><b style='background:{FILLS[outcome]};color:#222;padding:0 .4em'>{escape(text)}</b></div>"
             f"<details><summary>what was found</summary><ul>{listed}</ul></details>")
 
 
@@ -194,5 +191,5 @@ def _fact(verdict: Verdict) -> str:
 
 
 def _cell(verdict: Verdict) -> str:
-    return (f"<td style='text-align:left;background:{_FILLS[verdict.outcome]};color:#222' "
+    return (f"<td style='text-align:left;background:{FILLS[verdict.outcome]};color:#222' "
             f"title='{markup.escape(_fact(verdict), quote=True)}'>{verdict.outcome}</td>")

@@ -12,6 +12,7 @@ from workbench import author_module, capture, fake_world, load_recipe, partition
 from workbench.compiled_step import compile_step
 from workbench.errors import WorkbenchError
 from workbench.parallel.plans import ParallelPlan
+from workbench.passes import rehearsal
 from workbench.passes.rehearsal import Rehearsal, rehearse
 from workbench.pipeline import prove_replay
 from workbench.recipe import RecipeError
@@ -43,7 +44,7 @@ def stand(monkeypatch):
     return made
 
 
-def build(*specs, module=None, lowered=False):
+def build(*specs, module=None):
     """(step, records) of the MLP on one rank, with the passes given."""
     torch.manual_seed(0)
     world = World("gloo", 1, 0, torch.device("cpu"))
@@ -122,6 +123,70 @@ def test_a_step_whose_backward_has_not_run_is_not_overwritten_in_silence(stand):
     loss = step(*batch(0))
     with pytest.raises(WorkbenchError, match="what the last step saved is still held"):
         step(*batch(1))
+    loss.backward()
+
+
+class SharesMemory(Rehearsal):
+    """As a GPU's recorder: what is recorded in memory of an input holds it. The inputs are as they were afterwards."""
+
+    def record(self, body, inputs):
+        was = [value.clone() for value in inputs]
+        outputs, fixed = list(body(list(inputs))), [rehearsal._at_address(value) for value in inputs]
+        for value, before in zip(inputs, was, strict=True):
+            value.data.copy_(before)
+
+        def replay():
+            for kept, new in zip(outputs, body(list(fixed)), strict=True):
+                if kept is not None:  # x and y take no gradient
+                    kept.data.copy_(new)
+
+        return replay, outputs
+
+
+def over_what_was_saved(plain):
+    """A backward that writes a gradient into memory of the forward, as Inductor's does where both have one size."""
+
+    def body(args):
+        saved = next(value for value in args if tuple(value.shape) == (3, 8))
+        outputs = list(plain(args))
+        index = next(i for i, value in enumerate(outputs) if tuple(value.shape) == (8,))
+        outputs[index] = torch.empty(0).set_(saved.untyped_storage(), 0, (8,)).copy_(outputs[index])
+        return outputs
+
+    return body
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A step whose gradient of up.bias lies in what its forward saved."""
+    monkeypatch.setattr(cuda_graphs, "Recorder", SharesMemory)
+    step, (record,) = build("cudagraph")
+    backward = record.after[1].body
+    backward.function = over_what_was_saved(backward.function)
+    return step
+
+
+def test_a_gradient_that_is_written_over_what_was_saved(shared):
+    assert same(train(shared), train(build()[0]))
+
+
+def test_such_a_gradient_is_not_overwritten_in_silence(shared):
+    train(shared, 4)
+    for p in shared.module.parameters():
+        p.grad = None
+    shared(*batch(0)).backward()
+    kept = shared.module.up.bias.grad
+    shared.module.zero_grad(set_to_none=True)
+    with pytest.raises(WorkbenchError, match=r"on the forward graph: a gradient of the last step is still held"):
+        shared(*batch(1))
+    assert kept.isfinite().all()
+
+
+def test_a_loss_that_is_held_is_told_before_such_a_gradient(shared):
+    train(shared, 4)
+    loss = shared(*batch(0))
+    with pytest.raises(WorkbenchError, match="what the last step saved is still held"):
+        shared(*batch(1))
     loss.backward()
 
 

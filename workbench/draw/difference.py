@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.draw.show import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, new_figure
-from workbench.draw.verdicts import FILLS
 from workbench.variant import Difference, Variant
-from workbench.verify.verdicts import CHECKS, Outcome, Verdict, worst
+from workbench.verify.verdicts import CHECKS, FILLS, Outcome, Verdict, worst
 from workbench.words import counted
 
 

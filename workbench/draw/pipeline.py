@@ -10,10 +10,9 @@ from matplotlib.patches import FancyBboxPatch
 from workbench.built import Built
 from workbench.contracts import CONTRACTS
 from workbench.draw.show import BLUE, FAINT, GREY, INK, Picture, finish, new_figure
-from workbench.draw.verdicts import FILLS
 from workbench.recipe import Recipe
 from workbench.report import Report
-from workbench.verify.verdicts import Outcome, Verdict, worst
+from workbench.verify.verdicts import FILLS, Outcome, Verdict, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
 
 
 def _pre(text: str) -> str:
-    return f"<pre style='margin:0 0 0.6em 0'>{html.escape(text)}</pre>"
+    return f"<pre style='margin:0 0 0.6em 0;background:none'>{html.escape(text)}</pre>"
 
 
 def _facts(value: Any, first: Any) -> dict[str, str]:

@@ -89,7 +89,7 @@ class Table:
         kept = [i for i, column in enumerate(self.columns) if column not in self.hidden]
         cells = [[shown(row[i]) for i in kept] for row in (self.columns, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        right = [all(isinstance(row[i], int) for row in self.rows) for i in kept]
+        right = [all(isinstance(row[i], int | float) for row in self.rows) for i in kept]
         lines = ["  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
                  for row in cells]
         return "\n".join([self.title, *lines, *self.notes])
@@ -97,7 +97,7 @@ class Table:
     def _repr_html_(self) -> str:
         def cell(row: int, column: int, value: Any) -> str:
             fill = self.fills.get((row, column))
-            style = f"text-align:{'right' if isinstance(value, int) else 'left'}"
+            style = f"text-align:{'right' if isinstance(value, int | float) else 'left'}"
             style += f";background:{fill};color:{INK}" if fill else ""
             text = shown(value)
             indent = "&nbsp;" * (len(text) - len(text.lstrip(" ")))  # a browser drops spaces at the start

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from workbench.draw.show import Table
 from workbench.pipeline import PassRecord
-from workbench.verify.verdicts import CHECKS, Outcome, worst
+from workbench.verify.verdicts import CHECKS, FILLS, Outcome, worst
 from workbench.words import counted
-
-FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
 
 
 def verdicts(records: Sequence[PassRecord]) -> Table:

@@ -30,8 +30,9 @@ class Replayed:
 
     _boxed_call = True
 
-    def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool):
-        self.body, self.graph = body, body.graph
+    def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool,
+                 forward: Replayed | None = None):
+        self.body, self.graph, self.forward = body, body.graph, forward
         self.recorder: cuda_graphs.Recorder | None = recorder
         self.warmup, self.debug = warmup, debug
         self.names = [node.name for node in body.inputs]
@@ -43,7 +44,7 @@ class Replayed:
         self._inputs: list[Any] = []
         self._addresses: list[int] = []
         self._outputs: list[Any] = []
-        self._held: list[tuple[torch.Tensor, int]] = []
+        self._held: list[tuple[torch.Tensor, int, bool]] = []  # and by how many, and whether a gradient lies there too
 
     @property
     def where(self) -> str:
@@ -86,19 +87,25 @@ class Replayed:
                         for value, fixed in zip(args, self.fixed, strict=True)]
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
         self.copied = sum(isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True))
+        saved = [cuda_graphs.holders(value) for value, *_ in self.forward._held] if self.forward is not None else []
         self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
         given = {_storage(value) for value in self._inputs}
         made = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
         # what keeps its address is kept by who made it: held here, it would look as if the last step still held it
         self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
-        self._held = [(value, cuda_graphs.holders(value)) for at, value in made.items() if at not in given]
+        self._held = [(value, cuda_graphs.holders(value), self.body.backward)
+                      for at, value in made.items() if at not in given]
+        if self.forward is not None:  # Inductor may write a gradient over what was saved
+            held = [(value, count + (more := cuda_graphs.holders(value) - was), more > 0)
+                    for (value, count, _), was in zip(self.forward._held, saved, strict=True)]
+            self.forward._held = sorted(held, key=lambda each: each[2])  # a loss that is held is told before a gradient
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
-        for value, count in self._held:
+        for value, count, gradient in self._held:
             if cuda_graphs.holders(value) > count:
-                raise WorkbenchError(f"{self.where}: {self._overwritten()}")
+                raise WorkbenchError(f"{self.where}: {_overwritten(gradient)}")
         for name, fixed, ours, given, address in zip(
             self.names, self.fixed, self._inputs, args, self._addresses, strict=True
         ):
@@ -116,13 +123,6 @@ class Replayed:
                 )
             ours.copy_(given)
 
-    def _overwritten(self) -> str:
-        if self.body.backward:
-            return ("a gradient of the last step is still held, and a replay writes over it: call "
-                    "optimizer.zero_grad(set_to_none=True) between the steps")
-        return ("what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
-                "drop the loss, before the next step")
-
     def _given(self, index: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -130,10 +130,18 @@ class Replayed:
 
     def close(self) -> None:
         """Free the recording; may be called twice."""
-        self._replay, self._inputs, self._outputs, self._held = None, [], [], []
+        self._replay, self._inputs, self._outputs, self._held, self.forward = None, [], [], [], None
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = None
+
+
+def _overwritten(gradient: bool) -> str:
+    if gradient:
+        return ("a gradient of the last step is still held, and a replay writes over it: call "
+                "optimizer.zero_grad(set_to_none=True) between the steps")
+    return ("what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
+            "drop the loss, before the next step")
 
 
 def _storage(value: Any) -> int | None:
@@ -157,5 +165,10 @@ def cudagraph(body: Body, example_inputs: list[Any], *, options: Any) -> Replaye
     if drawn:
         raise WorkbenchError(f"pass 'cudagraph' on the {body.facts['graph']} graph: {drawn[0]} draws random numbers, "
                              "and a replay would draw the same ones: take the dropout out, or drop the pass")
-    recorder = body.facts["shared"].setdefault("recorder", cuda_graphs.Recorder())
-    return Replayed(body, recorder, warmup=options.warmup, debug=options.debug)
+    shared = body.facts["shared"]
+    recorder = shared.setdefault("recorder", cuda_graphs.Recorder())
+    replayed = Replayed(body, recorder, warmup=options.warmup, debug=options.debug,
+                        forward=shared.pop("replayed_forward", None) if body.backward else None)
+    if not body.backward:
+        shared["replayed_forward"] = replayed
+    return replayed

@@ -15,6 +15,9 @@ class Outcome(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
+# Backgrounds under dark ink: pale, and apart for readers who cannot tell red from green.
+FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
+
 CHECKS = ("lint", "effect", "collectives", "numerics", "memory", "time")
 
 
