@@ -1,6 +1,6 @@
 """How nbconvert writes the committed notebooks: facts only, no times and no versions of the machine that ran them."""
 
-from nbconvert.preprocessors import Preprocessor
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor, Preprocessor
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821 - given by nbconvert, which reads this file
 c.ExecutePreprocessor.record_timing = False
@@ -19,4 +19,5 @@ class WithoutModels(Preprocessor):
         return cell, resources
 
 
-c.NotebookExporter.preprocessors = [WithoutModels]
+c.CoalesceStreamsPreprocessor.enabled = True  # what a cell prints is one text, however it came
+c.NotebookExporter.preprocessors = [WithoutModels, CoalesceStreamsPreprocessor]
