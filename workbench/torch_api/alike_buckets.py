@@ -7,7 +7,6 @@ nodes into the graph, and says on each of them, with `_populate_node_meta`, whic
 from __future__ import annotations
 
 import contextlib
-import copy
 import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -45,7 +44,7 @@ def alike_traced_once() -> Iterator[None]:
         one: Any = types.SimpleNamespace(meta={})
         tell(bucket, [one])
         for node in made:
-            node.meta.update({key: copy.copy(value) for key, value in one.meta.items()})
+            node.meta.update({k: v.copy() if hasattr(v, "copy") else v for k, v in one.meta.items()})
 
     with mock.patch.object(bucketing, "_trace", traced), mock.patch.object(bucketing, "_populate_node_meta", told):
         yield
