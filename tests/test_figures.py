@@ -47,7 +47,7 @@ def test_measured_and_recorded_and_shown_again(results: Path, monkeypatch: pytes
     with_gpus(monkeypatch, 0)
     there = on_gpus(LESSON, "steps", lambda: pytest.fail("measured without a GPU"), gpus=2)
     assert there.rows == here.rows
-    assert repr(there).splitlines() == ["steps", "recipe    step ms", "none      12.5", "bucketed  10",
+    assert repr(there).splitlines() == ["steps", "recipe    step ms", "none         12.5", "bucketed       10",
                                         f"recorded on 4 NVIDIA H200, torch 2.11.0, {date}"]
     assert "12.5" in there._repr_html_() and "recorded on" in there._repr_html_()
 
