@@ -52,10 +52,35 @@ def test_the_same_cell_run_twice_is_the_same():
     ("offset=0", "offset=1"),
     ("class Model(Base)", "class Model(object)"),
     ("* factor", "/ factor"),
+    ("self.shift(x)", "self.other(x)"),  # an attribute
+    ("helper(self", "torch.ops.aten.neg.default(self"),
+    ("    return x + 1", "    return torch.ops.aten.mm.default(x, x)"),
+    ("    return x - 1", "    return max(x)"),  # what Python has built in
     ("import torch\n", "import torch\n\n"),  # the lines in a captured graph
 ], ids=str)
 def test_a_change_is_seen(was, now):
     assert was in CELL and fingerprint(loaded()) != fingerprint(loaded(CELL.replace(was, now)))
+
+
+@pytest.mark.parametrize(("was", "now"), [
+    ("x.alpha()", "x.beta()"), ("sum(x)", "max(x)"),
+    ("torch.ops.aten.mm.default(x)", "torch.ops.aten.bmm.default(x)"),
+])
+def test_a_name_that_is_no_global_is_seen(was, now):
+    one, other = (loaded(f"import torch\ndef chosen(x):\n    return {text}\n") for text in (was, now))
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_an_exception_that_is_caught_is_seen():
+    one, other = (loaded(f"def chosen(x):\n    try:\n        return x()\n    except {name}:\n        return 0\n")
+                  for name in ("KeyError", "ValueError"))
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_a_set_of_functions_that_refer_to_it_ends():
+    source = "CALLS = set()\ndef chosen():\n    return CALLS, {}\nCALLS.add(chosen)\n"
+    assert fingerprint(loaded(source.format(1))) == fingerprint(loaded(source.format(1)))
+    assert fingerprint(loaded(source.format(1))) != fingerprint(loaded(source.format(2)))
 
 
 def test_what_it_does_not_name_is_no_change():
@@ -88,6 +113,41 @@ def test_an_import_inside_a_function_is_followed(monkeypatch):
     assert fingerprint(function) != before
 
 
+def test_a_relative_import_and_a_module_in_a_module_are_followed(monkeypatch):
+    package, inner = types.ModuleType("own_package"), types.ModuleType("own_package.inner")
+    package.inner, package.__path__ = inner, []
+    for module in (package, inner):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    space = {"__name__": "own_package.outer", "__package__": "own_package", "own_package": package}
+    exec("def relative(x):\n    from .inner import called\n    return called(x)\n"
+         "def dotted(x):\n    return own_package.inner.called(x)\n", space)
+    for name in ("relative", "dotted"):
+        exec("def called(x):\n    return x", inner.__dict__)
+        before = fingerprint(space[name])
+        exec("def called(x):\n    return -x", inner.__dict__)
+        assert fingerprint(space[name]) != before, name
+
+
+def test_a_module_that_cannot_be_imported_here_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "own_broken_module.py").write_text("raise RuntimeError('needs a GPU')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fingerprint(loaded("def chosen():\n    import own_broken_module\n"))
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Otherwise(enum.Enum):
+    RED = 2
+
+
+Otherwise.__qualname__ = "Colour"
+
+
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
@@ -107,6 +167,7 @@ def kind(value):
     (1, True), (1, 1.0), ("a", b"a"), ([1], (1,)), ({1: 2}, {1: 3}), (Colour.RED, Colour.BLUE), ([1, 2], [[1], 2]),
     (torch.float32, torch.float64), (torch.ops.aten.mm, torch.ops.aten.bmm), (Holder(1), Holder(2)),
     (functools.partial(max, 1), functools.partial(max, 2)), (torch.ones(1), torch.ones(1)), (len, max),
+    (Slotted(1), Slotted(2)), (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)), (Colour.RED, Otherwise.RED),
 ], ids=kind)
 def test_data_differ(a, b):
     assert fingerprint(a) != fingerprint(b) and fingerprint(a) == fingerprint(a)
@@ -114,7 +175,8 @@ def test_data_differ(a, b):
 
 @pytest.mark.parametrize(("a", "b"), [
     ({1, 2, 3}, {3, 2, 1}), (Holder([1]), Holder([1])), (functools.partial(max, 1), functools.partial(max, 1)),
-    (torch.ops.aten.mm.default, torch.ops.aten.mm.default),
+    (torch.ops.aten.mm.default, torch.ops.aten.mm.default), (Slotted(1), Slotted(1)),
+    (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)),
 ], ids=kind)
 def test_data_are_the_same(a, b):
     assert fingerprint(a) == fingerprint(b)

@@ -185,6 +185,26 @@ def numbered(made: Llama3) -> None:
         layer.number = i
 
 
+def reordered(made: Llama3) -> None:
+    for i, layer in enumerate(made.layers):
+        names = ("b", "a") if i == 3 else ("a", "b")
+        layer.parts = torch.nn.ModuleDict({name: torch.nn.Identity() for name in names})
+
+
+class Unclear:
+    """As an array of NumPy: whether two are equal is not one answer."""
+
+    def __eq__(self, other):
+        raise ValueError("ambiguous")
+
+    __hash__ = None
+
+
+def unclear(made: Llama3) -> None:
+    for layer in made.layers:
+        layer.table = Unclear()
+
+
 FAULTS = {
     wider: "layers.3.feed_forward.w1.weight is ",
     other_activation: "layers.3.feed_forward is a Squared, and a FeedForward in the layer before",
@@ -197,6 +217,8 @@ FAULTS = {
     patched: "layers.3 has forward, and the layer before no more",
     frozen: "layers.3.attention.wq.weight is ",
     numbered: "layers.1.number is 1, and 0 in the layer before",
+    reordered: "layers.3.parts has b where the layer before has a: another order",
+    unclear: "layers.1.table is <",
 }
 
 
@@ -208,6 +230,22 @@ def test_blocks_that_differ_are_found_with_the_reason(fault):
     with pytest.raises(NotAlike) as caught:
         find_run(made)
     assert re.search(FAULTS[fault], str(caught.value)), str(caught.value)
+
+
+def scaled(factor: float) -> Any:
+    return lambda module, inputs, output: output * factor
+
+
+@pytest.mark.parametrize("where", ["attention.wq", "attention.wk", "attention.wv", "attention.wo", "feed_forward.w1",
+                                   "feed_forward.w2", "feed_forward.w3"])
+def test_one_hook_of_many_that_differs_is_found(where):
+    made = model()
+    for i, layer in enumerate(made.layers):
+        for name, part in layer.named_modules():
+            if isinstance(part, torch.nn.Linear):
+                part.register_forward_hook(scaled(20.0 if (i, name) == (3, where) else 1.0))
+    with pytest.raises(NotAlike, match=f"layers.3.{where}._forward_hooks.0.closure.0 is 20.0, and 1.0 in the layer"):
+        find_run(made)
 
 
 def test_the_longest_row_is_stamped_and_the_rest_captured():

@@ -48,6 +48,27 @@ def study(started):
     return own
 
 
+def test_what_was_read_of_other_variants_goes(study):
+    for horizon in (1, 2, 3):
+        study.change({"passes.overlap_collectives.horizon": horizon})
+    before = study._kept[study._stages[-2].key]
+    assert before.pair is not study.pair
+    assert set(before.seen._snapshots) <= set(before.pair.graphs) and len(before.seen._estimates) <= 1
+
+
+def test_a_stage_behind_others_than_before_says_so(study):
+    found = study.change({"passes": ["overlap_collectives"]})
+    assert [(ran.stage, ran.why) for ran in found.ran] == [("overlap_collectives", "after other stages than before")]
+
+
+def test_an_option_that_is_too_long_for_a_path_names_no_file():
+    class Options:
+        def model_dump(self):
+            return {"text": "x" * 5000}
+
+    assert studies._read(Options()) == {"text": "x" * 5000}
+
+
 def listing(graphs):
     """Everything of the graphs that a pass or a check may read, but for what torch numbers anew in each process group,
     module and capture."""

@@ -72,15 +72,18 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _imported(code: types.CodeType) -> Iterator[types.ModuleType]:
-    """Modules that the code imports when it runs, but for libraries."""
+def _imported(code: types.CodeType, package: str | None) -> Iterator[types.ModuleType]:
+    """Modules that the code imports when it runs, but for libraries and for those that cannot be imported here."""
     if _IMPORT not in code.co_code[::2]:
         return
-    for instruction in dis.get_instructions(code):
-        name = instruction.argval
-        if instruction.opname == "IMPORT_NAME" and name and not _is_library(name):
-            with suppress(ImportError):
-                yield importlib.import_module(name)
+    instructions = list(dis.get_instructions(code))
+    for i, instruction in enumerate(instructions):
+        if instruction.opname != "IMPORT_NAME":
+            continue
+        name = "." * instructions[i - 2].argval + instruction.argval  # level, names, then the import
+        if name.startswith(".") or not _is_library(name):
+            with suppress(Exception):  # its branch may never run
+                yield importlib.import_module(name, package)
 
 
 class _Walk:
@@ -100,6 +103,7 @@ class _Walk:
     def add(self, value: Any) -> None:
         if isinstance(value, enum.Enum):
             self.say("member", type(value).__qualname__, value.name)
+            self.add(value.value)
         elif isinstance(value, _SIMPLE):
             self.say(type(value).__name__, repr(value))
         elif id(value) in self.seen:
@@ -115,7 +119,7 @@ class _Walk:
             for item in value:
                 self.add(item)
         elif isinstance(value, set | frozenset):
-            self.say("set", sorted(fingerprint(item) for item in value))
+            self.say("set", sorted(map(self._apart, value)))
         elif isinstance(value, dict | types.MappingProxyType):
             self.say("dict", len(value))
             for key, item in value.items():
@@ -130,6 +134,12 @@ class _Walk:
         else:
             self._object(value)
 
+    def _apart(self, item: Any) -> str:
+        """The digest of one of several things in no order; it may refer to what was met before."""
+        walk = _Walk()
+        walk.seen, walk.alive = dict(self.seen), self.alive
+        return walk.digest([item])
+
     def _function(self, function: types.FunctionType) -> None:
         library = _is_library(function.__module__ or "")
         self.say("function", function.__module__, function.__qualname__)
@@ -139,7 +149,8 @@ class _Walk:
         names: dict[str, None] = {}
         for part in _codes(code):
             names |= dict.fromkeys(part.co_names)
-            self.say(part.co_code, part.co_varnames, part.co_freevars, part.co_firstlineno)
+            self.say(part.co_code, part.co_names, part.co_varnames, part.co_freevars, part.co_firstlineno,
+                     part.co_exceptiontable)
             for constant in part.co_consts:
                 if not isinstance(constant, types.CodeType):
                     self.add(constant)
@@ -152,18 +163,17 @@ class _Walk:
             if name in function.__globals__:
                 self._named(name, function.__globals__[name], names)
         for part in _codes(code):
-            for module in _imported(part):
+            for module in _imported(part, function.__globals__.get("__package__")):
                 self._named(module.__name__, module, names)
 
-    def _named(self, name: str, value: Any, names: dict[str, None]) -> None:
+    def _named(self, name: str, value: Any, names: dict[str, None], through: tuple[Any, ...] = ()) -> None:
         self.say("names", name)
         self.add(value)
-        if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+        if isinstance(value, types.ModuleType) and not _is_library(value.__name__) and value not in through:
             held = vars(value)
             for attribute in names:
-                if attribute in held and not isinstance(held[attribute], types.ModuleType):
-                    self.say("of", attribute)
-                    self.add(held[attribute])
+                if attribute in held:
+                    self._named(attribute, held[attribute], names, (*through, value))
 
     def _class(self, kind: type) -> None:
         self.say("class", kind.__module__, kind.__qualname__)
@@ -195,8 +205,10 @@ class _Walk:
             self.add(value.func)
         elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
             self.say("builtin", getattr(value, "__module__", ""), value.__qualname__)
-        elif _is_library(type(value).__module__) or not hasattr(value, "__dict__"):
+        elif isinstance(value, types.SimpleNamespace):
+            self.add(vars(value))
+        elif _is_library(type(value).__module__) or (state := object.__getstate__(value)) is None:
             self.say("object", type(value).__qualname__, _serial(value))
         else:
             self.add(type(value))
-            self.add(vars(value))
+            self.add(state)  # attributes, in slots too

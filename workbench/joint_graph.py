@@ -78,7 +78,7 @@ class JointGraph:
         Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
         """
         self.require_open()
-        return JointGraph(self.authored, aot.fork_joint(self.export), self.contexts, self.tracing_context)
+        return JointGraph(self.authored, aot.fork_joint(self.export), self.contexts, self.tracing_context, self.stamped)
 
     def close(self) -> None:
         self.closed = True

@@ -244,7 +244,9 @@ def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:
     differ = [part for part, value in stage.parts.items() if previous.parts.get(part) != value]
     if differ:
         return " and ".join(differ)
-    return f"after {ran[0].stage}" if ran else "no longer kept"
+    if ran:
+        return f"after {ran[0].stage}"
+    return "no longer kept" if stage.key == previous.key else "after other stages than before"
 
 
 def _read(options: Any) -> dict[str, Any]:
@@ -252,7 +254,14 @@ def _read(options: Any) -> dict[str, Any]:
     given = options.model_dump()
     files = {key: Path(value) for key, value in given.items() if isinstance(value, str) and value}
     return given | {f"{key}: file": hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()
-                    if path.is_file()}
+                    if _is_file(path)}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a path
+        return False
 
 
 def _joint(spec: PassSpec) -> Callable[[_State], _State]:
@@ -260,7 +269,8 @@ def _joint(spec: PassSpec) -> Callable[[_State], _State]:
         assert state.joint is not None
         joint = state.joint.fork()
         records = run_joint(joint, [spec], seen=state.seen)
-        return replace(state, joint=joint, records=(*state.records, *records), seen=state.seen.of((joint.graph,)))
+        seen, state.seen = state.seen.of((joint.graph,)), state.seen.of((state.joint.graph,))
+        return replace(state, joint=joint, records=(*state.records, *records), seen=seen)
 
     return run
 
@@ -278,7 +288,7 @@ def _pass(spec: PassSpec) -> Callable[[_State], _State]:
         assert state.pair is not None
         with state.pair.forked() as pair:
             records, bodies = run_partitioned(pair, [spec], seen=state.seen, bodies=state.bodies)
-        return replace(state, pair=pair, bodies=bodies, records=(*state.records, *records), figures=None,
-                       seen=state.seen.of(pair.graphs))
+        seen, state.seen = state.seen.of(pair.graphs), state.seen.of(state.pair.graphs)
+        return replace(state, pair=pair, bodies=bodies, records=(*state.records, *records), figures=None, seen=seen)
 
     return run

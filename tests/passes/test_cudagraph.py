@@ -126,6 +126,30 @@ def test_a_step_whose_backward_has_not_run_is_not_overwritten_in_silence(stand):
     loss.backward()
 
 
+def test_a_forward_that_could_write_over_gradients_is_refused(stand):
+    """The forward's recording may use memory of the pool that its backward's gradients lie in."""
+    step, _ = build("cudagraph")
+    train(step, 4)
+    step(*batch(0)).backward()
+    with torch.no_grad(), pytest.raises(WorkbenchError, match="on the forward graph: a gradient of the last step is"):
+        step(*batch(1))
+    step.module.zero_grad(set_to_none=True)
+    step(*batch(1)).backward()
+
+
+def test_a_backward_that_runs_twice_does_not_record_before_its_forward(stand):
+    def twice(step):
+        with torch._functorch.config.patch(donated_buffer=False):
+            loss = step(*batch(9))
+            loss.backward(retain_graph=True)
+            loss.backward()
+        step.module.zero_grad(set_to_none=True)
+        return train(step)
+
+    with torch._functorch.config.patch(donated_buffer=False):
+        assert same(twice(build("cudagraph")[0]), twice(build()[0]))
+
+
 class SharesMemory(Rehearsal):
     """As a GPU's recorder: what is recorded in memory of an input holds it. The inputs are as they were afterwards."""
 

@@ -30,9 +30,9 @@ class Replayed:
 
     _boxed_call = True
 
-    def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool,
-                 forward: Replayed | None = None):
-        self.body, self.graph, self.forward = body, body.graph, forward
+    def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool):
+        self.body, self.graph = body, body.graph
+        self.other: Replayed | None = None  # of the other direction: both record into one pool
         self.recorder: cuda_graphs.Recorder | None = recorder
         self.warmup, self.debug = warmup, debug
         self.names = [node.name for node in body.inputs]
@@ -66,7 +66,7 @@ class Replayed:
         if self.recorder is None:
             raise WorkbenchError(f"{self.where}: it is closed: build the step again")
         if self._replay is None:
-            if self.warmed < self.warmup:
+            if self.warmed < self.warmup or (self.body.backward and self.other and self.other._replay is None):
                 self.warmed += 1
                 return list(self.body(args))
             self._record(args)
@@ -87,7 +87,8 @@ class Replayed:
                         for value, fixed in zip(args, self.fixed, strict=True)]
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]
         self.copied = sum(isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True))
-        saved = [cuda_graphs.holders(value) for value, *_ in self.forward._held] if self.forward is not None else []
+        forward = self.other if self.body.backward else None
+        saved = [cuda_graphs.holders(value) for value, *_ in forward._held] if forward else []
         self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
         given = {_storage(value) for value in self._inputs}
@@ -96,14 +97,15 @@ class Replayed:
         self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
         self._held = [(value, cuda_graphs.holders(value), self.body.backward)
                       for at, value in made.items() if at not in given]
-        if self.forward is not None:  # Inductor may write a gradient over what was saved
+        if forward:  # Inductor may write a gradient over what was saved
             held = [(value, count + (more := cuda_graphs.holders(value) - was), more > 0)
-                    for (value, count, _), was in zip(self.forward._held, saved, strict=True)]
-            self.forward._held = sorted(held, key=lambda each: each[2])  # a loss that is held is told before a gradient
+                    for (value, count, _), was in zip(forward._held, saved, strict=True)]
+            forward._held = sorted(held, key=lambda each: each[2])  # a loss that is held is told before a gradient
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""
-        for value, count, gradient in self._held:
+        gradients = self.other._held if self.other and not self.body.backward else []  # in the memory of one pool
+        for value, count, gradient in [*self._held, *gradients]:
             if cuda_graphs.holders(value) > count:
                 raise WorkbenchError(f"{self.where}: {_overwritten(gradient)}")
         for name, fixed, ours, given, address in zip(
@@ -130,7 +132,7 @@ class Replayed:
 
     def close(self) -> None:
         """Free the recording; may be called twice."""
-        self._replay, self._inputs, self._outputs, self._held, self.forward = None, [], [], [], None
+        self._replay, self._inputs, self._outputs, self._held, self.other = None, [], [], [], None
         if self.recorder is not None:
             self.recorder.close()
         self.recorder = None
@@ -167,8 +169,9 @@ def cudagraph(body: Body, example_inputs: list[Any], *, options: Any) -> Replaye
                              "and a replay would draw the same ones: take the dropout out, or drop the pass")
     shared = body.facts["shared"]
     recorder = shared.setdefault("recorder", cuda_graphs.Recorder())
-    replayed = Replayed(body, recorder, warmup=options.warmup, debug=options.debug,
-                        forward=shared.pop("replayed_forward", None) if body.backward else None)
+    replayed = Replayed(body, recorder, warmup=options.warmup, debug=options.debug)
     if not body.backward:
         shared["replayed_forward"] = replayed
+    elif forward := shared.pop("replayed_forward", None):
+        forward.other, replayed.other = replayed, forward
     return replayed

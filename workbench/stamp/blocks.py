@@ -82,24 +82,35 @@ def _refuse_shared(module: nn.Module, row: Iterable[int]) -> None:
 
 def difference(a: Any, b: Any, where: str) -> str:
     """In what two modules, or values of two modules, differ, so that a capture could; "" where they are alike."""
-    return _difference(a, b, where, set())
+    return _difference(a, b, where, {})
 
 
-def _difference(a: Any, b: Any, where: str, seen: set[tuple[int, int]]) -> str:
+def _difference(a: Any, b: Any, where: str, seen: dict[tuple[int, int], tuple[Any, Any]]) -> str:
     if a is b or (id(a), id(b)) in seen:
         return ""
     if type(a) is not type(b):
         return f"{where} is a {type(b).__name__}, and a {type(a).__name__} in the layer before"
-    seen.add((id(a), id(b)))
+    seen[id(a), id(b)] = a, b  # alive: an id is given again
     parts = _parts(a, b)
     if parts is None:
         one, two = (_face(x) if isinstance(x, torch.Tensor) else x for x in (a, b))
-        return "" if one == two else f"{where} is {two!r:.80}, and {one!r:.80} in the layer before"
+        return "" if _equal(one, two) else f"{where} is {two!r:.80}, and {one!r:.80} in the layer before"
     mine, theirs = parts
     if mine.keys() != theirs.keys():
         return f"{where} has {_keys(theirs, mine)}, and the layer before {_keys(mine, theirs)}"
+    for one, two in zip(mine, theirs, strict=True):
+        if one != two:  # a loop over them goes another way
+            return f"{where} has {two} where the layer before has {one}: another order"
     found = (_difference(mine[k], theirs[k], where if k == "" else f"{where}.{k}", seen) for k in mine)
     return next(filter(None, found), "")
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """False where that cannot be said, as of arrays."""
+    try:
+        return bool(one == two)
+    except (ValueError, TypeError):
+        return False
 
 
 def _keys(have: Mapping[Any, Any], other: Mapping[Any, Any]) -> str:
