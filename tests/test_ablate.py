@@ -42,6 +42,10 @@ def test_options_are_tried_and_a_wrong_one_is_told():
     for wrong in ("overlap_collectives.horizon", "activation_checkpointing"):
         with pytest.raises(WorkbenchError, match=f"vary '{wrong}': name a pass of recipe 'tour' and its option"):
             variants(TOUR, {wrong: [1]})
+    with pytest.raises(WorkbenchError, match="has no such option; did you mean 'buckets'"):
+        variants(TOUR, {"transformer_block_bucketing.bucket": [1]})
+    with pytest.raises(WorkbenchError, match="recipe 'llama3' has no passes"):
+        variants(load_recipe("llama3"), {"activation_checkpointing.policy": ["full"]})
 
 
 def test_order_is_free_only_where_the_recipe_says_so():

@@ -110,6 +110,49 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(("variable", "commands"), [
+    ("WORKBENCH_RECIPES", (["recipes"], ["matrix", "--world", "fake"])),
+    ("WORKBENCH_LESSONS", (["lessons"], ["course"], ["check", "2"])),
+])
+def test_no_folder_of_recipes_or_lessons_is_no_success(
+    variable: str, commands: tuple[list[str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        told = refused(capsys, *command)
+        assert told.startswith(f"{tmp_path / 'none'}: no such folder of ") and variable in told
+
+
+@pytest.mark.parametrize("command", [["matrix", "llama3", "--world", "fake"], ["ablate", "llama3"], ["course", "1"]],
+                         ids=lambda each: each[0])
+def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    told = refused(capsys, *command, "--out", str(tmp_path / "file" / "out"))
+    assert told.startswith(str(tmp_path / "file")) and told.endswith(": Not a directory")
+
+
+@pytest.mark.parametrize(("command", "says"), [
+    (["run", "llama3", "--timeout", "abc"], "argument --timeout: must be seconds, more than 0, and is 'abc'"),
+    (["course", "--jobs", "x"], "argument --jobs: must be a whole number, 1 or more, and is 'x'"),
+])
+def test_a_number_that_is_none(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "says"), [
+    (["schedule", "llama3_tp", "--ranks", "²"], "'²'"),
+    (["ablate", "llama3", "--vary", "foo"], "--vary foo: write PASS.OPTION=V1,V2"),
+    (["run", "llama3", "--import", "README.md"], "README.md: is no .py file"),
+    (["check", "02_captur"], "did you mean '02_capture_a_joint_graph'?"),
+])
+def test_what_to_write_is_said(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in refused(capsys, *command)
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     args, message = BAD[name]

@@ -13,7 +13,7 @@ from test_headless import notebook
 from workbench.cli import main
 from workbench.course import run_course, values_of
 from workbench.lesson import LessonError, lesson_names, load_lesson
-from workbench.scores import load_scores
+from workbench.scores import keep_score, load_scores
 
 pytestmark = pytest.mark.integration
 CHECK = """
@@ -113,3 +113,18 @@ def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.
     assert main(["hint", "0", "save_les"]) == 2
     assert "did you mean 'save_less'?" in capsys.readouterr().err
     assert main(["check", "0", "--notebook", str(tmp_path / "none.ipynb")]) == 2
+    keep_score("02_capture_a_joint_graph", "saved_bytes", 0.996)
+    capsys.readouterr()
+    assert main(["lessons"]) == 0
+    assert "[99%] saved_bytes: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "says"), [("", "is no Jupyter notebook"), ("{}", "is no Jupyter notebook"),
+                                            (None, "checks nothing of lesson '00_tour': is it another's notebook?")])
+def test_a_notebook_that_cannot_be_graded_is_no_wrong_answer(notebooks: Path, tmp_path: Path, text: str | None,
+                                                             says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook(notebooks)
+    given = tmp_path / "given.ipynb"
+    given.write_text((notebooks / "00_tour.ipynb").read_text() if text is None else text)
+    assert main(["check", "0", "--notebook", str(given)]) == 2
+    assert says in capsys.readouterr().err and not load_scores().get("00_tour")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,3 +104,17 @@ def test_bad_input_before_anything_runs(tmp_path: Path, processes, capsys: pytes
     with pytest.raises(SystemExit):
         main(["matrix", "--repeats", "0"])
     assert not processes
+
+
+def test_sigterm_ends_the_run_that_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "workbench", "matrix", "llama3_fsdp", "--world", "gloo", "--out", str(tmp_path)]
+    whole = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{whole.pid}/task/{whole.pid}/children")
+    deadline = time.monotonic() + 60
+    while not (run := children.read_text().split()):
+        assert whole.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    whole.send_signal(signal.SIGTERM)
+    assert whole.wait(40) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(run[0]), 0)

@@ -13,9 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from workbench.contracts import CONTRACTS
+from workbench.declare import suggestion
 from workbench.errors import WorkbenchError
 from workbench.matrix import COLUMNS, Entry, gravest, noise, run_matrix
 from workbench.recipe import Recipe, RecipeError, load_recipe
+from workbench.words import counted
 
 LISTS = ("joint_passes", "passes")
 
@@ -70,7 +73,7 @@ class Ablation:
         wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in cells]
         lines += [f"{row.name} did not run: {row.problem}" for row in self.rows if not row.steps]
-        return "\n".join([f"{self.recipe} on {self.world}, {self.repeats} runs each", *lines])
+        return "\n".join([f"{self.recipe} on {self.world}, {counted(self.repeats, 'run')} each", *lines])
 
 
 def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Recipe | str]:
@@ -94,9 +97,14 @@ def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) ->
     for key, values in (vary or {}).items():
         name, _, option = key.partition(".")
         where = next((w for w in LISTS if name in [spec.name for spec in getattr(recipe, w)]), "")
+        if not recipe.pass_names:
+            raise WorkbenchError(f"vary {key!r}: recipe {recipe.name!r} has no passes")
         if not where or not option:
             raise WorkbenchError(f"vary {key!r}: name a pass of recipe {recipe.name!r} and its option, such as "
-                                 f"{recipe.pass_names[0] if recipe.pass_names else 'PASS'}.OPTION")
+                                 f"{recipe.pass_names[0]}.OPTION")
+        known = CONTRACTS[name].options.model_fields
+        if option.partition(".")[0] not in known:
+            raise WorkbenchError(f"vary {key!r}: pass {name!r} has no such option" + suggestion(option, known))
         for value in values:
             found[f"{key} = {value}"] = _changed(recipe, {f"{where}.{key}": value})
     return found

@@ -40,12 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[args.command](args)
     except WorkbenchError as error:
         return _tell(error)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of the output has gone, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        if error.filename is None:
+            raise
+        return _tell(WorkbenchError(f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
 
 
 def _tell(error: WorkbenchError) -> int:
@@ -72,11 +76,12 @@ def _first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _changes(given: Sequence[str], option: str = "--set") -> dict[str, str]:
+def _changes(given: Sequence[str], option: str = "--set", example: str = "KEY=VALUE, such as mesh.tp=2"
+             ) -> dict[str, str]:
     """KEY=VALUE arguments as a dictionary; WorkbenchError where one is not of that form."""
     wrong = [item for item in given if "=" not in item or item.startswith("=")]
     if wrong:
-        raise WorkbenchError(f"{option} {wrong[0]}: write KEY=VALUE, such as mesh.tp=2")
+        raise WorkbenchError(f"{option} {wrong[0]}: write {example}")
     return dict(item.split("=", 1) for item in given)
 
 
@@ -147,7 +152,8 @@ def _bisect(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    config = {key: _value(text) for key, text in _changes(args.config, "--config").items()}
+    config = {key: _value(text) for key, text in _changes(
+        args.config, "--config", "OPTION=VALUE, such as joint_graph_constant_folding=false").items()}
     _writable(args.json)
     require_torch()
     from workbench.explain import inductor_passes
@@ -161,7 +167,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _schedule(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    named = all(part.strip().isdigit() for part in args.ranks.split(","))
+    named = all(part.strip().isdecimal() for part in args.ranks.split(","))
     require_torch()
     from workbench.schedules import compare_schedules
 
@@ -202,7 +208,8 @@ def _ablate(args: argparse.Namespace) -> int:
     from workbench.ablate import ablate
 
     recipe = _recipe(args)
-    vary = {key: [_value(word) for word in words.split(",")] for key, words in _changes(args.vary, "--vary").items()}
+    given = _changes(args.vary, "--vary", "PASS.OPTION=V1,V2")
+    vary = {key: [_value(word) for word in words.split(",")] for key, words in given.items()}
     found = ablate(recipe, args.out, vary=vary, world=args.world, repeats=args.repeats, timeout=args.timeout,
                    tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(found)

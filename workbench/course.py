@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import WorkbenchError
 from workbench.figures import RECORD
 from workbench.headless import environment, run_lesson
 from workbench.lesson import Lesson, load_lesson, parameters
 from workbench.machine import gpus
-from workbench.matrix import end_group, signal_group
+from workbench.matrix import end_group, ending_on_sigterm, signal_group
 from workbench.scores import SCORES, keep_score, load_scores
 
 _NEEDED = {"cpu": 0, "gpu": 1, "multi_gpu": 2}
@@ -44,6 +45,7 @@ def values_of(lesson: Lesson, profile: str, changes: Mapping[str, Any]) -> dict[
     return dict(parameters(lesson, **kept).model_dump())
 
 
+@ending_on_sigterm()
 def run_course(
     names: Sequence[str],
     out: Path,
@@ -128,7 +130,8 @@ def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
 def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     """Run a notebook as it stands, the reader's answers in it, and keep and return each checkpoint's score.
 
-    notebook: another copy than the checkout's. Raises NotebookError where a cell fails.
+    notebook: another copy than the checkout's. Raises NotebookError where a cell fails, and WorkbenchError for a
+    notebook that grades nothing of this lesson.
     """
     lesson = load_lesson(name)
     with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
@@ -136,7 +139,8 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
         with environment(**{SCORES: str(path)}):
             run_lesson(name, {}, Path(folder), source=notebook, progress=sys.stderr.isatty())
         found = load_scores(path).get(name, {})
-    scores = {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}
-    for point, score in scores.items():
-        keep_score(name, point, score)
-    return scores
+    if lesson.checkpoints and not found:
+        raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it another's notebook?")
+    for point, kept in found.items():
+        keep_score(name, point, kept.get("score", 0.0))
+    return {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import textwrap
 from typing import Any
@@ -41,14 +42,19 @@ def lessons(args: argparse.Namespace) -> int:
     scores = load_scores()
     for name in lesson_names():
         lesson = load_lesson(name)
-        print(f"{name}: {lesson.question}")
+        print("\n".join(textwrap.wrap(f"{name}: {lesson.question}", WIDTH, subsequent_indent="  ")))
         print(f"  {lesson.minutes} minutes, {lesson.needed}")
         for point in lesson.checkpoints:
             kept = scores.get(name, {}).get(point.name, {})
-            state = f"{kept['score']:.0%}" if "score" in kept else "not tried"
+            state = _percent(kept["score"]) if "score" in kept else "not tried"
             print("\n".join(textwrap.wrap(f"[{state}] {point.name}: {point.task}", WIDTH, initial_indent="  ",
                                           subsequent_indent="      ")))
     return 0
+
+
+def _percent(score: float) -> str:
+    """100% is said of nothing that is not passed."""
+    return f"{math.floor(100 * score + 1e-9)}%"
 
 
 def check(args: argparse.Namespace) -> int:
@@ -56,11 +62,11 @@ def check(args: argparse.Namespace) -> int:
     from workbench.course import check_lesson
 
     if args.notebook is not None and not args.notebook.is_file():
-        raise WorkbenchError(f"--notebook {args.notebook}: no such file")
+        raise WorkbenchError(f"--notebook {args.notebook}: {'a folder' if args.notebook.is_dir() else 'no such file'}")
     name = lesson_named(args.lesson)
     scores = check_lesson(name, args.notebook)
     for point, score in scores.items():
-        print(f"{point}: {score:.0%}" + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"))
+        print(f"{point}: {_percent(score)}" + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"))
     return 0 if all(score >= 1 for score in scores.values()) else 1
 
 

@@ -48,7 +48,8 @@ M = TypeVar("M", bound=BaseModel)
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` where a known name is close, else the known names."""
     known = list(known)
-    close = get_close_matches(name, known, 1)
+    begin = [each for each in known if each.startswith(name)]
+    close = begin if len(begin) == 1 else get_close_matches(name, known, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""

@@ -67,6 +67,10 @@ def run_lesson(
     if not source.is_file():
         raise WorkbenchError(f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
     try:
+        json.loads(source.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        raise WorkbenchError(f"{source}: is no Jupyter notebook") from None
+    try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WorkbenchError(f"{out}: cannot be made: {error.strerror}") from None

@@ -208,6 +208,10 @@ def lessons_dir() -> Path:
 
 
 def lesson_names() -> list[str]:
+    """The names of all lessons, in order; LessonError where there is no folder of them."""
+    if not lessons_dir().is_dir():
+        raise LessonError(str(lessons_dir()), [Problem("", "no such folder of lessons: run from a checkout, or set "
+                                                           "WORKBENCH_LESSONS")])
     return sorted(p.stem for p in lessons_dir().glob("*.toml"))
 
 

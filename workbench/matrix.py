@@ -9,7 +9,9 @@ import statistics
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +47,20 @@ class Entry:
         return not (self.report["ok"] if self.report else self.refused)
 
 
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Inside it, a SIGTERM raises SystemExit, so that runs, which are sessions of their own, end with this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@ending_on_sigterm()
 def run_matrix(
     recipes: Iterable[str | Path],
     folder: Path,
@@ -196,5 +212,6 @@ def _where(report: Mapping[str, Any]) -> str:
     machine, world = report["machine"], report["world"]
     on = machine["gpus"][0] if machine["gpus"] else machine["cpu"]
     return (f"{world['size']} {world['kind']} ranks, torch {report['versions']['torch']}, Python "
-            f"{report['versions']['python']}, {on}, {machine['cores']} cores; step: median of "
-            f"{len(report['training']['step_seconds']) - 1 if report['training'] else 0} after the first")
+            f"{report['versions']['python']}, {on}, {machine['cores']} cores" + (
+                f"; step: median of {len(report['training']['step_seconds']) - 1} after the first"
+                if report["training"] else ""))

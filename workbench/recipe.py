@@ -120,6 +120,10 @@ def recipes_dir() -> Path:
 
 
 def recipe_names() -> list[str]:
+    """The names of all recipes, in order; RecipeError where there is no folder of them."""
+    if not recipes_dir().is_dir():
+        raise RecipeError(str(recipes_dir()), [Problem("", "no such folder of recipes: install from a checkout with "
+                                                           "`pip install -e .`, or set WORKBENCH_RECIPES")])
     return sorted(p.stem for p in recipes_dir().glob("*.toml"))
 
 
@@ -129,13 +133,10 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
         path = Path(text).expanduser()
         return parse_recipe(read_toml(path, RecipeError), text)
+    names = recipe_names()
+    if text not in names:
+        raise RecipeError(f"recipe {text!r}", [Problem("", "no recipe of this name" + suggestion(text, names))])
     path = recipes_dir() / f"{text}.toml"
-    if not recipes_dir().is_dir():
-        raise RecipeError(str(recipes_dir()), [Problem("", "no such folder of recipes: install from a checkout with "
-                                                           "`pip install -e .`, or set WORKBENCH_RECIPES")])
-    if not path.is_file():
-        near = "no recipe of this name" + suggestion(text, recipe_names())
-        raise RecipeError(f"recipe {text!r}", [Problem("", near)])
     return parse_recipe(read_toml(path, RecipeError), str(path))
 
 

@@ -24,8 +24,8 @@ def import_file(path: Path) -> None:
     Raises WorkbenchError where there is none, where another module has its name, and with the line where it fails.
     """
     path, name = path.absolute(), path.stem
-    if not path.is_file():
-        raise WorkbenchError(f"{path}: no such file")
+    if not path.is_file() or path.suffix != ".py":
+        raise WorkbenchError(f"{path}: " + ("is no .py file" if path.exists() else "no such file"))
     there = importlib.util.find_spec(name) if name.isidentifier() else None
     if not name.isidentifier() or (there is not None and there.origin != str(path)):
         raise WorkbenchError(f"{path}: {name!r} cannot be its name as a module, or is another's: rename the file")
