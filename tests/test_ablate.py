@@ -66,6 +66,7 @@ def test_a_difference_counts_where_the_bands_are_apart():
     assert [found.compared(r) for r in found.rows] == ["", "within noise", "+27.0 ms", "-23.0 ms", ""]
     assert repr(found).splitlines()[-1] == "b before a did not run: a rule"
     once = Ablation("r", "2 gloo ranks", 1, (row("r", 100.0), row("without a", 50.0)))
+    assert repr(once).startswith("r on 2 gloo ranks, 1 run each\n") and "±" in repr(found) and "±" not in repr(once)
     assert once.compared(once.rows[1]) == "-50.0 ms, noise unknown: one run of each"
     picture = draw.ablation(found)
     assert picture.text.splitlines()[1:3] == ["r: 1,000 bytes saved, 7 collectives, PASS",

@@ -148,6 +148,7 @@ def test_a_number_that_is_none(command: list[str], says: str, capsys: pytest.Cap
     (["ablate", "llama3", "--vary", "foo"], "--vary foo: write PASS.OPTION=V1,V2"),
     (["run", "llama3", "--import", "README.md"], "README.md: is no .py file"),
     (["check", "02_captur"], "did you mean '02_capture_a_joint_graph'?"),
+    (["course", "1", "--record", "README.md"], "--record README.md: is a file: give a folder"),
 ])
 def test_what_to_write_is_said(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in refused(capsys, *command)

@@ -122,3 +122,5 @@ def test_command_line(capsys, tmp_path):
 def test_unknown_option():
     with pytest.raises(WorkbenchError, match="Inductor has no option 'zzz'"):
         inductor_passes(RECIPE, config={"zzz": 1})
+    with pytest.raises(WorkbenchError, match="Inductor's option 'max_autotune' is true or false, and not 'flase'"):
+        inductor_passes(RECIPE, config={"max_autotune": "flase"})

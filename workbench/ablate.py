@@ -68,8 +68,9 @@ class Ablation:
 
     def __repr__(self) -> str:
         heads = ("variant", "step ms", "against the recipe", "saved bytes", "collectives", "verdicts")
-        cells = [heads, *((r.name, f"{r.step:,.1f} ±{r.band:,.1f}", self.compared(r), f"{r.saved:,}",
-                           f"{r.collectives}", r.verdicts) for r in self.rows if r.steps)]
+        cells = [heads, *((r.name, f"{r.step:,.1f}" + (f" ±{r.band:,.1f}" if self.repeats > 1 else ""),
+                           self.compared(r), f"{r.saved:,}", f"{r.collectives}", r.verdicts)
+                          for r in self.rows if r.steps)]
         wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in cells]
         lines += [f"{row.name} did not run: {row.problem}" for row in self.rows if not row.steps]

@@ -21,6 +21,8 @@ def course(args: argparse.Namespace) -> int:
     from workbench.course import run_course
     from workbench.headless import from_text
 
+    if args.record is not None and args.record.exists() and not args.record.is_dir():
+        raise WorkbenchError(f"--record {args.record}: is a file: give a folder")
     names = [lesson_named(text) for text in args.lessons] or lesson_names()
     texts: dict[str, dict[str, str]] = {}
     for item in args.set:

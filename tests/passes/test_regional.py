@@ -144,6 +144,8 @@ def test_options_reach_their_region(pair, monkeypatch):
      "pass 'regional_inductor': no region 'attn' in the model: it has feed_forward, norm"),
     ({"config": {"max_autotun": True}},
      "pass 'regional_inductor': Inductor has no option 'max_autotun': did you mean 'max_autotune'?"),
+    ({"config": {"max_autotune": "no"}},
+     "pass 'regional_inductor': Inductor's option 'max_autotune' is true or false, and not 'no'"),
     ({"region_config": {"norm": {"zzz": 1}}},
      "pass 'regional_inductor', region 'norm': Inductor has no option 'zzz': see torch/_inductor/config.py"),
 ])

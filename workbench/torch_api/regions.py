@@ -7,7 +7,7 @@ torch/_inductor/__init__.py (`standalone_compile`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -51,12 +51,16 @@ def named_regions(graph: GraphModule, untagged: str = "forward") -> dict[str, se
     return found
 
 
-def check_options(config: Collection[str], where: str) -> None:
-    """Raise WorkbenchError naming the first key that is no option of Inductor, and the nearest that is."""
+def check_options(config: Mapping[str, Any], where: str) -> None:
+    """Raise WorkbenchError naming the first key that is no option of Inductor, and the nearest that is; or a text where
+    the option is true or false, since every text is true.
+    """
     import torch._inductor.config
 
     known = torch._inductor.config.get_config_copy()
-    for key in config:
+    for key, value in config.items():
+        if isinstance(known.get(key), bool) and isinstance(value, str):
+            raise WorkbenchError(f"{where}: Inductor's option {key!r} is true or false, and not {value!r}")
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "see torch/_inductor/config.py"
