@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[args.command](args)
     except WorkbenchError as error:
         return _tell(error)
+    except BrokenPipeError:  # the reader of the output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of the output has gone, as `| head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FAILED
         if error.filename is None:
             raise
         return _tell(WorkbenchError(f"{error.filename}: {error.strerror}"))

@@ -11,7 +11,6 @@ import copy
 import enum
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo.config
@@ -23,8 +22,8 @@ from torch._guards import TracingContext, tracing
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
+from workbench.torch_api.fake import cached
 from workbench.torch_api.flex import cpu_backward
-from workbench.torch_api.ops import is_symbolic
 
 Graph = torch.fx.GraphModule
 
@@ -87,12 +86,10 @@ def export_joint(
     """torch's `JointWithDescriptors`; `contexts` holds what compiling needs.
 
     No DTensor goes through the fake mode here, so its cache, which Dynamo's mode has off, serves: a quarter less time.
-    Sizes that are read from the device are new at each reading, and stay without it.
     """
     context = graph.meta["tracing_context"]
     contexts.enter_context(tracing(context))
-    values = [n.meta.get(key) for n in graph.graph.nodes for key in ("val", "example_value")]
-    with mock.patch.object(context.fake_mode, "cache_enabled", not is_symbolic(values)):
+    with cached(graph.graph, context.fake_mode):
         return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
 
 

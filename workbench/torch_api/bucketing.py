@@ -32,7 +32,7 @@ def bucket_by_module(
     """One all-gather and one reduce-scatter for each bucket of module paths, in place."""
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
-    with _without_unread_tables(by_module=True), alike_traced_once(), cached(gm):
+    with _without_unread_tables(by_module=True), alike_traced_once(), cached(gm.graph):
         return manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
 
 
@@ -49,7 +49,7 @@ def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
             f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
             "leave out the option bucket_cap_mb"
         )
-    with _without_unread_tables(), alike_traced_once(), cached(gm):
+    with _without_unread_tables(), alike_traced_once(), cached(gm.graph):
         return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import Graph
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workbench.torch_api.ops import is_symbolic
@@ -31,12 +31,13 @@ def new_fake_mode() -> FakeTensorMode:
 
 
 @contextlib.contextmanager
-def cached(gm: GraphModule) -> Iterator[None]:
+def cached(graph: Graph, mode: FakeTensorMode | None = None) -> Iterator[None]:
     """Within, an operator runs once on alike values of the graph's fake mode, whose cache Dynamo's capture has off.
 
+    mode: where the placeholders' values do not tell it.
     Sizes that are read from the device are new at each reading, and stay without it.
     """
-    values = [n.meta.get("val") for n in gm.graph.nodes]
-    mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")])
+    values = [n.meta.get(key) for n in graph.nodes for key in ("val", "example_value")]
+    mode = mode or detect_fake_mode([n.meta.get("val") for n in graph.find_nodes(op="placeholder")])
     with mock.patch.object(mode, "cache_enabled", not is_symbolic(values)) if mode else contextlib.nullcontext():
         yield
