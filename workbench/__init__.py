@@ -97,7 +97,8 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext workbench`: the magics `%%ranks` and `%ranks`."""
+    """`%load_ext workbench`: the magics `%%ranks` and `%ranks`, and ranks that start at once when they are wanted."""
+    import_module("workbench.world.local").prepare()  # before this process imports torch, too
     import_module("workbench.magics").load(shell)
 
 

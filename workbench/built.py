@@ -14,6 +14,7 @@ from workbench.compiled_step import CompiledStep, compile_step
 from workbench.contracts import check_passes
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition
+from workbench.garbage import uncollected
 from workbench.joint_graph import JointGraph, capture, title
 from workbench.numerics_proof import prove_numerics
 from workbench.parallel.author import Authored, author
@@ -99,14 +100,18 @@ def build(
     """
     check_buildable(recipe, world.kind)
     with deterministic(recipe.training.deterministic):  # the backward refuses to run under another setting
-        built = _build(recipe, world, level, progress, captured)
+        built = _build(recipe, world, progress, captured)
+        if level == "full":
+            progress("numerics")
+            started = time.perf_counter()
+            built.pipeline = prove_numerics(built.records, built.step)
+            built.seconds["numerics"] = time.perf_counter() - started
     _refuse_no_effect(recipe, built.records)
     return built
 
 
-def _build(
-    recipe: Recipe, world: World, level: Level, progress: Progress, note: Callable[[JointGraph], None] | None
-) -> Built:
+@uncollected()
+def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[JointGraph], None] | None) -> Built:
     seconds: dict[str, float] = {}
     started = time.perf_counter()
 
@@ -139,10 +144,6 @@ def _build(
     built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair),
                   captured=captured, flop=flop)
     lap("compile")
-    if level == "full":
-        progress("numerics")
-        built.pipeline = prove_numerics(records, step)
-        lap("numerics")
     return built
 
 

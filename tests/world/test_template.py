@@ -16,6 +16,7 @@ from processes import alive, wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import template
+from workbench.world.local import prepare
 from workbench.world.ranks import ranks
 
 pytestmark = pytest.mark.ranks
@@ -125,3 +126,60 @@ def test_kill_9_of_the_owner_ends_the_template_and_the_ranks(tmp_path):
     owner.communicate()
     assert wait_until_gone(pids) == []
     assert not list(Path(tmp_path).glob("workbench-ranks-*"))
+
+
+def test_load_ext_begins_the_imports_and_the_first_pool_forks_that_template(tmp_path):
+    script = ("import os, time\nos.environ.pop('TORCHINDUCTOR_CACHE_DIR', None)\nimport workbench\n"
+              "from IPython.core.interactiveshell import InteractiveShell\n"
+              "workbench.load_ipython_extension(InteractiveShell.instance())\n"
+              "from workbench.world import template\nfrom workbench.world.ranks import ranks\n"
+              "early, = template._TEMPLATES\nimport torch\n"
+              "for size in (1, 4):\n"  # they have other shares of the threads
+              "    with ranks(size, backend='gloo', echo='none') as pool:\n"
+              "        assert template._TEMPLATES == [early]\n"
+              "        print(*pool.run(torch.get_num_threads), *pool.run(os.getenv, 'TORCHINDUCTOR_CACHE_DIR'))\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "IPYTHONDIR": str(tmp_path)}
+    env.pop("OMP_NUM_THREADS", None)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=120)
+    assert found.returncode == 0, found.stderr
+    cores = len(os.sched_getaffinity(0))
+    for line, size in zip(found.stdout.splitlines(), (1, 4), strict=True):
+        assert line.split()[:size] == [str(max(1, cores // size))] * size
+        assert len(set(line.split()[size:])) == 1 and "torchinductor" in line.split()[size]
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), (" 2 , 1", 2)])
+def test_a_rank_has_the_threads_that_the_environment_says_now(own, monkeypatch, said, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(threads_here) == [(threads, said)]
+    assert [own] == template._TEMPLATES
+
+
+def threads_here():
+    import torch
+
+    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+@pytest.mark.parametrize("said", ["", "many", "0", "²"])
+def test_a_number_of_threads_that_is_none_is_left_to_torch(monkeypatch, said):
+    monkeypatch.setattr("torch.set_num_threads", lambda n: pytest.fail(f"{said!r} was taken for {n}"))
+    template._set_threads(said)
+
+
+def test_an_edited_module_takes_another_template(own, monkeypatch):
+    later = {name: written + 1 for name, written in template._files().items()}
+    assert any(name.endswith("workbench/run_recipe.py") for name in later)
+    assert any(name.endswith("workbench/models/llama3.py") for name in later)
+    monkeypatch.setattr(template, "_files", lambda: later)
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(os.getpid) == pool.pids
+    assert [own] != template._TEMPLATES and not alive(own.pid)
+
+
+def test_nothing_is_prepared_where_ranks_are_no_forks(monkeypatch):
+    template.end()
+    monkeypatch.setattr("workbench.world.local.Path.exists", lambda self: True)  # a driver of NVIDIA's
+    prepare()
+    assert template._TEMPLATES == []

@@ -1,10 +1,11 @@
-"""What a rank imports of torch before it builds a recipe, and what takes long: modules that compute nothing."""
+"""What a rank imports before it builds a recipe, and what takes long: modules that compute nothing."""
 
 PRELOAD = (
-    "pydantic",
     "torch",
-    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor.experimental",
     "torch._dynamo.functional_export",
     "torch._functorch.aot_autograd",
     "torch._inductor.pattern_matcher",  # which the first partition imports
+    "torch._inductor.fx_passes.overlap_manual_scheduling",
+    "workbench.run_recipe",
 )

@@ -134,6 +134,15 @@ def _spawn(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> su
     )
 
 
+def prepare() -> None:
+    """Begin with what the first ranks of this process would wait for: torch is imported for them, beside its own work.
+
+    Only where ranks are forks. A driver of NVIDIA's is taken for CUDA, since to ask torch is to import it.
+    """
+    if not Path("/proc/driver/nvidia").exists():
+        template.prepare(rank_env(0, 1, {}))
+
+
 def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
     """A rank's environment: this process's, its place, sockets on loopback, its share of threads, then `extra`."""
     env = dict(os.environ)

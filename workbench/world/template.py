@@ -1,8 +1,8 @@
 """Ranks as forks of one process that has imported torch: four of them in a tenth of a second rather than in eight.
 
 The template imports what `PRELOAD` lists and computes nothing, so that nothing but its own thread is lost in a fork. It
-belongs to one process with one environment, and ends with it. A rank's parent is that process, as if it were started by
-it. Ranks that a fork does not suit are started afresh (see `suits`).
+belongs to one process with one environment and one state of this package's files, and ends with it. A rank's parent is
+that process, as if it were started by it. Ranks that a fork does not suit are started afresh (see `suits`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
 
 START_SECONDS = 120.0
-LATE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORKBENCH_", "PYTEST_")
-"""What these variables' names start with: no import reads them."""
+THREADS = "OMP_NUM_THREADS"
+LATE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORKBENCH_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR",
+        THREADS)
+"""What these variables' names start with: a rank reads them when it runs. torch's own import sets the folder."""
 _MESSAGE = 1 << 16
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _LOCK = threading.Lock()
@@ -65,13 +68,14 @@ class Template:
     """This process's handle on its template."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        self.env, self.owner = env, os.getpid()
+        self.env, self.owner, self._files = env, os.getpid(), _files()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(START_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),), env=env,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),),
+                env=env | {THREADS: "1"},  # a fork would lose the others
                 start_new_session=True,  # an interrupt stays with this process
             )
 
@@ -81,8 +85,9 @@ class Template:
         return self._process.pid
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Whether it lives, is this process's own, and was started with this environment."""
-        return self.owner == os.getpid() and self.env == env and self._process.poll() is None
+        """Whether it lives, is this process's own, was started with this environment, and no module changed since."""
+        mine = self.owner == os.getpid() and self.env == env
+        return mine and self._process.poll() is None and self._files == _files()
 
     def fork(self, request: Mapping[str, Any], fds: list[int]) -> Forked:
         """Another rank; WorkbenchError where the template has died, with what it printed, or imports for too long."""
@@ -122,17 +127,34 @@ def suits(backend: str, extra: Mapping[str, str]) -> bool:
 def fork(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> Forked:
     """A rank that serves `job` (see the worker) with this environment and these descriptors: channel and output."""
     late = {name: value for name, value in env.items() if name.startswith(LATE)}
-    shared = {name: value for name, value in env.items() if name not in late}
     with _LOCK:
-        if _TEMPLATES and not _TEMPLATES[0].serves(shared):
-            end()
-        if not _TEMPLATES:
-            _TEMPLATES.append(Template(shared))
+        serving = _serving(env)
         try:
-            return _TEMPLATES[0].fork({"job": job, "late": late, "folder": os.getcwd()}, fds)
+            return serving.fork({"job": job, "late": late, "folder": os.getcwd()}, fds)
         except BaseException:  # a pid that nobody waits for may be on its way
             end()
             raise
+
+
+def prepare(env: Mapping[str, str]) -> None:
+    """Let the template of this environment import beside what this process does, if it is not there already."""
+    with _LOCK:
+        _serving(env)
+
+
+def _serving(env: Mapping[str, str]) -> Template:
+    shared = {name: value for name, value in env.items() if not name.startswith(LATE)}
+    if _TEMPLATES and not _TEMPLATES[0].serves(shared):
+        end()
+    if not _TEMPLATES:
+        _TEMPLATES.append(Template(shared))
+    return _TEMPLATES[0]
+
+
+def _files() -> dict[str, int]:
+    """When each module of this package was written: a rank has them as they are when its pool starts."""
+    package = Path(__file__).parent.parent
+    return {str(file): file.stat().st_mtime_ns for where in ("*.py", "*/*.py") for file in package.glob(where)}
 
 
 @atexit.register
@@ -199,6 +221,7 @@ def _become_rank(request: dict[str, Any], channel: int, output: int) -> None:
             setattr(sys, name, open(getattr(sys, name).fileno(), "w", closefd=False))  # noqa: SIM115
         os.chdir(request["folder"])
         os.environ.update(request["late"])
+        _set_threads(os.environ.get(THREADS, ""))
         random.seed()
         serve_job(request["job"] | {"channel": channel})
         status = 0
@@ -213,6 +236,13 @@ def _become_rank(request: dict[str, Any], channel: int, output: int) -> None:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(status)
+
+
+def _set_threads(said: str) -> None:
+    """What OpenMP reads when it is loaded, said anew: a number, or one for each level of nesting."""
+    first = said.split(",")[0].strip()
+    if first.isdecimal() and int(first):
+        importlib.import_module("torch").set_num_threads(int(first))
 
 
 if __name__ == "__main__":
