@@ -19,7 +19,7 @@ help: ## this list
 venv: ## the virtual environment, made again only when pyproject.toml or constraints.txt changes
 	@$(PYTHON) .ci/make_venv $(VENV)
 
-tour: venv ## train a small llama3 on 4 ranks through four passes, and see what each proved
+tour: venv ## train a small llama3 on 2 ranks through four passes, and see what each proved
 	@$(BIN)/workbench tour
 
 lab: venv ## JupyterLab on the notebooks

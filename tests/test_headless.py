@@ -83,7 +83,7 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(
     assert main(["tour", "--out", str(out)]) == 1
     told = capsys.readouterr().err
     assert (f"workbench: error: 00_tour.ipynb: code cell 4 failed, which starts `# half way`\n"
-            f"ValueError: no 20\nthe notebook up to there is kept: {out / '00_tour.ipynb'}\n") in told
+            f"ValueError: no 10\nthe notebook up to there is kept: {out / '00_tour.ipynb'}\n") in told
     assert "Traceback" not in told
     assert "ValueError" in (out / "00_tour.ipynb").read_text()
     assert not (out / "00_tour.html").exists()

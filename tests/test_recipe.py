@@ -151,6 +151,8 @@ EXPERTS = {"family": "deepseek_v3"}
         "mesh.ep: dp_shard 2 does not divide by mesh.ep 4: change one of them"]),
     ({"model": EXPERTS, "mesh": {"dp_shard": 2, "tp": 2, "ep": 8, "ep_over": "dp_shard x tp"}}, [
         "mesh.ep: dp_shard x tp 4 does not divide by mesh.ep 8: change one of them"]),
+    ({"model": EXPERTS | {"n_dense_layers": 3}, "mesh": {"dp_shard": 2, "ep": 2}}, [
+        "mesh.ep: the model has no experts to place on 2 ranks: set it to 1"]),
     ({"model": EXPERTS | {"top_k": 5}}, [
         "model.top_k: 5 experts a token, and 2 of 4 groups hold 4: lower it, or raise model.top_groups"]),
     ({"model": EXPERTS | {"top_groups": 5}}, ["model.top_groups: 5 of 4 groups cannot be chosen: at most 4"]),

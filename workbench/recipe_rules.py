@@ -100,7 +100,7 @@ def _expert_mesh_problems(mesh: Mapping[str, Any], sizes: Mapping[str, Any] | No
     ep, over = mesh["ep"], mesh["ep_over"]
     if ep == 1:
         return []
-    if sizes is not None and "n_experts" not in sizes:
+    if sizes is not None and ("n_experts" not in sizes or sizes.get("n_dense_layers", 0) >= sizes.get("n_layers", 1)):
         return [Problem("mesh.ep", f"the model has no experts to place on {ep} ranks: set it to 1")]
     within = mesh["dp_shard"] * (mesh["tp"] if over == "dp_shard x tp" else 1)
     problems = _divides(f"{over}", within, "mesh.ep", ep, "mesh.ep")

@@ -184,3 +184,88 @@ def test_nothing_is_prepared_where_ranks_are_no_forks(monkeypatch):
     monkeypatch.setattr("workbench.world.local.Path.exists", lambda self: True)  # a driver of NVIDIA's
     prepare()
     assert template._TEMPLATES == []
+
+
+def drawn():
+    import numpy as np
+    import torch
+
+    return torch.rand(1).item(), np.random.rand(), random.random()
+
+
+def test_ranks_draw_their_own_numbers_in_every_pool(own):
+    found = []
+    for _ in range(2):
+        with ranks(2, backend="gloo", echo="none") as pool:
+            found += pool.run(drawn)
+    assert all(len(set(numbers)) == 4 for numbers in zip(*found, strict=True))
+
+
+def test_an_interrupt_between_two_forks_leaves_no_rank(own, monkeypatch):
+    fork, made = template.Template.fork, []
+
+    def once(self, *args):
+        if made:
+            raise KeyboardInterrupt
+        made.append(fork(self, *args))
+        return made[0]
+
+    monkeypatch.setattr(template.Template, "fork", once)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ranks(2, backend="gloo", echo="none")
+    assert time.monotonic() - begun < 5 and made[0].returncode == -signal.SIGKILL
+    assert not alive(made[0].pid)
+
+
+def test_a_folder_made_after_the_template_started_can_be_imported_from(tmp_path, monkeypatch):
+    folder = tmp_path / "later"
+    monkeypatch.syspath_prepend(folder)
+    prepare()
+    ranks(1, backend="gloo", echo="none").close()
+    folder.mkdir()
+    (folder / "made_later.py").write_text("value = 1")
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(eval, "__import__('made_later').value") == [1]
+
+
+def writes_at_its_end(path):
+    import threading
+
+    threading.Thread(target=lambda: (time.sleep(1), path.write_text("written"))).start()
+
+
+def test_a_rank_waits_for_the_threads_of_its_calls(own, tmp_path):
+    with ranks(1, backend="gloo", echo="none") as pool:
+        pool.run(writes_at_its_end, tmp_path / "late")
+    assert (tmp_path / "late").read_text() == "written"
+
+
+def test_a_rank_has_the_cpus_and_the_mask_of_files_of_now(own, monkeypatch):
+    cpus, mask = os.sched_getaffinity(0), os.umask(0o077)
+    try:
+        os.sched_setaffinity(0, {min(cpus)})
+        with ranks(1, backend="gloo", echo="none") as pool:
+            assert pool.run(place) == [({min(cpus)}, 0o077)]
+    finally:
+        os.sched_setaffinity(0, cpus)
+        os.umask(mask)
+    assert [own] == template._TEMPLATES
+
+
+def place():
+    return os.sched_getaffinity(0), os.umask(0)
+
+
+def test_imports_that_print_much_do_not_stop_a_template(monkeypatch):
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # some 200 KB
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(os.getpid) == pool.pids
+
+
+def test_an_editors_link_to_nowhere_is_no_module(tmp_path, monkeypatch):
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world" / "pool.py").touch()
+    (tmp_path / "world" / ".#pool.py").symlink_to("nowhere")
+    monkeypatch.setattr(template, "__file__", str(tmp_path / "world" / "template.py"))
+    assert list(template._files()) == [str(tmp_path / "world" / "pool.py")]

@@ -37,6 +37,7 @@ def _reduced(x: torch.Tensor, mesh: DeviceMesh, op: str) -> torch.Tensor:
 def vocabulary_parallel(logits: torch.Tensor, targets: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Mean cross entropy of logits (n, vocabulary / ranks) that are cut over `mesh`, without gathering them.
 
+    Every target is a token: where one is not, as -100 in a padded batch, the result is wrong and no error says so.
     Each rank normalises its own part, and corrects by the parts' sums: two reductions of n numbers. Source:
     arXiv:1909.08053, section 3.
     """

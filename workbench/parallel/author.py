@@ -98,7 +98,7 @@ def author_module(
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     values = {
         name: tensor.detach()
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        for name, tensor in (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
         if not tensor.is_meta
     }
     first: dict[int, str] = {}

@@ -15,6 +15,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -27,9 +28,9 @@ from workbench.errors import WorkbenchError
 
 START_SECONDS = 120.0
 THREADS = "OMP_NUM_THREADS"
-LATE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORKBENCH_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR",
-        THREADS)
-"""What these variables' names start with: a rank reads them when it runs. torch's own import sets the folder."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own import sets it, and makes the folder
+LATE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORKBENCH_", "PYTEST_", CACHE, THREADS)
+"""What these variables' names start with: a rank reads them when it runs."""
 _MESSAGE = 1 << 16
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _LOCK = threading.Lock()
@@ -67,15 +68,16 @@ class Forked:
 class Template:
     """This process's handle on its template."""
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str], cache: dict[str, str]) -> None:
         self.env, self.owner, self._files = env, os.getpid(), _files()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(START_SECONDS)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(theirs.fileno(),),
-                env=env | {THREADS: "1"},  # a fork would lose the others
+                stdout=subprocess.DEVNULL, stderr=self._said, pass_fds=(theirs.fileno(),),
+                env=env | cache | {THREADS: "1"},  # a fork would lose the others
                 start_new_session=True,  # an interrupt stays with this process
             )
 
@@ -102,7 +104,10 @@ class Template:
             except ConnectionError:  # it has died
                 pass
         if not answer:
-            said = self._process.communicate(timeout=10)[1].decode(errors="replace").strip()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace").strip()[-_MESSAGE:]
             raise WorkbenchError("the ranks cannot start: the process that imports torch for them ended with status "
                                  f"{self._process.returncode}" + (f":\n{said}" if said else ""))
         return Forked(int(answer))
@@ -113,8 +118,7 @@ class Template:
         if os.getpid() == self.owner:
             self._process.kill()
             self._process.wait()
-            if self._process.stderr is not None:
-                self._process.stderr.close()
+        self._said.close()
 
 
 def suits(backend: str, extra: Mapping[str, str]) -> bool:
@@ -130,7 +134,8 @@ def fork(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> Fork
     with _LOCK:
         serving = _serving(env)
         try:
-            return serving.fork({"job": job, "late": late, "folder": os.getcwd()}, fds)
+            here = {"folder": os.getcwd(), "cpus": sorted(os.sched_getaffinity(0)), "umask": _umask()}
+            return serving.fork({"job": job, "late": late, **here}, fds)
         except BaseException:  # a pid that nobody waits for may be on its way
             end()
             raise
@@ -147,14 +152,23 @@ def _serving(env: Mapping[str, str]) -> Template:
     if _TEMPLATES and not _TEMPLATES[0].serves(shared):
         end()
     if not _TEMPLATES:
-        _TEMPLATES.append(Template(shared))
+        _TEMPLATES.append(Template(shared, {CACHE: env[CACHE]} if CACHE in env else {}))
     return _TEMPLATES[0]
 
 
 def _files() -> dict[str, int]:
     """When each module of this package was written: a rank has them as they are when its pool starts."""
-    package = Path(__file__).parent.parent
-    return {str(file): file.stat().st_mtime_ns for where in ("*.py", "*/*.py") for file in package.glob(where)}
+    package, found = Path(__file__).parent.parent, {}
+    for file in (*package.glob("*.py"), *package.glob("*/*.py")):
+        with suppress(FileNotFoundError):  # an editor's link to nowhere
+            found[str(file)] = file.stat().st_mtime_ns
+    return found
+
+
+def _umask() -> int:
+    """This process's, which os.umask tells only to who sets another."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("\nUmask:")[1].split()[0], 8)
 
 
 @atexit.register
@@ -193,13 +207,13 @@ def _serve(channel: socket.socket) -> None:
         read, write = os.pipe()
         between = os.fork()
         if not between:  # its end makes the rank an orphan
-            rank = os.fork()
-            if not rank:
+            if not os.fork():
+                os.setsid()  # before the owner knows its pid, and ends it by its group
+                os.write(write, str(os.getpid()).encode())
                 os.close(read)
                 os.close(write)
                 channel.close()
                 _become_rank(json.loads(message), *fds)
-            os.write(write, str(rank).encode())
             os._exit(0)
         os.waitpid(between, 0)
         os.close(write)
@@ -213,16 +227,17 @@ def _become_rank(request: dict[str, Any], channel: int, output: int) -> None:
 
     status = 1
     try:
-        os.setsid()
         for fd in (1, 2):
             os.dup2(output, fd)
         os.close(output)
         for name in ("stdout", "stderr"):  # those of before know where the descriptors led
             setattr(sys, name, open(getattr(sys, name).fileno(), "w", closefd=False))  # noqa: SIM115
         os.chdir(request["folder"])
+        os.sched_setaffinity(0, request["cpus"])
+        os.umask(request["umask"])
         os.environ.update(request["late"])
         _set_threads(os.environ.get(THREADS, ""))
-        random.seed()
+        _start_anew()
         serve_job(request["job"] | {"channel": channel})
         status = 0
     except SystemExit as error:
@@ -230,8 +245,9 @@ def _become_rank(request: dict[str, Any], channel: int, output: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        with suppress(BaseException):
-            atexit._run_exitfuncs()
+        for end_of_interpreter in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+            with suppress(BaseException):
+                end_of_interpreter()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -243,6 +259,15 @@ def _set_threads(said: str) -> None:
     first = said.split(",")[0].strip()
     if first.isdecimal() and int(first):
         importlib.import_module("torch").set_num_threads(int(first))
+
+
+def _start_anew() -> None:
+    """What each process draws at its start, and what the template found to be missing on its path."""
+    random.seed()
+    importlib.import_module("torch").seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    importlib.invalidate_caches()
 
 
 if __name__ == "__main__":
