@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from graphs_by_hand import C10D
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition
 from workbench.analysis.spans import COMPUTE, HIDDEN, simulated
@@ -72,3 +74,16 @@ def test_a_profile_of_something_else_is_refused(graphs):
 def test_without_a_gpu_it_says_so(graphs):
     with pytest.raises(WorkbenchError, match="measured on a GPU, and there is none here"):
         measured(lambda: None, None)
+
+
+def test_groups_whose_collectives_are_alike_are_not_guessed_apart():
+    def two(x):
+        starts = [C10D.all_gather_into_tensor(x.repeat(n, 1), 2, group) for n, group in ((1, "A"), (9, "B"))]
+        return [C10D.wait_tensor(start) for start in starts]
+
+    with fake_world(2):
+        gm = make_fx(two, tracing_mode="fake")(torch.randn(4, 8))
+    gm.meta["workbench"] = {"graph": "forward", "groups": {"tp": "A", "dp": "B"}, "group_sizes": {"A": 2, "B": 2}}
+    kernels = [Kernel("ncclDevKernel_AllGather_RING_LL(x)", stream, at, at + 1) for stream, at in ((20, 0), (21, 5))]
+    run = run_of_kernels(kernels, {"forward": gm}, "measured on paper")
+    assert [(s.lane, s.label) for s in run.collectives] == [("stream 20", ""), ("stream 21", "")]

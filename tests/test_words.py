@@ -1,10 +1,10 @@
-"""How the package says how many."""
+"""How the package says how many, and what went wrong."""
 
 from __future__ import annotations
 
 import pytest
 
-from workbench.words import counted
+from workbench.words import counted, first_line
 
 
 @pytest.mark.parametrize(("count", "noun", "said"), [
@@ -12,3 +12,7 @@ from workbench.words import counted
 ])
 def test_one_has_no_plural(count: int, noun: str, said: str) -> None:
     assert counted(count, noun) == said
+
+
+def test_the_first_line_of_an_error_that_says_nothing_is_its_kind():
+    assert first_line(ValueError("one\ntwo")) == "one" and first_line(AssertionError()) == "AssertionError"

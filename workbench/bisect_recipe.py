@@ -31,6 +31,7 @@ from workbench.verify import numerics
 from workbench.verify.bisect import CHECKS, Bisection, Found, first_growth, first_no_effect, first_node, over_ranks
 from workbench.verify.values import Trace, trace
 from workbench.verify.verdicts import Outcome
+from workbench.words import first_line
 from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
@@ -155,7 +156,7 @@ def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: i
         try:
             after = run_graphs(record, record.after, inputs, tangents)
         except Exception as raised:
-            error = f"its graph raises {type(raised).__name__}: {str(raised).splitlines()[0]}"
+            error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
         errors: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, error)
         broken = next(((rank, text) for rank, text in enumerate(errors) if text), None)

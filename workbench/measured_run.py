@@ -53,17 +53,17 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     compute = [(k.begin, k.end) for k in kernels if "nccl" not in k.name.lower()]
     spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3)
              for k in kernels if "nccl" not in k.name.lower()]
-    free: dict[str, list[tuple[str, Span]]] = {}
+    lanes: dict[str, list[tuple[str, Span]]] = {}
     for span in simulated(graphs).collectives:
-        free.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
+        lanes.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
     streams: dict[int, list[Kernel]] = {}
     for kernel in nccl:
         streams.setdefault(kernel.stream, []).append(kernel)
     for stream, own in streams.items():
         kinds = [m[1] if (m := _NCCL.match(k.name)) else k.name for k in own]
-        lane = next((lane for lane, found in free.items()
-                     if [_KINDS.get(kind, kind) for kind, _ in found] == kinds), None)
-        known = [span for _, span in free.pop(lane)] if lane is not None else []
+        fits = [lane for lane, found in lanes.items() if [_KINDS.get(kind, kind) for kind, _ in found] == kinds]
+        lane = fits[0] if len(fits) == 1 else None  # nothing tells groups apart whose collectives are alike
+        known = [span for _, span in lanes[lane]] if lane is not None else []
         for i, k in enumerate(own):
             meanwhile = [(max(b, k.begin), min(e, k.end)) for b, e in compute if b < k.end and e > k.begin]
             alone = (k.end - k.begin - covered(meanwhile)) / 1e3

@@ -60,3 +60,10 @@ def test_a_grouped_product_counts_each_row_once():
 
     traced = make_fx(both, tracing_mode="fake")(rows, weights, torch.empty(32, 24, dtype=torch.bfloat16), ends)
     assert flops(traced) == {"aten._grouped_mm": 2 * (2 * 32 * 16 * 24)}
+
+
+def test_attention_of_a_tensor_on_itself_counts_it_three_times():
+    x, other = torch.randn(2, 4, 16, 8), torch.randn(2, 4, 16, 8)
+    alone = make_fx(lambda x: F.scaled_dot_product_attention(x, x, x), tracing_mode="fake")(x)
+    apart = make_fx(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), tracing_mode="fake")(x, other, other + 1)
+    assert sum(flops(alone).values()) == sum(flops(apart).values()) == 2 * 2 * (2 * 4 * 16 * 16 * 8)

@@ -9,6 +9,7 @@ from workbench.analysis.memory import (
     roots,
     saved_tensors,
     storage_roots,
+    writes_inputs,
 )
 
 WEIGHT = DIM * DIM * 4
@@ -132,3 +133,36 @@ def test_activations_written_into_a_bucket_are_not_parameters(fake4):
 
     gm = trace(forward, *shards(4))
     assert parameter_gathers(gm) == [] == gathered_parameters_kept(gm, 1, copies=True)
+
+
+def normed(x):
+    out, mean, rstd = torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)
+    return out, mean, rstd
+
+
+def test_of_a_tuple_only_the_items_that_are_saved_are_held(fake4):
+    def forward(x):
+        out, mean, rstd = normed(x)
+        return [out.sum(), mean, rstd, rstd.view(-1)]
+
+    rows = saved_tensors(trace(forward, torch.randn(1024, 8)), 1)
+    assert [row.held_bytes for row in rows] == [4096, 4096, 0]
+    assert {row.root for row in rows} == {"native_layer_norm"}
+
+
+def test_an_item_of_a_tuple_lives_from_the_tuple_to_its_own_last_use(fake4):
+    def forward(x):
+        out, mean, _ = normed(x)
+        total = out.sum()
+        return [mean, total + torch.ones(8192, device=x.device).sum()]
+
+    profile = live_bytes(trace(forward, torch.randn(1024, 8)))
+    at = profile.nodes.index("native_layer_norm")
+    assert profile.curve[at] == 32768 + 32768 + 4096 + 4096  # the input and all three
+    assert profile.curve[profile.nodes.index("ones")] == 32768 + 4096 + 4 + 32768  # out and rstd are gone
+
+
+def test_a_write_into_an_input_is_seen_through_views(fake4):
+    x = torch.ones(4, 4)
+    assert writes_inputs(trace(lambda x: x.view(-1).add_(1), x))
+    assert not writes_inputs(trace(lambda x: (x + 1).add_(1), x))

@@ -4,9 +4,12 @@ import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, named, trace, two_layer_graph
 
 from workbench.contracts import Numerics, PassContract, Stage
+from workbench.numerics_proof import _compared
 from workbench.torch_api.aot import clone
 from workbench.verify.numerics import compare, reduction_order_bound, run_pair
+from workbench.verify.record import PassRecord
 from workbench.verify.verdicts import Outcome
+from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
 
@@ -137,3 +140,32 @@ def test_the_worst_rank_is_named_on_every_rank(pool4):
 def test_a_constant_wrong_on_one_rank_fails_on_all(pool4, value):
     for found in pool4.run(broken_on_one_rank, value):
         assert found.outcome is Outcome.FAIL and found.message.startswith("rank 2: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_complex_numbers_and_float8_are_compared_as_numbers(dtype):
+    a = (torch.arange(1.0, 101.0) / 10).to(dtype)
+    kinds = {kind: PassContract("p", Stage.JOINT, kind, "x", tolerance=1e-3 if kind is Numerics.LOSSY else None)
+             for kind in Numerics}
+    for contract in kinds.values():
+        assert compare([a], [a.clone()], contract).outcome is Outcome.PASS
+        assert compare([a], [torch.arange(2.0, 102.0).to(dtype)], contract).outcome is Outcome.FAIL
+    if dtype.is_complex:
+        near = a * (1 + 1e-7)
+        assert compare([a], [near], kinds[Numerics.REDUCTION_ORDER]).outcome is Outcome.PASS
+        assert compare([a], [near], kinds[Numerics.EXACT]).outcome is Outcome.FAIL
+        assert compare([a.conj()], [a.conj()], kinds[Numerics.EXACT]).outcome is Outcome.PASS
+
+
+def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():
+    def writes(primals, tangents):
+        return [primals[0].add_(1) * tangents[0]]
+
+    x = torch.ones(2)
+    with fake_world(2):
+        gm = trace(lambda p, t: p.add_(1) * t, x, x)
+    gm.forward = lambda primals, tangents: writes(primals, tangents)
+    record = PassRecord("inductor_decomposition", Stage.JOINT, None, (gm,), (gm,), 0.0, 0.0)
+    primals = [torch.ones(2)]
+    assert _compared(record, primals, [torch.ones(2)], 1).outcome is Outcome.PASS
+    assert primals[0].tolist() == [1, 1]

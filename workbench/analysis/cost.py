@@ -22,7 +22,8 @@ _FREE = ("view", "bookkeeping", "wait", "collective")
 
 def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
     """Matmuls of attention, unmasked: 2 forward, 5 backward (one repeats the scores). Fewer key heads are repeated."""
-    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    given = (a.meta.get("val") for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.fx.Node))
+    tensors = [t for t in given if isinstance(t, torch.Tensor)]  # one tensor may be query, key and value
     tensors = [t for t in tensors if t.dim() == 4]
     query, key, value = tensors[1:4] if backward else tensors[:3]
     batch, heads, queries, depth = map(hint, query.shape)

@@ -13,6 +13,7 @@ from workbench.torch_api.ops import (
     aliased_inputs,
     calls_of,
     collective_kind,
+    op_name,
     own_bytes,
     storage_key,
     tensor_bytes,
@@ -33,6 +34,28 @@ def roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
         aliased = aliased_inputs(node)
         owner[node] = owner[aliased[0]] if aliased else node
     return owner
+
+
+def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The same, where an item of a tuple that an operator has made is the owner of its own memory."""
+    items: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
+    found: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        root = owner[node]
+        aliased = aliased_inputs(node)
+        if not aliased or not isinstance(root.meta.get("val"), list | tuple):
+            found[node] = root
+        elif aliased[0] is root and op_name(node.target) == "operator.getitem":
+            found[node] = items.setdefault((root, node.args[1]), node)
+        else:
+            found[node] = found[aliased[0]]
+    return found
+
+
+def writes_inputs(gm: Graph) -> bool:
+    """Whether a node writes into the memory of one of the graph's inputs."""
+    owner = roots(gm)
+    return any(owner[n].op == "placeholder" for node in calls_of(gm.graph, writes) for n in written_inputs(node))
 
 
 def alias_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -181,13 +204,14 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
     flow = Flow(forward)
     gathers = set(parameter_gathers(forward, flow))
     owner, counted, rows = flow.owner, set(), []
+    holder = item_roots(forward, owner)
     for node in _saved_nodes(forward, saved):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             continue
         root = owner[node]
-        held = 0 if root in counted or root.op == "placeholder" else own_bytes(root)
-        counted.add(root)
+        held = 0 if holder[node] in counted or root.op == "placeholder" else own_bytes(holder[node])
+        counted.add(holder[node])
         gather, copied = _gather_behind(node, gathers, flow)
         rows.append(SavedTensor(
             node.name, tuple(int(s) if isinstance(s, int) else -1 for s in value.shape),
@@ -230,7 +254,8 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
     Inputs stay until the end, but for a backward graph's saved tensors and tangents, which it frees.
     """
     nodes: Sequence[torch.fx.Node] = list(gm.graph.nodes)
-    owner = roots(gm)
+    tensor = roots(gm)
+    owner = item_roots(gm, tensor)
     backward = (gm.meta.get("workbench") or {}).get("graph") == "backward"
     last: dict[torch.fx.Node, int] = {}
     for i, node in enumerate(nodes):
@@ -238,22 +263,27 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
         for used in node.all_input_nodes:
             last[owner[used]] = i
     size = {n: own_bytes(n) for n in last}
+    position = {n: i for i, n in enumerate(nodes)}
+    made = [0] * len(nodes)
+    for node in last:
+        if tensor[node] is not node:  # an item, there as soon as its tuple is, which keeps the rest
+            size[tensor[node]] -= size[node]
     inputs = {n for n in last if n.op in ("placeholder", "get_attr")}
     freed = [0] * len(nodes)
     for node, i in last.items():
+        if node not in inputs:
+            made[position[tensor[node]]] += size[node]
         if node not in inputs or _freed_by_graph(node, backward):
             freed[i] += size[node]
     now = peak = start = sum(size[n] for n in inputs)
     at, curve = 0, []
-    for i, node in enumerate(nodes):
-        if node in size and node not in inputs:
-            now += size[node]
+    for i in range(len(nodes)):
+        now += made[i]
         curve.append(now)
         if now > peak:
             peak, at = now, i
         now -= freed[i]
-    position = {n: i for i, n in enumerate(nodes)}
-    alive = [n for n in last if (n in inputs or position[n] <= at)
+    alive = [n for n in last if (n in inputs or position[tensor[n]] <= at)
              and (last[n] >= at or (n in inputs and not _freed_by_graph(n, backward)))]
     alive.sort(key=lambda n: -size[n])
     named = tuple((n.name, size[n], parameter_of(n) or module_path(n)) for n in alive[:holders])

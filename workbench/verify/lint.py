@@ -16,6 +16,7 @@ from workbench.torch_api.ops import (
     written_inputs,
 )
 from workbench.verify.verdicts import Outcome, Verdict
+from workbench.words import first_line
 
 MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
@@ -31,7 +32,7 @@ def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
     try:
         gm.graph.lint()
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-        return [f"{MALFORMED}: {str(error).splitlines()[0]}"]
+        return [f"{MALFORMED}: {first_line(error)}"]
     nodes = list(gm.graph.nodes)
     if not nodes or nodes[-1].op != "output":
         return [f"{MALFORMED}: it has no output node at its end"]

@@ -33,8 +33,6 @@ def _plain(value: Any) -> Any:
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Elementwise: the same bits, or NaN in both whatever its payload. Minus zero is not zero."""
-    if a.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
         return a == b
     bits = _BITS[a.dtype.itemsize]
@@ -61,6 +59,10 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
         return f"was {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}", math.inf
     if a.numel() == 0:
         return "", 0.0
+    if a.is_complex():
+        a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
+    if bound is not None and a.is_floating_point() and a.dtype.itemsize == 1:
+        a, b = a.float(), b.float()  # which hold every float8, and have the arithmetic
     if bound is None or not a.is_floating_point():
         wrong = int((~_same_bits(a, b)).sum())
         relative = _norm_relative(a, b) if wrong and a.is_floating_point() else 0.0

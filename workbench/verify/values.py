@@ -13,6 +13,7 @@ from workbench.analysis.memory import Flow
 from workbench.analysis.snapshot import output_values
 from workbench.torch_api.determinism import seeded
 from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name, written_inputs
+from workbench.words import first_line
 
 Key = tuple[str, str]
 """(graph, node name): the graph is joint, forward or backward."""
@@ -69,7 +70,7 @@ class _Recorder(Interpreter):
         try:
             result = super().run_node(n)
         except Exception as error:
-            self.trace.raised = value.key, f"raises {type(error).__name__}: {str(error).splitlines()[0]}"
+            self.trace.raised = value.key, f"raises {type(error).__name__}: {first_line(error)}"
             raise
         self._note(n, value, result)
         return result
