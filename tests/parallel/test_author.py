@@ -253,3 +253,21 @@ def test_671b_is_authored_without_memory():
     held = {name: p.to_local().shape for name, p in authored.module.named_parameters() if "layers.60.moe.exp" in name}
     assert held["layers.60.moe.experts.w1"] == (4, 256, 7168)  # 4 of 256 experts, each cut over 8 ranks of ep_shard
     assert authored.axes == {"ep": 64, "ep_shard": 8, "dp_shard": 64, "tp": 8}
+
+
+class SharedMask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        mask = torch.tril(torch.ones(4, 4))
+        self.a.register_buffer("mask", mask)
+        self.b.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return (self.b(self.a(x) @ self.a.mask) @ self.b.mask).sum()
+
+
+def test_a_buffer_that_two_modules_share_keeps_its_values_in_both():
+    authored = author_module(SharedMask(), ALONE, None)
+    for part in (authored.module.a, authored.module.b):
+        assert torch.equal(part.mask, torch.tril(torch.ones(4, 4)))
