@@ -22,7 +22,7 @@ from workbench.world.diagnose import read_stack
 from workbench.world.echo import Echo
 from workbench.world.gang import Gang
 
-STACK_SECONDS = 1.0
+STACK_SECONDS = 2.0
 Process = subprocess.Popen[bytes] | template.Forked
 Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]
 
