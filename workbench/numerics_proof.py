@@ -20,6 +20,7 @@ from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import seeded
 from workbench.training import Batches, deterministic, gradients
 from workbench.verify import numerics
+from workbench.verify.values import copies
 from workbench.verify.verdicts import Outcome, Verdict
 
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
@@ -100,15 +101,11 @@ def run_graphs(record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], 
         return _pair(record, graphs, primals, tangents)
 
 
-def _copies(values: list[Any]) -> list[Any]:
-    return [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
-
-
 def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> Verdict:
     # in a function of its own: a replay must not find the results of the last one still held
     given = [(primals, tangents)] * 2
     if any(isinstance(graph, GraphModule) and writes_inputs(graph) for graph in (*record.before, *record.after)):
-        given = [(_copies(primals), _copies(tangents)) for _ in range(2)]
+        given = [(copies(primals), copies(tangents)) for _ in range(2)]
     before, after = (run_graphs(record, g, *own) for g, own in zip((record.before, record.after), given, strict=True))
     return numerics.compare(before, after, CONTRACTS[record.name], group_size=size)
 

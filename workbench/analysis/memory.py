@@ -42,13 +42,12 @@ def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[tor
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         root = owner[node]
-        aliased = aliased_inputs(node)
-        if not aliased or not isinstance(root.meta.get("val"), list | tuple):
+        if root is node or not isinstance(root.meta.get("val"), list | tuple):
             found[node] = root
-        elif aliased[0] is root and op_name(node.target) == "operator.getitem":
+        elif (aliased := aliased_inputs(node)[0]) is root and op_name(node.target) == "operator.getitem":
             found[node] = items.setdefault((root, node.args[1]), node)
         else:
-            found[node] = found[aliased[0]]
+            found[node] = found[aliased]
     return found
 
 

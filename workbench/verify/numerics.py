@@ -13,6 +13,7 @@ from workbench.analysis.snapshot import visible_effects
 from workbench.contracts import Numerics, PassContract
 from workbench.torch_api.determinism import seeded
 from workbench.torch_api.ops import is_fake, world_kind
+from workbench.verify.values import copies
 from workbench.verify.verdicts import Outcome, Verdict
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -139,7 +140,7 @@ def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract,
 
 def _call(function: Callable[..., Any], inputs: Sequence[Any], seed: int) -> tuple[list[Any], list[Any]]:
     """(outputs, the inputs after the run) on clones of the inputs, with random numbers that start at `seed`."""
-    own = [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in inputs]
+    own = copies(inputs)
     with seeded(seed), torch.no_grad():
         out = function(list(own)) if getattr(function, "_boxed_call", False) else function(*own)
     return (list(out) if isinstance(out, list | tuple) else [out]), own

@@ -158,14 +158,15 @@ def trace(
     run: Callable[..., None] = _joint if len(graphs) == 1 else _pair
     with seeded(0), torch.no_grad():
         try:
-            run(found, graphs, _copies(inputs), _copies(tangents), saved_order)
+            run(found, graphs, copies(inputs), copies(tangents), saved_order)
         except Exception:
             if found.raised is None:
                 raise
     return found
 
 
-def _copies(values: Sequence[Any]) -> list[Any]:
+def copies(values: Sequence[Any]) -> list[Any]:
+    """The values of one run, for a run that may write them: each tensor a copy of its own."""
     return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
 
 
