@@ -5,6 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.analysis.collectives import exposed_in_node_order, launches, list_collectives, payload_bytes
 from workbench.analysis.memory import live_bytes
+from workbench.analysis.spans import simulated
 from workbench.verify.lint import lint
 from workbench.verify.verdicts import Outcome
 
@@ -42,6 +43,17 @@ def test_out_variant_and_coalesced_launches_are_found(fake4):
     assert (one.kind, one.bytes_in, one.bytes_out, len(one.waits)) == ("all_gather", 64, 256, 1)
     (both,) = list_collectives(trace(coalesced, a, b))
     assert (both.bytes_in, both.bytes_out, len(both.waits)) == (128, 512, 2)
+
+
+def test_a_collective_that_blocks_is_listed_and_exposed(fake4):
+    """DTensor's all-to-all from one sharded dimension to another."""
+    gm = trace(lambda x: torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name()) @ torch.ones(2, 2), shards(4)[2])
+    (found,) = list_collectives(gm)
+    assert (found.kind, found.axis, found.group_size, found.shape) == ("all_to_all", "dp_shard", 4, (3, 8))
+    assert (found.bytes_in, found.bytes_out, found.waits) == (96, 96, (found.node,))
+    assert exposed_in_node_order(gm) == [found]
+    (span,) = simulated(gm).collectives
+    assert span.exposed == span.end - span.begin > 0 and span.limit == "its operator returns when it has ended"
 
 
 def test_a_second_group_over_the_same_ranks_is_the_same_axis(fake4):

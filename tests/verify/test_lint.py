@@ -4,7 +4,7 @@ from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_gra
 
 from workbench.analysis.snapshot import snapshot
 from workbench.torch_api.aot import clone
-from workbench.verify.lint import lint
+from workbench.verify.lint import lint, unwaited
 from workbench.verify.verdicts import Outcome
 
 
@@ -138,19 +138,46 @@ def test_a_wait_behind_a_view_counts(fake4):
     assert lint(gm, clone(gm)).outcome is Outcome.PASS
 
 
-def test_reading_an_out_buffer_before_its_wait_is_caught(fake4):
-    def bucket(shard):
-        whole = shard.new_empty(4 * shard.shape[0], shard.shape[1])
-        mine = whole.narrow(0, 0, shard.shape[0]).copy_(shard)
-        return C10D.wait_tensor(C10D.all_gather_into_tensor_out(mine, 4, group_name(), out=whole)).exp()
+def two_buckets(shard):
+    """One buffer, and a gather into each half of it, the second one in place."""
+    rows = 4 * shard.shape[0]
+    whole = shard.new_empty(2 * rows, shard.shape[1])
+    mine = whole.narrow(0, rows, shard.shape[0]).copy_(shard)
+    first = C10D.all_gather_into_tensor_out(shard, 4, group_name(), out=whole.narrow(0, 0, rows))
+    second = C10D.all_gather_into_tensor_out(mine, 4, group_name(), out=whole.narrow(0, rows, rows))
+    return C10D.wait_tensor(first).exp(), C10D.wait_tensor(second).exp()
 
-    gm = trace(bucket, shards(4)[0])
+
+@pytest.mark.parametrize(("touch", "of", "said"), [
+    ("read", "out", "the output of collective all_gather_into_tensor_out is read by early without a wait"),
+    ("read", "base", "the output of collective all_gather_into_tensor_out is read by early without a wait"),
+    ("write", "base", "the output of collective all_gather_into_tensor_out is written by early without a wait"),
+    ("write", "shard", "the input of collective all_gather_into_tensor_out is written by early without a wait"),
+    ("read", "shard", ""),
+    ("read", "other half", ""),
+])
+def test_memory_that_a_collective_uses_is_not_touched_before_its_wait(fake4, touch, of, said):
+    gm = trace(two_buckets, shards(4)[0])
     before = snapshot(gm)
     assert lint(before, gm).outcome is Outcome.PASS
-    exp, start = named(gm, "exp")[0], named(gm, "all_gather")[0]
-    exp.replace_input_with(exp.all_input_nodes[0], named(gm, "new_empty")[0])
-    start.append(exp)
-    assert lint(before, gm).outcome is Outcome.FAIL
+    first, second = named(gm, "all_gather")
+    memory = {"out": first.kwargs["out"], "base": named(gm, "new_empty")[0], "shard": first.args[0],
+              "other half": second.kwargs["out"]}[of]
+    target = torch.ops.aten.sigmoid.default if touch == "read" else torch.ops.aten.zero_.default
+    second.kwargs["out"].append(first)
+    with gm.graph.inserting_after(first):
+        node = gm.graph.create_node("call_function", target, (memory,), name="early")
+    node.meta["val"] = memory.meta["val"]
+    problems = unwaited(gm)
+    assert problems == [said] if said else not problems
+
+
+def test_a_collective_that_blocks_needs_no_wait(fake4):
+    def resharded(x):
+        return torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name()).exp()
+
+    gm = trace(resharded, shards(4)[2])
+    assert lint(gm, clone(gm)).outcome is Outcome.PASS
 
 
 def test_a_dropped_write_to_an_input_is_caught(fake4):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from graphs_by_hand import named
+import torch.distributed as dist
+from graphs_by_hand import group_name, named
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.contracts import Numerics, Stage
@@ -47,6 +48,18 @@ def test_the_run_leaves_its_inputs_alone():
     gm = make_fx(lambda x, y: [x.add_(y)])(X.clone(), Y.clone())
     first, second = run(gm), run(gm)
     assert torch.equal(first.outputs[0], second.outputs[0]) and torch.equal(X, torch.arange(6.0).reshape(2, 3))
+
+
+def resharded():
+    """What a rank keeps of DTensor's all-to-all: its two of four columns, of the rows of both ranks."""
+    rank = dist.get_rank()
+    mine = torch.arange(8.0).reshape(2, 4)[rank:rank + 1]
+    gm = make_fx(lambda x: [torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name())])(mine)
+    return [v.tensors[0].tolist() for key, v in trace([gm], [mine], []).values.items() if "alltoall" in key[1]]
+
+
+def test_a_collective_that_blocks_has_its_value_at_once(pool2):
+    assert pool2.run(resharded) == [[[[0.0, 1.0], [4.0, 5.0]]], [[[2.0, 3.0], [6.0, 7.0]]]]
 
 
 def test_a_node_that_raises_ends_the_run():

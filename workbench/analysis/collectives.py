@@ -13,6 +13,7 @@ from workbench.analysis.census import is_compute, module_path
 from workbench.torch_api.ops import (
     aliased_inputs,
     argument,
+    blocks,
     calls_of,
     collective_kind,
     group_name_of,
@@ -29,7 +30,8 @@ class Collective:
     """One launch. `shape` and `dtype` are the first input's; `bytes_in`, `bytes_out` are of this rank.
 
     `axis` is the mesh axis, or None if the graph's context does not know the group.
-    `waits` are the nodes that wait for it: several for a coalesced launch, none if the wait is missing.
+    `waits` are the nodes that wait for it: several for a coalesced launch, itself where the operator returns when it
+    has ended, none if the wait is missing.
     """
 
     kind: str
@@ -113,7 +115,9 @@ def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:
 
 
 def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
-    """The waits that a collective's result reaches through views and items of a list."""
+    """The waits that a collective's result reaches through views and items of a list; itself where it blocks."""
+    if blocks(start.target):
+        return [start]
     found, todo, seen = [], [start], {start}
     while todo:
         node = todo.pop(0)

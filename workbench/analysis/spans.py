@@ -135,7 +135,9 @@ def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[l
         begin = clock.begin[node]
         limit = HIDDEN
         if exposed > 0:
-            if not idle.get(node.name):
+            if node in costs.waits:
+                limit = "its operator returns when it has ended"
+            elif not idle.get(node.name):
                 limit = "nothing computes between its start and its wait"
             elif begin - issued[node.name][0] > ms:
                 limit = "waits for others on its process group"

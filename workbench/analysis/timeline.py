@@ -63,20 +63,20 @@ class Clock:
         self._lanes: dict[str, float] = {}
 
     def ready_at(self, node: Node) -> float:
-        """When what a wait waits for is there; 0 for every other node."""
+        """When what a wait, or a collective that blocks, waits for is there; 0 for every other node."""
         start = self.costs.waits.get(node)
         return self.finish.get(start, 0.0) if start is not None else 0.0
 
     def issue(self, node: Node) -> None:
-        if node in self.costs.collective:
+        if launches := node in self.costs.collective:
             group = self.costs.group[node]
             begin = self.begin[node] = max(self.now, self._lanes.get(group, 0.0))
             self.finish[node] = self._lanes[group] = begin + self.costs.collective[node]
-        elif (ready := self.ready_at(node)) > self.now:
+        if (ready := self.ready_at(node)) > self.now:
             start = self.costs.waits[node]
             self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
             self.now = ready
-        else:
+        elif not launches:
             self.begin[node] = self.now
             self.now = self.finish[node] = self.now + self.costs.compute[node]
 

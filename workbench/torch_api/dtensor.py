@@ -13,7 +13,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.torch_api.ops import collective_kind, op_name, tensor_bytes
+from workbench.torch_api.ops import collective_kind, tensor_bytes
 
 __all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "open_meshes", "ranks_of", "strided_shard"]
 
@@ -65,7 +65,7 @@ class CollectiveLog(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # what it does to its local tensors comes here, too
         result = func(*args, **(kwargs or {}))
-        kind = "all_to_all" if "shard_dim_alltoall" in op_name(func) else collective_kind(func)
+        kind = collective_kind(func)
         if kind is not None:
             group = next(str(a) for a in reversed((*args, *(kwargs or {}).values())) if isinstance(a, str))
             self.seen.append((kind, group, tensor_bytes(args[0]), tensor_bytes(result)))

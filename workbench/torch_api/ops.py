@@ -49,10 +49,21 @@ def reads_shape(target: Any) -> bool:
 @functools.cache
 def collective_kind(target: Any) -> str | None:
     """One of `COLLECTIVE_KINDS` if the operator starts a functional collective, else None (also for its wait)."""
+    if blocks(target):
+        return "all_to_all"
     namespace, _, name = op_name(target).partition(".")
     if namespace not in COLLECTIVE_NAMESPACES:
         return None
     return next((kind for kind in COLLECTIVE_KINDS if name.startswith(kind)), None)
+
+
+def blocks(target: Any) -> bool:
+    """Whether a collective has ended when its operator returns, so that nothing waits for it.
+
+    DTensor's own all-to-all does, from one sharded dimension to another on GPUs (shard_dim_alltoall in
+    torch/distributed/tensor/_collective_utils.py); on a CPU it is an all-gather.
+    """
+    return op_name(target) == "_dtensor.shard_dim_alltoall"
 
 
 @functools.cache

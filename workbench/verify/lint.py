@@ -7,12 +7,16 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from workbench.analysis.memory import roots
 from workbench.analysis.snapshot import Graphs, Snapshot, each, snapshot
 from workbench.torch_api.ops import (
     aliased_inputs,
+    blocks,
     calls_of,
     collective_kind,
+    hint,
     is_wait,
+    writes,
     written_inputs,
 )
 from workbench.verify.verdicts import Outcome, Verdict
@@ -59,12 +63,11 @@ def _boundary(before: Snapshot, after: Snapshot) -> list[str]:
 
 
 def unwaited(gm: torch.fx.GraphModule) -> list[str]:
-    """One sentence for each collective whose result, or whose `out` buffer, is read without a wait."""
-    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+    """One sentence for each collective whose result is read without a wait, or whose memory is touched before it."""
     problems = []
-    for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None):
+    ends: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None and not blocks(target)):
         waits, early, todo, seen = [], [], [start], {start}
-        buffers = written_inputs(start)
         while todo:
             node = todo.pop()
             for user in node.users:
@@ -73,23 +76,63 @@ def unwaited(gm: torch.fx.GraphModule) -> list[str]:
                 seen.add(user)
                 if user.op == "call_function" and is_wait(user.target):
                     waits.append(user)
-                elif user.op == "call_function" and node in aliased_inputs(user) and not written_inputs(user):
+                elif _views(user) and node in aliased_inputs(user):
                     todo.append(user)
                 else:
                     early.append(user)
-        for buffer in buffers:
-            first = min((order[w] for w in waits), default=len(order))
-            early += [u for u in buffer.users if order[start] < order[u] < first and u not in aliased_views(buffer)]
         if early:
             problems.append(f"collective {start.name} is read by {early[0].name} without a wait")
         elif not waits:
             problems.append(f"collective {start.name} has no wait")
-    return problems
+        else:
+            ends.setdefault(min(waits), []).append(start)
+    return problems + _races(gm, ends)
 
 
-def aliased_views(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """The users of a node that only view it."""
-    return {u for u in node.users if node in aliased_inputs(u) and not written_inputs(u)}
+def _views(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and bool(aliased_inputs(node)) and not written_inputs(node)
+
+
+def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Node]]) -> list[str]:
+    """Who reads or writes what a collective fills, or writes what it reads, before its wait; none in pure graphs."""
+    if not ends or not calls_of(gm.graph, writes):
+        return []
+    problems: dict[torch.fx.Node, str] = {}
+    owner, pending = roots(gm), {start for starts in ends.values() for start in starts}
+    busy: dict[torch.fx.Node, list[tuple[torch.fx.Node, torch.fx.Node, bool]]] = {}
+    for node in gm.graph.nodes:
+        for start in ends.get(node, ()):
+            for read in start.all_input_nodes:
+                busy[owner[read]] = [each for each in busy[owner[read]] if each[0] is not start]
+        if any(busy.get(owner[n]) for n in node.all_input_nodes) and not _views(node):
+            written = written_inputs(node)
+            for touched in node.all_input_nodes:
+                for start, memory, filled in busy.get(owner[touched], ()):
+                    if (filled or touched in written) and _overlap(touched, memory):
+                        how = "written" if touched in written else "read"
+                        what = "output" if filled else "input"
+                        problems.setdefault(start, f"the {what} of collective {start.name} is {how} by {node.name} "
+                                                   "without a wait")
+        if node in pending:
+            written = written_inputs(node)
+            for memory in node.all_input_nodes:
+                busy.setdefault(owner[memory], []).append((node, memory, memory in written))
+    return list(problems.values())
+
+
+def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """Whether two values of one storage have bytes in common; True where a value is not recorded."""
+    extents = []
+    for value in (one.meta.get("val"), other.meta.get("val")):
+        if not isinstance(value, torch.Tensor):
+            return True
+        if not hint(value.numel()):
+            return False
+        first, size = hint(value.storage_offset()), value.dtype.itemsize
+        reach = sum((hint(n) - 1) * hint(stride) for n, stride in zip(value.shape, value.stride(), strict=True))
+        extents.append((first * size, (first + reach + 1) * size))
+    (a, b), (c, d) = extents
+    return a < d and c < b
 
 
 def problems_of(

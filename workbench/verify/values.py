@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from workbench.analysis.memory import Flow
 from workbench.analysis.snapshot import output_values
 from workbench.torch_api.determinism import seeded
-from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name, written_inputs
+from workbench.torch_api.ops import aliased_inputs, blocks, collective_kind, is_wait, op_name, written_inputs
 from workbench.words import first_line
 
 Key = tuple[str, str]
@@ -111,6 +111,8 @@ class _Recorder(Interpreter):
     def _unfilled(self, n: Node) -> bool:
         """Whether the node's memory may hold anything: a collective is under way, or nothing was written yet."""
         if n.op != "call_function":
+            return False
+        if blocks(n.target):
             return False
         if collective_kind(n.target) is not None or op_name(n.target) in _UNFILLED:
             return True
