@@ -82,7 +82,6 @@ BAD = {
     "recipe": (["tuor"], "recipe 'tuor': no recipe of this name; did you mean 'tour'?"),
     "key": (["tour", "--set", "mesh.tq=2"], "recipe 'tour' with mesh.tq=2: mesh.tq: unknown key; did you mean "
             "'mesh.tp'?"),
-    "no value": (["tour", "--set", "mesh.tp"], "--set mesh.tp: write KEY=VALUE, such as mesh.tp=2"),
     "type": (["tour", "--set", "training.steps=many"], "recipe 'tour' with training.steps=many: training.steps: "
              "expected a whole number, got text 'many'"),
     "misspelt pass": (["llama3", "--set", 'passes=["autobucketing_reordring"]'], "recipe 'llama3' with "
@@ -136,8 +135,13 @@ def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys
 @pytest.mark.parametrize(("command", "says"), [
     (["run", "llama3", "--timeout", "abc"], "argument --timeout: must be seconds, more than 0, and is 'abc'"),
     (["course", "--jobs", "x"], "argument --jobs: must be a whole number, 1 or more, and is 'x'"),
+    (["run", "tour", "--set", "mesh.tp"], "argument --set: mesh.tp: write KEY=VALUE, such as mesh.tp=2; "),
+    (["run", "--set", "mesh.tp=2", "tour"], "tour: write KEY=VALUE, such as mesh.tp=2; what has no = goes before"),
+    (["ablate", "tour", "--vary", "foo"], "argument --vary: foo: write PASS.OPTION=V1,V2; "),
+    (["explain", "tour", "--config", "=1"], "argument --config: =1: write OPTION=VALUE, such as "),
+    (["course", "00", "--set", "steps"], "argument --set: steps: write LESSON.PARAMETER=VALUE, such as 00_tour."),
 ])
-def test_a_number_that_is_none(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_that_cannot_be_read(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code == 2 and says in capsys.readouterr().err
@@ -145,7 +149,6 @@ def test_a_number_that_is_none(command: list[str], says: str, capsys: pytest.Cap
 
 @pytest.mark.parametrize(("command", "says"), [
     (["schedule", "llama3_tp", "--ranks", "²"], "'²'"),
-    (["ablate", "llama3", "--vary", "foo"], "--vary foo: write PASS.OPTION=V1,V2"),
     (["run", "llama3", "--import", "README.md"], "README.md: is no .py file"),
     (["check", "02_captur"], "did you mean '02_capture_a_joint_graph'?"),
     (["course", "1", "--record", "README.md"], "--record README.md: is a file: give a folder"),

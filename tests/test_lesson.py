@@ -218,6 +218,8 @@ def test_scores_are_kept(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(WorkbenchError) as caught:
         lesson.check("sum", 50, truth=100)
     assert str(path) in str(caught.value) and "remove it, or set WORKBENCH_SCORES" in str(caught.value)
+    monkeypatch.setenv("WORKBENCH_SCORES", "")
+    assert take_hint("l", "sum", 2) == 2  # with no file to count in, there is no next one
 
 
 def test_scores_that_cannot_be_written_are_a_warning(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from workbench.words import counted, first_line
+from workbench.words import counted, first_line, json_text
 
 
 @pytest.mark.parametrize(("count", "noun", "said"), [
@@ -16,3 +18,12 @@ def test_one_has_no_plural(count: int, noun: str, said: str) -> None:
 
 def test_the_first_line_of_an_error_that_says_nothing_is_its_kind():
     assert first_line(ValueError("one\ntwo")) == "one" and first_line(AssertionError()) == "AssertionError"
+
+
+def test_data_with_a_number_that_is_not_finite_is_strict_json():
+    def refuse(word):
+        raise AssertionError(word)
+
+    text = json_text({"relative": [float("inf"), -float("inf"), 0.5, (float("nan"), 3)], "at": {"x"}})
+    assert json.loads(text, parse_constant=refuse) == {
+        "relative": ["Infinity", "-Infinity", 0.5, ["NaN", 3]], "at": "{'x'}"}

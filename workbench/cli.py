@@ -6,7 +6,6 @@ Reading recipes, passes and help imports no torch.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -27,6 +26,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe, load_recipe, recipe_names
 from workbench.source_code import import_file
 from workbench.supported import require_torch
+from workbench.words import json_text
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 WIDTH = 100
@@ -76,15 +76,6 @@ def _first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _changes(given: Sequence[str], option: str = "--set", example: str = "KEY=VALUE, such as mesh.tp=2"
-             ) -> dict[str, str]:
-    """KEY=VALUE arguments as a dictionary; WorkbenchError where one is not of that form."""
-    wrong = [item for item in given if "=" not in item or item.startswith("=")]
-    if wrong:
-        raise WorkbenchError(f"{option} {wrong[0]}: write {example}")
-    return dict(item.split("=", 1) for item in given)
-
-
 def _import(files: Sequence[Path]) -> None:
     for file in files:
         import_file(file)
@@ -93,7 +84,7 @@ def _import(files: Sequence[Path]) -> None:
 def _recipe(args: argparse.Namespace) -> Recipe:
     """The recipe of the command line, changed, with what the user's files register for it."""
     _import(args.files)
-    return load_recipe(args.recipe).override(_changes(args.set))
+    return load_recipe(args.recipe).override(dict(args.set))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -146,14 +137,13 @@ def _bisect(args: argparse.Namespace) -> int:
     if _first_rank():
         print(found)
         if args.json is not None:
-            args.json.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+            args.json.write_text(json_text(found.to_dict()), encoding="utf-8")
     return PASSED if found.ok else FAILED
 
 
 def _explain(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    config = {key: _value(text) for key, text in _changes(
-        args.config, "--config", "OPTION=VALUE, such as joint_graph_constant_folding=false").items()}
+    config = {key: _value(text) for key, text in args.config}
     _writable(args.json)
     require_torch()
     from workbench.explain import inductor_passes
@@ -197,7 +187,7 @@ def _matrix(args: argparse.Namespace) -> int:
     if args.out.exists() and not args.out.is_dir():
         raise WorkbenchError(f"--out {args.out}: is a file: give a folder")
     _import(args.files)
-    found = run_matrix(args.recipes or recipe_names(), args.out, changes=_changes(args.set), files=args.files,
+    found = run_matrix(args.recipes or recipe_names(), args.out, changes=dict(args.set), files=args.files,
                        world=args.world, level=args.level, repeats=args.repeats, timeout=args.timeout,
                        tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(table(found))
@@ -208,8 +198,7 @@ def _ablate(args: argparse.Namespace) -> int:
     from workbench.ablate import ablate
 
     recipe = _recipe(args)
-    given = _changes(args.vary, "--vary", "PASS.OPTION=V1,V2")
-    vary = {key: [_value(word) for word in words.split(",")] for key, words in given.items()}
+    vary = {key: [_value(word) for word in words.split(",")] for key, words in args.vary}
     found = ablate(recipe, args.out, vary=vary, world=args.world, repeats=args.repeats, timeout=args.timeout,
                    tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(found)
@@ -277,11 +266,10 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _tour(args: argparse.Namespace) -> int:
-    changes = _changes(args.set)
     require_torch()
     from workbench.headless import from_text, run_lesson
 
-    values = from_text("00_tour", changes)
+    values = from_text("00_tour", dict(args.set))
     done = run_lesson("00_tour", values, args.out, progress=True)
     for table in done.tables:
         print(f"\n{table.rstrip()}")

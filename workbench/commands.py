@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
                                  "not, 2 bad input.")
     _add_recipe(ablate, "change the recipe, such as mesh.tp=2; may be repeated")
     ablate.add_argument("--vary", action="append", default=[], metavar="PASS.OPTION=V1,V2",
-                        help="try these values of an option; may be repeated")
+                        type=_pair("PASS.OPTION=V1,V2"), help="try these values of an option; may be repeated")
     ablate.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto", help="as for run")
     ablate.add_argument("--repeats", type=_count, default=3, metavar="N", help="runs of each, in turn (default 3)")
     ablate.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help="seconds of one run (default 300)")
@@ -86,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
                                   "Nothing is compiled or run.")
     _add_recipe(explain, "change the recipe, such as model.n_layers=1; may be repeated")
     explain.add_argument("--config", action="extend", nargs="+", default=[], metavar="OPTION=VALUE",
+                         type=_pair("OPTION=VALUE, such as joint_graph_constant_folding=false"),
                          help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
     explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
     explain.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
@@ -108,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     tour = commands.add_parser("tour", help="run the tour's notebook and show its verdicts",
                                description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
                                "and print the verdicts.")
-    _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated")
+    _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated", "KEY=VALUE, such as steps=5")
     tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where results go (default: out)")
     tour.set_defaults(command="tour")
 
@@ -118,7 +120,8 @@ def parser() -> argparse.ArgumentParser:
     course.add_argument("lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons")
     course.add_argument("--profile", choices=("laptop", "small", "gpu"), default="laptop",
                         help="laptop: as they stand (default); small: the least other parameters; gpu: on GPUs")
-    _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated")
+    _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
+             "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
     course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at once (default: one for two cores)")
     course.add_argument("--record", type=Path, metavar="DIR", help="write what is measured on GPUs to this folder")
     course.add_argument("--timeout", type=_seconds, default=900.0, metavar="S",
@@ -152,8 +155,20 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
                         help="first run this file, which registers passes or models of your own; may be repeated")
 
 
-def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help=text)
+def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", type=_pair(form),
+                        help=text)
+
+
+def _pair(form: str) -> Callable[[str], tuple[str, str]]:
+    """What reads KEY=VALUE arguments; `form` says how they are written."""
+    def read(text: str) -> tuple[str, str]:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise argparse.ArgumentTypeError(f"{text}: write {form}; what has no = goes before this option")
+        return key, value
+
+    return read
 
 
 def _seconds(text: str) -> float:

@@ -25,13 +25,12 @@ def course(args: argparse.Namespace) -> int:
         raise WorkbenchError(f"--record {args.record}: is a file: give a folder")
     names = [lesson_named(text) for text in args.lessons] or lesson_names()
     texts: dict[str, dict[str, str]] = {}
-    for item in args.set:
-        key, equals, text = item.partition("=")
+    for key, text in args.set:
         name, dot, parameter = key.partition(".")
-        if not (equals and dot and parameter):
-            raise WorkbenchError(f"--set {item}: write LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
+        if not (dot and parameter):
+            raise WorkbenchError(f"--set {key}={text}: write LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
         if lesson_named(name) not in names:
-            raise WorkbenchError(f"--set {item}: {lesson_named(name)} is not among the lessons of this run")
+            raise WorkbenchError(f"--set {key}={text}: {lesson_named(name)} is not among the lessons of this run")
         texts.setdefault(lesson_named(name), {})[parameter] = text
     changes: dict[str, Any] = {name: from_text(name, given) for name, given in texts.items()}
     found = run_course(names, args.out, profile=args.profile, changes=changes, jobs=args.jobs, record=args.record,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +24,7 @@ from workbench.torch_api import aot
 from workbench.torch_api.inductor import configured
 from workbench.torch_api.inductor_passes import InductorPass, joint_graph, post_grad, pre_grad
 from workbench.torch_api.regions import check_options
+from workbench.words import json_text
 from workbench.world.fake import fake_world
 
 WIDTH = 100
@@ -74,7 +74,7 @@ class Explanation:
         """The same as JSON text."""
         data = {"recipe": self.recipe.to_dict(), "versions": self.versions, "left_out": self.left_out,
                 "passes": [{**asdict(p), "changed": p.changed} for p in self.passes]}
-        return json.dumps(data, indent=2, default=str) + "\n"
+        return json_text(data)
 
     def table(self, *, idle: bool = True) -> str:
         """As text: a row a pass, and under it what it changed; without `idle`, only those that changed something."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +14,7 @@ from workbench.roofline import Roofline
 from workbench.step_profile import StepProfile
 from workbench.training import Training
 from workbench.verify.verdicts import CHECKS, Outcome, Verdict, worst
+from workbench.words import json_text
 
 FORMAT_VERSION = 1
 
@@ -141,7 +141,7 @@ class Report:
 
     def to_json(self, path: Path | str | None = None) -> str:
         """The report as JSON text, also written to `path` if given."""
-        text = json.dumps(self.to_dict(), indent=2, default=str) + "\n"
+        text = json_text(self.to_dict())
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text

@@ -1,6 +1,10 @@
-"""How the package says how many, and what went wrong."""
+"""How the package says how many, what went wrong, and what was found, as data."""
 
 from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
 
 
 def counted(count: int, noun: str) -> str:
@@ -12,3 +16,16 @@ def counted(count: int, noun: str) -> str:
 def first_line(error: BaseException) -> str:
     """What an error says, up to its first line break; its kind where it says nothing."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def json_text(data: Any) -> str:
+    """JSON that any parser reads: a number that is not finite, which JSON has no word for, as text, "Infinity"."""
+    return json.dumps(_finite(data), indent=2, default=str, allow_nan=False) + "\n"
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return json.dumps(data) if isinstance(data, float) and not isfinite(data) else data

@@ -17,6 +17,7 @@ from workbench.world.echo import Echo
 STOP_SECONDS = 5.0
 DEAD_CHECK_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
+STACK_SECONDS = 2.0
 
 
 class Gang:

@@ -20,9 +20,8 @@ from typing import Any
 from workbench.world import template
 from workbench.world.diagnose import read_stack
 from workbench.world.echo import Echo
-from workbench.world.gang import Gang
+from workbench.world.gang import STACK_SECONDS, Gang
 
-STACK_SECONDS = 2.0
 Process = subprocess.Popen[bytes] | template.Forked
 Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]
 

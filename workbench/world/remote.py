@@ -29,12 +29,11 @@ from typing import Any, NoReturn
 from workbench.errors import WorkbenchError
 from workbench.world.diagnose import read_stack
 from workbench.world.echo import Echo
-from workbench.world.gang import Gang, bound_waits
+from workbench.world.gang import STACK_SECONDS, Gang, bound_waits
 
 KEY = "WORKBENCH_KEY"
 HANDSHAKE_SECONDS = 5.0
 DIAL_SECONDS = 120.0
-STACK_SECONDS = 1.0
 EARLY_SECONDS, EARLY_ENDS = 1.0, 5
 _REFUSALS = (AuthenticationError, EOFError, OSError)
 
