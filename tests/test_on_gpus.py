@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from on_ranks import small
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
+from workbench.analysis.collectives import list_collectives
+from workbench.backend import as_backend
 from workbench.built import build
 from workbench.matrix import run_matrix
 from workbench.recipe import load_recipe, recipe_names
@@ -65,6 +69,43 @@ def test_recipe_on_four_gpus(name, tmp_path):
     assert not entry.failed, entry.report["problems"]
     assert {row["outcome"] for row in entry.report["passes"]} <= {"PASS"}
     assert entry.report["profile"]["kernels"] > 0
+
+
+class Resharded(torch.nn.Module):
+    """Rows come in cut, columns go out cut, as between attention's heads and its sequence."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        self.mesh, self.up = mesh, torch.nn.Linear(8, 8, bias=False, device=mesh.device_type)
+
+    def forward(self, x):
+        rows = DTensor.from_local(self.up(x), self.mesh, [Shard(0)], run_check=False)
+        return rows.redistribute(self.mesh, [Shard(1)]).to_local().square().sum()
+
+
+def from_rows_to_columns():
+    """By graph the kinds of its collectives, what a pass proved, and whether compiled is eager."""
+    torch.manual_seed(0)
+    module = Resharded(init_device_mesh(current_world().device.type, (2,), mesh_dim_names=("tp",)))
+    backend = as_backend(["graph_cleanup"])
+    x = torch.randn(4, 8, device=current_world().device, requires_grad=True)
+    found = []
+    for step in (module, torch.compile(module, backend=backend, fullgraph=True)):
+        loss = step(x)
+        found.append([loss.detach(), *torch.autograd.grad(loss, [x, *module.parameters()])])
+    pair = backend.graphs[0].pair
+    kinds = [[c.kind for c in list_collectives(graph)] for graph in (pair.forward, pair.backward)]
+    checks = {v.check: str(v.outcome) for v in backend.records[-1].verdicts if v.check in ("lint", "collectives")}
+    return kinds, checks, all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.multi_gpu(2)
+def test_dtensors_own_all_to_all_is_seen():
+    """On a CPU DTensor gathers instead."""
+    with ranks(2, backend="nccl", timeout=120, echo="none") as pool:
+        for kinds, checks, same in pool.run(from_rows_to_columns):
+            assert kinds == [["all_to_all"], ["all_to_all"]] and same
+            assert checks == {"lint": "PASS", "collectives": "PASS"}
 
 
 def test_every_recipe_fits_four_ranks():

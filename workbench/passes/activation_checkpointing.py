@@ -22,7 +22,7 @@ _MATMULS = frozenset({"mm", "bmm", "addmm", "_grouped_mm"})
 _COSTLY = frozenset({
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention",
-    "flex_attention", "reduce_scatter_tensor", "all_to_all_single",
+    "flex_attention", "reduce_scatter_tensor", "all_to_all_single", "shard_dim_alltoall",
 })
 _RECOMPUTE = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
 Rule = Callable[[Node], bool | None]
