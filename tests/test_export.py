@@ -27,6 +27,8 @@ from workbench.source_code import import_file
 
 SMALL = ["mesh.dp_shard=2", "model.n_layers=1", "training.steps=3", "data.seq_len=16"]
 OWN = '''
+import logging
+
 import torch
 from torch.fx import Node
 
@@ -36,6 +38,7 @@ from workbench.torch_api.ops import op_name
 
 AT_LEAST = 1
 unused = object()
+log = logging.getLogger(__name__)
 
 
 class SwapOptions(workbench.Options):
@@ -55,6 +58,7 @@ def swapped(before, after, options):
 @workbench.register_pass("swap_factors", stage="joint", numerics="exact", options=SwapOptions, effect=swapped)
 def swap_factors(gm: torch.fx.GraphModule, example_inputs, *, options):
     """a * b becomes b * a."""
+    log.info("swapping")
     for node in [n for n in gm.graph.nodes if is_product(n)][: options.count]:
         node.args = node.args[::-1]
     return gm
@@ -199,7 +203,8 @@ def test_a_pass_comes_with_what_it_uses_and_nothing_else(module_of) -> None:
     module_of(OWN)
     text = export_script(with_own("swap_factors"))
     assert "unused" not in text and "AT_LEAST = 1\n" in text
-    assert {"import torch", "import workbench", "from torch.fx import Node",
+    assert "log = logging.getLogger(__name__)\n" in text and "__name__ = " not in text  # the script's own name
+    assert {"import logging", "import torch", "import workbench", "from torch.fx import Node",
             "from workbench.analysis.effect import Effect as Said"} <= set(text.splitlines())
     order = [text.index(part) for part in ("class SwapOptions", "def is_product", "def swapped", "def swap_factors")]
     assert text.index("@workbench.register_pass") < order[3] and max(order[:3]) < order[3]

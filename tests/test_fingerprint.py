@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import sys
 import types
+from fractions import Fraction
 
 import pytest
 import torch
@@ -168,6 +170,8 @@ def kind(value):
     (torch.float32, torch.float64), (torch.ops.aten.mm, torch.ops.aten.bmm), (Holder(1), Holder(2)),
     (functools.partial(max, 1), functools.partial(max, 2)), (torch.ones(1), torch.ones(1)), (len, max),
     (Slotted(1), Slotted(2)), (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)), (Colour.RED, Otherwise.RED),
+    (Fraction(1, 2), Fraction(1, 4)), (torch.contiguous_format, torch.channels_last), (object(), object()),
+    (operator.itemgetter(0), operator.itemgetter(1)),
 ], ids=kind)
 def test_data_differ(a, b):
     assert fingerprint(a) != fingerprint(b) and fingerprint(a) == fingerprint(a)
@@ -176,7 +180,7 @@ def test_data_differ(a, b):
 @pytest.mark.parametrize(("a", "b"), [
     ({1, 2, 3}, {3, 2, 1}), (Holder([1]), Holder([1])), (functools.partial(max, 1), functools.partial(max, 1)),
     (torch.ops.aten.mm.default, torch.ops.aten.mm.default), (Slotted(1), Slotted(1)),
-    (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)),
+    (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)), (Fraction(1, 2), Fraction(1, 2)),
 ], ids=kind)
 def test_data_are_the_same(a, b):
     assert fingerprint(a) == fingerprint(b)

@@ -207,6 +207,21 @@ def test_completion_knows_the_names_of_the_ranks(cell, shell):
     assert "only_on_ranks" in offered
 
 
+@pytest.mark.parametrize(("options", "says"), [
+    ("-n 0", "n must be a whole number, 1 or more"), ("-n 3 --only 7", "the ranks are 0 to 2"),
+    ("-n 3 --timeout 0", "timeout must be a number of seconds above 0"), ("--check --only x", "expected ranks"),
+])
+def test_what_is_refused_ends_no_ranks(cell, options, says):
+    cell("%%ranks\nkept = 5")
+    _, printed, error = cell(f"%%ranks {options}\nkept")
+    assert says in str(error) and "ended" not in printed
+    assert repr(cell("%%ranks\nkept")[0]) == "ranks 0, 1: 5"
+
+
+def test_annotations_are_what_the_cell_says(cell):
+    assert repr(cell("%%ranks\ndef f(x: int): ...\nf.__annotations__")[0]) == "ranks 0, 1: {'x': <class 'int'>}"
+
+
 def test_other_sizes_start_other_ranks(cell, shell):
     _, printed, _ = cell("%%ranks -n 3\nimport torch.distributed as dist")
     assert printed == "2 ranks ended, with all they held: 3 new ones start.\n"

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from faults import swap_on_rank_1
 from on_ranks import FSDP_TP, small, user_pass
 
-from workbench import author, fake_world
+from workbench import author, fake_world, load_recipe
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.schedules import compare_schedules, roles_of
@@ -19,8 +19,11 @@ pytestmark = pytest.mark.integration
 UNEVEN = {"model.vocab_size": 257, "model.n_layers": 1}
 
 
-def test_roles_are_what_the_shards_of_each_rank_say():
-    recipe = small({"dp_shard": 3, "tp": 2}).override(UNEVEN)
+@pytest.mark.parametrize("recipe", [
+    small({"dp_shard": 3, "tp": 2}).override(UNEVEN),
+    load_recipe("deepseek_v3").override({"mesh.dp_shard": 6, "mesh.tp": 1, "mesh.ep": 2, "model.vocab_size": 257}),
+], ids=["tp", "experts on a mesh of their own"])
+def test_roles_are_what_the_shards_of_each_rank_say(recipe):
     held = {}
     for rank in range(6):
         with fake_world(6, rank) as world:

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,18 +50,20 @@ def _is_library(module: str) -> bool:
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
-_serials: dict[int, tuple[weakref.ref[Any], int]] = {}
+_serials: dict[int, tuple[Callable[[], Any], int]] = {}
 _numbers = itertools.count()
 
 
-def _serial(value: Any) -> int:
-    """A number that no other object of this process had or gets; -1 for what cannot be told apart from its like."""
+def _serial(value: Any) -> int | str:
+    """A number that no other object of this process had or gets; of a plain value, such as a Fraction, its text."""
     found = _serials.get(id(value))
     if found is None or found[0]() is not value:
         try:
             found = _serials[id(value)] = weakref.ref(value), next(_numbers)
         except TypeError:
-            return -1
+            if " at 0x" not in (text := repr(value)):
+                return text
+            found = _serials[id(value)] = (lambda: value), next(_numbers)  # it has to live, lest another gets its id
     return found[1]
 
 

@@ -27,8 +27,8 @@ from workbench.world.cells import compiled, fetch, run_cell
 from workbench.world.diagnose import RankError, ranks_text
 from workbench.world.echo import ECHOES
 from workbench.world.gang import Gang
-from workbench.world.pool import RankPool
-from workbench.world.ranks import BACKENDS, ranks
+from workbench.world.pool import RankPool, checked_timeout
+from workbench.world.ranks import BACKENDS, ranks, resolve
 
 DEFAULTS = (4, "auto", False)
 """How many ranks, their backend, and whether torch checks their collectives: until a cell says otherwise."""
@@ -105,8 +105,7 @@ class RanksMagics(Magics):
         name = f"cell {len(self.shell.user_ns['In']) - 1 or self._count}"
         _refuse_what_is_not_python(cell, name)
         given = {name: self._named(name) for name in _names(asked.send)}
-        pool = self._pool_for(asked)
-        some = _chosen(asked.only, pool.size)
+        pool, some = self._pool_for(asked)
         pool.timeout, pool.echo = asked.timeout, asked.echo
         watch = Watch() if asked.echo == "live" and hasattr(self.shell, "kernel") else None
         try:
@@ -123,11 +122,15 @@ class RanksMagics(Magics):
         values = [None if answer is None else pickle.loads(answer) for answer in answers]
         return None if all(value is None for value in values) else RankValues(some, values)
 
-    def _pool_for(self, asked: Any) -> RankPool:
+    def _pool_for(self, asked: Any) -> tuple[RankPool, list[int]]:
+        """The ranks that a cell asks for, and those of them that run it; none are ended for what is refused."""
         n, backend, check = self._asked
         if asked.backend and (self.pool is None or asked.backend not in ("auto", self.pool.backend)):
             backend = asked.backend
         wanted = (n if asked.n is None else asked.n, backend, check or asked.check)
+        resolve(wanted[1], wanted[0])
+        checked_timeout(asked.timeout)
+        some = _chosen(asked.only, wanted[0])
         if self.pool is not None and wanted != self._asked:
             had = self.pool.size if self.pool.pids else 0
             self.close()
@@ -137,7 +140,7 @@ class RanksMagics(Magics):
         if self.pool is None:
             self.pool = ranks(wanted[0], backend=wanted[1], check=wanted[2])
         self._asked = wanted
-        return self.pool
+        return self.pool, some
 
     def _named(self, name: str) -> Any:
         if name not in self.shell.user_ns:

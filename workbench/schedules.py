@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from torch.distributed.tensor import DTensor
 
@@ -24,6 +23,7 @@ from workbench.torch_api.dtensor import local_shape
 from workbench.verify.collectives import Entry, difference, schedule
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
+from workbench.world.mesh import axis_sizes, coordinates
 
 GRAPHS = (Stage.JOINT, Stage.PARTITIONED)
 
@@ -72,13 +72,15 @@ def compare_schedules(
 
 def roles_of(authored: Authored) -> dict[int, int]:
     """The first rank of each role, and how many ranks have it."""
-    kinds = sorted({(tuple(p.shape), p.placements) for p in authored.module.parameters() if isinstance(p, DTensor)},
-                   key=repr)
-    mesh = tuple(authored.mesh.shape) if authored.mesh is not None else ()
+    kinds = sorted({(tuple(p.shape), p.placements, p.device_mesh) for p in authored.module.parameters()
+                    if isinstance(p, DTensor)}, key=repr)
+    meshes = {mesh for *_, mesh in kinds}  # experts may lie on one of their own
     first: dict[tuple[tuple[int, ...], ...], int] = {}
     roles: dict[int, int] = {}
-    for rank, coordinate in enumerate(product(*map(range, mesh))):
-        role = tuple(local_shape(shape, mesh, coordinate, placements) for shape, placements in kinds)
+    for rank in range(authored.world.size):
+        places = {mesh: coordinates(mesh, rank) for mesh in meshes}
+        role = tuple(local_shape(shape, mesh.shape, [places[mesh][axis] for axis in axis_sizes(mesh)], placements)
+                     for shape, placements, mesh in kinds)
         leader = first.setdefault(role, rank)
         roles[leader] = roles.get(leader, 0) + 1
     return roles

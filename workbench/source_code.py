@@ -38,6 +38,10 @@ def import_file(path: Path) -> None:
         raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error
 
 
+_OF_THE_MODULE = {*vars(ModuleType("")), "__file__", "__builtins__"}
+"""What each module has of its own: of the script, where its code stands."""
+
+
 class Sources:
     """Collects functions: `imports` are lines, `definitions` texts in the order in which they must stand.
 
@@ -75,7 +79,7 @@ class Sources:
     def _take(self, source: str, name: str, given: dict[str, Any], what: str) -> None:
         needed = _free_names(source, annotations=False)
         for used in needed:
-            if used == name or (used not in given and hasattr(builtins, used)):
+            if used == name or used in _OF_THE_MODULE or (used not in given and hasattr(builtins, used)):
                 continue
             if used not in given:
                 raise _refusal(what, f"it uses {used!r}, which is no name of its module: define it at the top")

@@ -81,6 +81,23 @@ def test_addresses_say_nothing():
     assert shown(Shown("<thing>"), Shown("<thing>")) == "ranks 0, 1: <thing>"
 
 
+def test_tensors_without_values_of_their_own_are_shown():
+    meta, other = torch.empty(2, device="meta"), torch.empty(3, device="meta")
+    assert shown(meta, meta.clone()) == "ranks 0, 1: tensor(..., device='meta', size=(2,))"
+    assert "in shape" in shown(meta, other) and "one has no values" in shown(meta, torch.ones(2))
+    assert "in strides" in shown(torch.empty(2, 2, device="meta"), torch.empty(2, 2, device="meta").t())
+    one = torch.tensor([1 + 2j])
+    assert RankValues([0, 1], [one.conj(), torch.tensor([1 - 2j])]).agree
+    assert RankValues([0, 1], [one.conj().imag, torch.tensor([-2.0])]).agree
+
+
+def test_where_no_entry_differs_the_whole_is_shown():
+    assert shown({"a": 1, "b": 2}, {"b": 2, "a": 1}) == "the ranks differ\nrank 0: {'a': 1, 'b': 2}\n" \
+        "rank 1: {'b': 2, 'a': 1}"
+    assert shown([1, 2], (1, 2)) == "the ranks differ\nrank 0: [1, 2]\nrank 1: (1, 2)"
+    assert shown(Shown("<a>"), Shown("<b>")) == "the ranks differ\nrank 0: <a>\nrank 1: <b>"
+
+
 def test_many_values_are_cut():
     assert shown(*range(20)).splitlines()[-1] == "and 12 more values, all different"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from workbench import run_partitioned
+from workbench import build, load_recipe, run_partitioned
 from workbench.passes.cleanup import graph_cleanup
 from workbench.torch_api.fake import new_fake_mode
 from workbench.torch_api.ops import op_name
@@ -101,3 +101,11 @@ def test_on_a_model_and_once_more(authored, through):
     (again,), _ = run_partitioned(pair, [NAME])
     found = again.verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and found.message == "no view and no transpose is idle"
+
+
+def test_sizes_that_a_step_decides_are_no_obstacle(fake4):
+    """Of experts without slots: whether two views are alike cannot be asked of every size."""
+    recipe = load_recipe("deepseek_v3").override({"model.n_layers": 2, "passes": [NAME]})
+    (record,) = build(recipe, fake4).records
+    found = {v.check: v.outcome for v in record.verdicts}
+    assert found["lint"] is found["effect"] is found["collectives"] is Outcome.PASS

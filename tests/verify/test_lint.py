@@ -1,6 +1,8 @@
 import pytest
 import torch
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from workbench.analysis.snapshot import snapshot
 from workbench.torch_api.aot import clone
@@ -170,6 +172,41 @@ def test_memory_that_a_collective_uses_is_not_touched_before_its_wait(fake4, tou
     node.meta["val"] = memory.meta["val"]
     problems = unwaited(gm)
     assert problems == [said] if said else not problems
+
+
+def reduced(gm, value, writes):
+    """An all-reduce of `value` is added to the graph, and `writes` is written while it is under way."""
+    output = gm.graph.output_node()
+    with gm.graph.inserting_before(output):
+        start = gm.graph.call_function(C10D.all_reduce.default, (value, "sum", group_name()))
+        gm.graph.call_function(torch.ops.aten.zero_.default, (writes,))
+        wait = gm.graph.call_function(C10D.wait_tensor.default, (start,))
+    output.args = ((*output.args[0], wait),)
+    return unwaited(gm)
+
+
+def test_items_that_one_operator_made_lie_apart(fake4):
+    def normed(x):
+        return torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)[:2]
+
+    gm = trace(normed, shards(4)[2])
+    first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
+    assert not reduced(gm, first, second)
+    gm = trace(normed, shards(4)[2])
+    first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
+    assert reduced(gm, first, first) == ["the input of collective all_reduce_default is written by zero__default "
+                                         "without a wait"]
+
+
+def test_sizes_that_a_step_decides_may_overlap(fake4):
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        rows = torch.ones(4, dtype=torch.bool).nonzero()
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = rows
+    graph.output((x,))
+    assert len(reduced(torch.fx.GraphModule(torch.nn.Module(), graph), x, x)) == 1
 
 
 def test_a_collective_that_blocks_needs_no_wait(fake4):

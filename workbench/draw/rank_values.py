@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 
 from workbench.draw.show import Table
-from workbench.world.cells import ADDRESS, Shard
+from workbench.world.cells import ADDRESS, Shard, Shown
 from workbench.world.diagnose import ranks_text
 
 MAX_LEAVES = 8
@@ -55,8 +55,9 @@ class RankValues(Sequence[Any]):
             yield _Once(ranks_text(self.ranks), self._values[0])
             return
         leaves = [dict(_leaves(value, "")) for value in self._values]
-        if all(own.keys() == leaves[0].keys() for own in leaves) and list(leaves[0]) != [""]:
-            apart = [path for path in leaves[0] if len(_groups(self.ranks, [own[path] for own in leaves])) > 1]
+        paths = list(leaves[0]) if all(own.keys() == leaves[0].keys() for own in leaves) else [""]
+        apart = [path for path in paths if path and len(_groups(self.ranks, [own[path] for own in leaves])) > 1]
+        if apart:  # none where the order of the entries differs, or what holds them
             for path in apart[:MAX_LEAVES]:
                 yield _SideBySide(f"{path} differs", _groups(self.ranks, [own[path] for own in leaves]))
             hidden, equal = len(apart[MAX_LEAVES:]), len(leaves[0]) - len(apart)
@@ -135,6 +136,8 @@ def _where(a: Any, b: Any) -> str:
     """Where tensor `b` departs from `a`."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return "in shape" if a.shape != b.shape else "in dtype"
+    if a.is_meta or b.is_meta:
+        return "in strides" if a.is_meta and b.is_meta else "one has no values"
     apart = ~((a == b) | ((a != a) & (b != b)))
     count = int(apart.sum())
     if not count:
@@ -165,7 +168,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, torch.nn.Module):
         items = [(f"{path}.{name}", own) for name, own in [*value.named_parameters(), *value.named_buffers()]]
         items.append((path or "its text", repr(value)))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Shard)):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Shard, Shown)):
         items = [(f"{path}.{own.name}", getattr(value, own.name)) for own in dataclasses.fields(value)]
     else:
         yield path, value
@@ -187,7 +190,10 @@ def _identity(value: Any) -> Any:
     if isinstance(value, Shard):
         return "shard", value.shape, value.placements, _identity(value.local)
     if (tensor := _tensor(value)) is not None:
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        if tensor.is_meta:
+            return "meta", tuple(tensor.shape), tensor.stride(), tensor.dtype
+        whole = tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
+        data = whole.reshape(-1).view(torch.uint8)
         return "tensor", tuple(tensor.shape), tensor.dtype, data.numpy().tobytes()
     if isinstance(value, (set, frozenset)):
         return "set", frozenset(map(_identity, value))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from workbench.analysis.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
@@ -30,8 +31,10 @@ def fewer_nodes(before: Graphs, after: Graphs, options: Any) -> Effect:
 
 def _alike(a: Any, b: Any) -> bool:
     """The same shape, strides, offset and dtype: over the same storage, the same tensor."""
-    return (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
-            and a.stride() == b.stride() and a.storage_offset() == b.storage_offset() and a.dtype == b.dtype)
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.ndim == b.ndim):
+        return False
+    numbers = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
+    return all(statically_known_true(x == y) for x, y in numbers)  # a size may be known in a step only
 
 
 def _source(node: Node) -> Node | None:

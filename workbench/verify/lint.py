@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from workbench.analysis.memory import roots
+from workbench.analysis.memory import item_roots, roots
 from workbench.analysis.snapshot import Graphs, Snapshot, each, snapshot
 from workbench.torch_api.ops import (
     aliased_inputs,
     blocks,
     calls_of,
     collective_kind,
-    hint,
     is_wait,
     writes,
     written_inputs,
@@ -98,7 +97,7 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
     if not ends or not calls_of(gm.graph, writes):
         return []
     problems: dict[torch.fx.Node, str] = {}
-    owner, pending = roots(gm), {start for starts in ends.values() for start in starts}
+    owner, pending = item_roots(gm, roots(gm)), {start for starts in ends.values() for start in starts}
     busy: dict[torch.fx.Node, list[tuple[torch.fx.Node, torch.fx.Node, bool]]] = {}
     for node in gm.graph.nodes:
         for start in ends.get(node, ()):
@@ -121,15 +120,17 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
 
 
 def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """Whether two values of one storage have bytes in common; True where a value is not recorded."""
+    """Whether two values of one storage have bytes in common; True where values or sizes are not known."""
     extents = []
     for value in (one.meta.get("val"), other.meta.get("val")):
         if not isinstance(value, torch.Tensor):
             return True
-        if not hint(value.numel()):
+        first, strides, size = value.storage_offset(), value.stride(), value.dtype.itemsize
+        if not all(isinstance(n, int) for n in (first, *strides, *value.shape)):
+            return True
+        if not value.numel():
             return False
-        first, size = hint(value.storage_offset()), value.dtype.itemsize
-        reach = sum((hint(n) - 1) * hint(stride) for n, stride in zip(value.shape, value.stride(), strict=True))
+        reach = sum((n - 1) * stride for n, stride in zip(value.shape, strides, strict=True))
         extents.append((first * size, (first + reach + 1) * size))
     (a, b), (c, d) = extents
     return a < d and c < b

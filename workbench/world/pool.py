@@ -28,6 +28,13 @@ ASK_SECONDS = 1.0
 _STREAM_KEYS = itertools.count()
 
 
+def checked_timeout(seconds: float) -> float:
+    """The seconds that a call may take. WorkbenchError for what is no number above 0."""
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+        raise WorkbenchError(f"ranks(timeout={seconds!r}): timeout must be a number of seconds above 0.")
+    return float(seconds)
+
+
 class RankPool:
     """`size` ranks with an initialised default process group. Make one with `ranks`."""
 
@@ -63,9 +70,7 @@ class RankPool:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
-            raise WorkbenchError(f"ranks(timeout={seconds!r}): timeout must be a number of seconds above 0.")
-        self._timeout = float(seconds)
+        self._timeout = checked_timeout(seconds)
 
     @property
     def echo(self) -> str:

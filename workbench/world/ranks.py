@@ -45,13 +45,10 @@ def ranks(
 
     Raises WorkbenchError for arguments that cannot work here, RankError when the ranks do not start.
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise WorkbenchError(f"ranks(n={n!r}): n must be a whole number, 1 or more.")
-    if backend not in BACKENDS:
-        raise WorkbenchError(f"ranks(backend={backend!r}): backend must be one of {', '.join(BACKENDS)}.")
+    here = resolve(backend, n, listen is None)
     env = dict(env or {}) | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {})
     if listen is None:
-        return RankPool(n, _resolve(backend, n), timeout, echo, env, None)
+        return RankPool(n, here, timeout, echo, env, None)
     if env:
         raise WorkbenchError(f"ranks(listen={listen!r}): torchrun's environment is the ranks': set "
                              f"{', '.join(env)} where you start it.")
@@ -62,7 +59,17 @@ def ranks(
     return RankPool(n, backend, timeout, echo, env, Door(listen, key))
 
 
-def _resolve(backend: str, n: int) -> str:
+def resolve(backend: str, n: int, here: bool = True) -> str:
+    """The backend of `n` ranks on this machine: for `auto`, gloo or nccl. `here` False: they run on others.
+
+    Raises WorkbenchError for arguments that cannot work.
+    """
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise WorkbenchError(f"ranks(n={n!r}): n must be a whole number, 1 or more.")
+    if backend not in BACKENDS:
+        raise WorkbenchError(f"ranks(backend={backend!r}): backend must be one of {', '.join(BACKENDS)}.")
+    if not here:
+        return backend
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
