@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from workbench import draw
-from workbench.ablate import Ablation, Row, ablate, variants
+from workbench.ablate import Ablation, Row, _row, ablate, variants
 from workbench.errors import WorkbenchError
+from workbench.matrix import Entry
 from workbench.recipe import Recipe, load_recipe
 from workbench.source_code import import_file
 
@@ -73,6 +74,24 @@ def test_a_difference_counts_where_the_bands_are_apart():
                                               "without a: 1,000 bytes saved, 7 collectives, PASS"]
     with pytest.raises(ValueError, match="did not run, so there is nothing to compare with: a rule"):
         draw.ablation(Ablation("r", "gloo", 3, (Row("r", problem="a rule"),)))
+
+
+def test_runs_that_failed_are_told_and_one_run_knows_no_noise():
+    ran = {"median_step_seconds": 0.12, "saved_bytes": 1, "ok": True, "passes": [], "schedule": {
+        "evidence": {"collectives": 3}}}
+    part = _row("without a", [Entry("a", ran), Entry("a", None, "out of memory"), Entry("a", None, "out of memory")])
+    found = Ablation("r", "2 gloo ranks", 3, (row("r", 100, 110, 104), part))
+    assert found.compared(part) == "+16.0 ms, noise unknown: one run of one of them"
+    said = "without a: 2 of 3 runs failed: out of memory"
+    assert repr(found).splitlines()[-1] == said and draw.ablation(found).text.splitlines()[-1] == said
+    assert "without a  120.0  " in repr(found)
+
+
+def test_what_is_expected_of_a_pass_goes_with_it():
+    name = "activation_checkpointing"
+    found = variants(TOUR.override({"expect.no_effect": [name]}))
+    without = found[f"without {name}"]
+    assert isinstance(without, Recipe) and without.expect.no_effect == ()
 
 
 IDLE_VIEWS = """

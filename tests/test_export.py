@@ -118,6 +118,16 @@ def test_a_file_is_imported_and_what_it_registers_goes_to_another(tmp_path, modu
     assert CONTRACTS["marks"].changes == "a mark on the first node"
 
 
+def test_another_path_to_a_file_that_can_be_found_already_is_the_same_file(tmp_path, monkeypatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "found_twice.py").write_text("x = 1\n")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "there"), *sys.path])
+    for path in ("there/../there", "link"):
+        import_file(tmp_path / path / "found_twice.py")
+    assert sys.modules.pop("found_twice").x == 1
+
+
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("own_passes.py", None, "{}: no such file"),
     ("my-passes.py", "", "{}: 'my-passes' cannot be its name as a module, or is another's: rename the file"),

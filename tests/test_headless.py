@@ -90,6 +90,16 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(
     assert issubclass(NotebookError, Exception)
 
 
+def test_no_page_of_an_earlier_run_stands_for_one_that_failed(notebooks: Path, tmp_path: Path) -> None:
+    notebook(notebooks, "done = 1")
+    page = run_lesson("00_tour", {}, tmp_path / "out", progress=False).page
+    assert page.exists()
+    notebook(notebooks, "1 / 0")
+    with pytest.raises(NotebookError):
+        run_lesson("00_tour", {}, tmp_path / "out", progress=False)
+    assert not page.exists()
+
+
 def test_what_a_magic_refuses_is_told(
     notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,6 +183,18 @@ def test_closeness(guess: object, truth: object, score: float) -> None:
     assert closeness(guess, truth) == score
 
 
+def test_a_figure_that_is_no_number_meets_no_target() -> None:
+    score, message, _ = grade("targets", {"peak": float("nan"), "saved": 1.0}, {"at_most": {"peak": 5, "saved": 2}})
+    assert (score, message) == (0.5, "peak nan, wanted at most 5")
+
+
+def test_what_is_not_passed_is_not_100_percent() -> None:
+    score, message, _ = grade("equal", 1_000_000, {"truth": 1_001_000})
+    result = CheckResult("bytes", score, message)
+    assert str(result) == "bytes: 99%, too low" and "100%" not in result._repr_html_() + result._drawing()
+    assert str(CheckResult("bytes", 2 / 3, "")) == "bytes: 67%" and str(CheckResult("bytes", 1, "")) == "bytes: 100%"
+
+
 def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     todo = lesson.check("sum", None, truth=100)
     assert (todo.passed, todo.hints, todo.message) == (False, (), "to do: Add up.")

@@ -17,6 +17,7 @@ from workbench.contracts import CONTRACTS
 from workbench.recipe import Recipe, RecipeError, diff_recipes, load_recipe, parse_recipe, recipe_names
 from workbench.recipe_edit import parse_value
 from workbench.recipe_parts import DataSpec, MeshSpec, ModelSpec, PassSpec
+from workbench.recipe_rules import _model_problems
 from workbench.sizes import SIZES
 
 ROOT = Path(__file__).parent.parent
@@ -139,6 +140,21 @@ deterministic = 1
         "passes[1].bucket_cap_mb: must be more than 0.0, got -1",
         "passes[1].bucket_cap: unknown key; did you mean 'bucket_cap_mb'?",
     )]
+
+
+def test_a_free_order_is_free_beside_another_mistake():
+    swapped = ["graph_cleanup", "transformer_block_bucketing"]
+    data = {"name": "x", "mesh": {"dp_shard": 2}, "passes": swapped, "training": {"lr": "x"}}
+    with pytest.raises(RecipeError) as told:
+        parse_recipe(data, "r")
+    assert len(told.value.problems) == 2
+    with pytest.raises(RecipeError) as told:
+        parse_recipe({**data, "free_order": True}, "r")
+    assert [p.key for p in told.value.problems] == ["training.lr"]
+
+
+def test_sizes_of_a_users_own_model_have_no_rules_of_ours():
+    assert _model_problems({"vocab_size": 256, "max_seq_len": 32, "n_experts": 4, "dim": 7}) == []
 
 
 EXPERTS = {"family": "deepseek_v3"}

@@ -25,8 +25,9 @@ LISTS = ("joint_passes", "passes")
 
 @dataclass(frozen=True)
 class Row:
-    """One variant. steps: the median step of each run, in milliseconds; empty where it did not run, and `problem` says
-    why. saved: bytes from forward to backward, collectives: of a step, on rank 0. verdicts: the gravest of all passes.
+    """One variant. steps: the median step of each run, in milliseconds, but for those that failed: `problem` says why.
+
+    saved: bytes from forward to backward, collectives: of a step, on rank 0. verdicts: the gravest of all passes.
     """
 
     name: str
@@ -62,19 +63,26 @@ class Ablation:
         if not row.steps or not base.steps or row is base:
             return ""
         apart = row.step - base.step
-        if self.repeats == 1:
-            return f"{apart:+,.1f} ms, noise unknown: one run of each"
+        if 1 in (len(row.steps), len(base.steps)):
+            return f"{apart:+,.1f} ms, noise unknown: one run of {'each' if self.repeats == 1 else 'one of them'}"
         return f"{apart:+,.1f} ms" if abs(apart) > row.band + base.band else "within noise"
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each variant of which not all runs came to their end."""
+        return [f"{row.name} did not run: {row.problem}" if not row.steps else
+                f"{row.name}: {self.repeats - len(row.steps)} of {self.repeats} runs failed: {row.problem}"
+                for row in self.rows if len(row.steps) < self.repeats]
 
     def __repr__(self) -> str:
         heads = ("variant", "step ms", "against the recipe", "saved bytes", "collectives", "verdicts")
-        cells = [heads, *((r.name, f"{r.step:,.1f}" + (f" ±{r.band:,.1f}" if self.repeats > 1 else ""),
+        cells = [heads, *((r.name, f"{r.step:,.1f}" + (f" ±{r.band:,.1f}" if len(r.steps) > 1 else ""),
                            self.compared(r), f"{r.saved:,}", f"{r.collectives}", r.verdicts)
                           for r in self.rows if r.steps)]
         wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in cells]
-        lines += [f"{row.name} did not run: {row.problem}" for row in self.rows if not row.steps]
-        return "\n".join([f"{self.recipe} on {self.world}, {counted(self.repeats, 'run')} each", *lines])
+        head = f"{self.recipe} on {self.world}, {counted(self.repeats, 'run')} each"
+        return "\n".join([head, *lines, *self.failures])
 
 
 def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Recipe | str]:
@@ -87,7 +95,9 @@ def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) ->
     for where in LISTS:
         listed = list(getattr(recipe, where))
         for i, spec in enumerate(listed):
-            found[f"without {spec.name}"] = _changed(recipe, {where: _lists(listed[:i] + listed[i + 1:])})
+            found[f"without {spec.name}"] = _changed(recipe, {
+                where: _lists(listed[:i] + listed[i + 1:]),
+                "expect.no_effect": [name for name in recipe.expect.no_effect if name != spec.name]})
         for i, (first, second) in enumerate(pairwise(listed)):
             swapped = _lists([*listed[:i], second, first, *listed[i + 2:]])
             found[f"{second.name} before {first.name}"] = _changed(recipe, {where: swapped, "free_order": True})
@@ -171,8 +181,9 @@ def _own(recipe: Recipe, path: Path) -> list[Path]:
 
 def _row(name: str, runs: Sequence[Entry]) -> Row:
     reports = [run.report for run in runs if run.report is not None and run.report["median_step_seconds"]]
+    problem = next((run.problem for run in runs if run.problem), "it trained nothing")
     if not reports:
-        return Row(name, problem=next((run.problem for run in runs if run.problem), "it trained nothing"))
+        return Row(name, problem=problem)
     collectives = int(COLUMNS["collectives"][0](reports[0]) or 0)
     return Row(name, tuple(report["median_step_seconds"] * 1e3 for report in reports), reports[0]["saved_bytes"],
-               collectives, gravest(reports))
+               collectives, gravest(reports), problem if len(reports) < len(runs) else "")

@@ -137,7 +137,7 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
         path = Path(folder) / "scores.json"  # what is found there is of this run
         with environment(**{SCORES: str(path)}):
-            run_lesson(name, {}, Path(folder), source=notebook, progress=sys.stderr.isatty())
+            run_lesson(name, None, Path(folder), source=notebook, progress=sys.stderr.isatty())
         found = load_scores(path).get(name, {})
     if lesson.checkpoints and not found:
         raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it another's notebook?")

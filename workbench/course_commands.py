@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import textwrap
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.grading import percent
 from workbench.lesson import lesson_named, lesson_names, load_lesson
 from workbench.scores import load_scores, take_hint
 from workbench.supported import require_torch
@@ -47,15 +47,10 @@ def lessons(args: argparse.Namespace) -> int:
         print(f"  {lesson.minutes} minutes, {lesson.needed}")
         for point in lesson.checkpoints:
             kept = scores.get(name, {}).get(point.name, {})
-            state = _percent(kept["score"]) if "score" in kept else "not tried"
+            state = percent(kept["score"]) if "score" in kept else "not tried"
             print("\n".join(textwrap.wrap(f"[{state}] {point.name}: {point.task}", WIDTH, initial_indent="  ",
                                           subsequent_indent="      ")))
     return 0
-
-
-def _percent(score: float) -> str:
-    """100% is said of nothing that is not passed."""
-    return f"{math.floor(100 * score + 1e-9)}%"
 
 
 def check(args: argparse.Namespace) -> int:
@@ -67,7 +62,7 @@ def check(args: argparse.Namespace) -> int:
     name = lesson_named(args.lesson)
     scores = check_lesson(name, args.notebook)
     for point, score in scores.items():
-        print(f"{point}: {_percent(score)}" + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"))
+        print(f"{point}: {percent(score)}" + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"))
     return 0 if all(score >= 1 for score in scores.values()) else 1
 
 

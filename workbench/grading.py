@@ -18,6 +18,11 @@ Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the
 LINE, LABEL, BAR = 26, 240, 360  # of the drawing, in pixels
 
 
+def percent(score: float) -> str:
+    """100% is said of nothing that is not passed."""
+    return "100%" if score >= 1 else f"{min(round(100 * score), 99)}%"
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """A graded answer: score from 0 to 1, what it says, the hints earned so far, and figures against their limits."""
@@ -33,7 +38,7 @@ class CheckResult:
         return self.score >= 1
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.score:.0%}" + (f", {self.message}" if self.message else "")
+        head = f"{self.name}: {percent(self.score)}" + (f", {self.message}" if self.message else "")
         return "\n".join([head, *(f"hint {i}: {h}" for i, h in enumerate(self.hints, 1))])
 
     __repr__ = __str__
@@ -41,7 +46,8 @@ class CheckResult:
     def _repr_html_(self) -> str:
         text = "".join(f"<div>{html.escape(line)}</div>" for line in str(self).splitlines())
         picture = b64encode(self._drawing().encode()).decode()
-        return f'{text}<img alt="{html.escape(self.name)}: {self.score:.0%}" src="data:image/svg+xml;base64,{picture}">'
+        said = f"{html.escape(self.name)}: {percent(self.score)}"
+        return f'{text}<img alt="{said}" src="data:image/svg+xml;base64,{picture}">'
 
     def _drawing(self) -> str:
         """A bar for the score, and one for each figure with its limit as a line: orange where it is over."""
@@ -52,7 +58,7 @@ class CheckResult:
             full = max(got, limit) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * max(got, 0) / full)
             mark = LABEL + round(BAR * limit / full)
-            says = f"{got:.0%}" if name == "score" else f"{got:,} of at most {limit:,}"
+            says = percent(got) if name == "score" else f"{got:,} of at most {limit:,}"
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
                          f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
                          f'fill="{"#009e73" if good else "#e69f00"}"/>'
@@ -131,7 +137,8 @@ def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
 
 def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str, Figures]:
     """Figures of what the reader built, none above its limit; a figure that is too high still scores its share."""
-    shares = {name: min(1.0, limit / answer[name]) if answer[name] > limit else 1.0 for name, limit in at_most.items()}
+    shares = {name: 1.0 if answer[name] <= limit else limit / answer[name] if answer[name] > limit else 0.0
+              for name, limit in at_most.items()}  # NaN is neither
     missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]
     figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
     return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met", figures

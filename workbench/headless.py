@@ -55,14 +55,15 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def run_lesson(
-    name: str, values: Mapping[str, Any], out: Path, *, source: Path | None = None, progress: bool = True
+    name: str, values: Mapping[str, Any] | None, out: Path, *, source: Path | None = None, progress: bool = True
 ) -> Executed:
     """Execute notebooks/NAME.ipynb, or another copy of it, with `values` for its parameters, into the folder `out`.
 
+    values: None leaves the notebook's own.
     Raises LessonError before the first cell where a parameter does not fit, NotebookError where a cell fails: the
     notebook is kept, with the failing cell marked.
     """
-    checked = parameters(load_lesson(name), **values).model_dump()
+    checked = parameters(load_lesson(name), **values).model_dump() if values is not None else {}
     source = source or notebooks_dir() / f"{name}.ipynb"
     if not source.is_file():
         raise WorkbenchError(f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
@@ -75,6 +76,7 @@ def run_lesson(
     except OSError as error:
         raise WorkbenchError(f"{out}: cannot be made: {error.strerror}") from None
     target, page = out / source.name, out / f"{name}.html"
+    page.unlink(missing_ok=True)  # of an earlier run
     with _reports() as folder:
         _execute(source, target, checked, progress)
         tables = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]

@@ -103,6 +103,7 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
             lists = {k: _sound_passes(data.get(k, ())) for k in ("joint_passes", "passes")}
             model = sound["model"]
             partial: dict[str, Any] = {k: v.model_dump() for k, v in sound.items() if v is not None} | lists
+            partial["free_order"] = data.get("free_order") is True
             problems += rule_problems(partial, model.sizes() if isinstance(model, ModelSpec) else None)
     if recipe is None:
         raise RecipeError(source, list(dict.fromkeys(problems)))

@@ -109,8 +109,12 @@ def _expert_mesh_problems(mesh: Mapping[str, Any], sizes: Mapping[str, Any] | No
     return problems
 
 
+_EXPERT_SIZES = {"n_experts", "n_groups", "top_groups", "top_k", "qk_rope_dim", "capacity_factor", "n_dense_layers",
+                 "n_layers"}
+
+
 def _model_problems(sizes: Mapping[str, Any]) -> list[Problem]:
-    if "n_experts" in sizes:
+    if set(sizes) >= _EXPERT_SIZES:
         return _expert_problems(sizes)
     if not {"dim", "n_heads", "n_kv_heads"} <= set(sizes):  # a user's own model
         return []

@@ -27,7 +27,7 @@ def import_file(path: Path) -> None:
     if not path.is_file() or path.suffix != ".py":
         raise WorkbenchError(f"{path}: " + ("is no .py file" if path.exists() else "no such file"))
     there = importlib.util.find_spec(name) if name.isidentifier() else None
-    if not name.isidentifier() or (there is not None and there.origin != str(path)):
+    if not name.isidentifier() or (there is not None and Path(there.origin or "").resolve() != path.resolve()):
         raise WorkbenchError(f"{path}: {name!r} cannot be its name as a module, or is another's: rename the file")
     sys.path.insert(0, str(path.parent))
     try:

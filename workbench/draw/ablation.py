@@ -33,5 +33,5 @@ def ablation(found: Ablation) -> Picture:
     axes.spines[["top", "right"]].set_visible(False)
     text = "\n".join([f"{found.recipe} on {found.world}: {len(rows)} variants, {found.repeats} runs each",
                       *(f"{row.name}: {row.saved:,} bytes saved, {row.collectives} collectives, {row.verdicts}"
-                        for row in rows)])
+                        for row in rows), *found.failures])
     return finish(figure, f"Step times of {len(rows)} variants of {found.recipe}, each run a dot.", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from workbench.analysis.redistribute import redistribution
 from workbench.draw.show import INK, PAPER, RANK_COLORS, Picture, Table, finish, new_figure, table
 from workbench.parallel.author import Authored
 from workbench.parallel.layout import part_bounds
-from workbench.world.mesh import coordinates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,17 +27,15 @@ def slices(tensor: DTensor, placements: Sequence[Placement] | None = None) -> di
     Ranks count from 0 on the tensor's mesh.
     """
     mesh, placed = tensor.device_mesh, placements or tensor.placements
-    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     order = sorted(range(mesh.ndim), key=lambda i: _factor(placed[i]) > 1)
     found: dict[int, Slice] = {}
-    for rank in range(mesh.size()):
-        place = coordinates(mesh, rank) if mesh.mesh_dim_names else {names[0]: rank}
+    for rank, place in enumerate(product(*map(range, mesh.shape))):
         bounds = [(0, size) for size in tensor.shape]
         for axis in order:  # a strided shard is cut after the axes to its right
             dim = _dim(placed[axis])
             if dim is not None:
                 start, length = bounds[dim]
-                inner, part = part_bounds(length, mesh.size(axis), place[names[axis]])
+                inner, part = part_bounds(length, mesh.size(axis), place[axis])
                 bounds[dim] = (start + inner, part)
         found[rank] = tuple(bounds)
     return found
@@ -105,15 +103,15 @@ def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict
     for rank, bounds in slices(tensor, placements).items():
         held.setdefault(bounds, []).append(rank)
     for bounds, who in held.items():
-        (top, rows), (left, columns) = (*bounds, (0, 1))[:2]
+        (top, rows), (left, columns) = (*bounds, (0, 1), (0, 1))[:2]
         if rows and columns:
             axes.add_patch(Rectangle((left, top), columns, rows, facecolor=RANK_COLORS[who[0] % 8], edgecolor=PAPER,
                                      linewidth=2))
             axes.text(left + columns / 2, top + rows / 2, _ranks(who), ha="center", va="center", color=INK, fontsize=9,
                       bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     shape = tuple(tensor.shape)
-    high, wide = shape[0], shape[1] if len(shape) > 1 else 1
-    axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0")
+    high, wide = (*shape, 1, 1)[:2]
+    axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0" if shape else "")
     axes.set_yticks(sorted({start for bounds in held for start, n in bounds[:1] if n} | {high}))
     axes.set_xticks(sorted({b[1][0] for b in held} | {wide}) if len(shape) > 1 else [])
     axes.set_xlabel("dim 1" if len(shape) > 1 else "")
@@ -121,7 +119,7 @@ def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict
 
 
 def _holdings(held: dict[Slice, list[int]]) -> list[str]:
-    return [f"{_ranks(who)}: " + ", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds))
+    return [f"{_ranks(who)}: " + (", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds)) or "the number")
             for bounds, who in held.items()]
 
 
