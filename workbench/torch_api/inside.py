@@ -1,9 +1,10 @@
 """What Inductor does below the graph: its schedule, its estimate of memory, its partitions, the code that it writes.
 
 Source: torch/_inductor/scheduler.py (`Scheduler.codegen`, `graph_partition`, `should_partition`),
-torch/_inductor/memory.py (`estimate_peak_memory`, `get_freeable_input_buf`), torch/_inductor/graph.py (`GraphLowering.codegen`),
-torch/_inductor/async_compile.py (`AsyncCompile.cpp_pybinding`), torch/_inductor/cpu_vec_isa.py,
-torch/_inductor/codegen/wrapper_fxir.py and codegen/common.py (`register_backend_for_device`).
+torch/_inductor/memory.py (`estimate_peak_memory`, `get_freeable_input_buf`),
+torch/_inductor/graph.py (`GraphLowering.codegen`), torch/_inductor/async_compile.py (`AsyncCompile.cpp_pybinding`),
+torch/_inductor/cpu_vec_isa.py, torch/_inductor/codegen/wrapper_fxir.py and codegen/common.py
+(`register_backend_for_device`).
 """
 
 from __future__ import annotations
