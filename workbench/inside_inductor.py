@@ -48,8 +48,9 @@ def _as_module(function: Callable[..., Any]) -> nn.Module:
 class Inside:
     """What Inductor made of a function. Call it as the function; C++ kernels are compiled then, and not before.
 
-    graph: as it was given to Inductor, with its decompositions. estimate: Inductor's own, of the bytes at the peak,
-    inputs included. parts: the stretches that may each be one CUDA graph. wrapper: the FX graph of a `backend`.
+    graph: as it was given to Inductor, with its decompositions; inputs have their own names here, and in the code those
+    that torch.compile gives, `arg0_1` the first. estimate: Inductor's own, of the bytes at the peak, inputs left out.
+    parts: the stretches that may each be one CUDA graph. wrapper: the FX graph of a `backend`.
     """
 
     graph: GraphModule = field(repr=False)
@@ -58,6 +59,7 @@ class Inside:
     wrapper: GraphModule | None = field(repr=False)
     _compiled: Any = field(repr=False)
     _held: tuple[Any, ...] = field(repr=False)
+    _names: Mapping[str, str] = field(repr=False)
 
     @property
     def code(self) -> str:
@@ -92,14 +94,14 @@ class Inside:
             with torch.no_grad():  # kernels write into buffers that they are given
                 out = self._compiled(flat)
         except AssertionError as error:
-            raise _explained(error, self.code) from None
+            raise _explained(error, self._names) from None
         if isinstance(out, torch.Tensor):  # an FX graph with one output returns it bare
             return out
         return out[0] if len(out) == 1 else tuple(out)
 
 
-def _explained(error: AssertionError, code: str) -> Exception:
-    """What a failed assert of the generated code says: which tensor, and what ran before it."""
+def _explained(error: AssertionError, names: Mapping[str, str]) -> Exception:
+    """What a failed assert of the generated code says: which tensor, and what ran before it. names: of the inputs."""
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     file = frame.f_code.co_filename
     found = _ASSERT.search(linecache.getline(file, line))
@@ -114,7 +116,7 @@ def _explained(error: AssertionError, code: str) -> Exception:
         before = [text for i in range(1, line) if ".run(" in (text := linecache.getline(file, i).strip())]
         where = f"{name}, which {before[-1].partition('.run(')[0] if before else 'a kernel'} reads or writes"
     else:
-        where = f"input {name} of the graph"
+        where = f"input {names.get(name, name)} of the graph"
     return WorkbenchError(f"{where} holds {what}: the option nan_asserts put `{found.group(0)}` into the code")
 
 
@@ -159,6 +161,7 @@ def look_inside(
     example = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     before = aot.clone(graph)
     before.meta["workbench"] = {"graph": "forward"}
+    names = inside.name_inputs(graph)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -171,7 +174,7 @@ def look_inside(
                              "use a GPU") from None
     kernels = find_kernels(compiled, before)
     assert kernels is not None
-    return Inside(before, lowered, kernels, wrappers[-1] if wrappers else None, compiled, _held(exported))
+    return Inside(before, lowered, kernels, wrappers[-1] if wrappers else None, compiled, _held(exported), names)
 
 
 def _held(exported: Any) -> tuple[Any, ...]:

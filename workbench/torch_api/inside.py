@@ -1,9 +1,10 @@
 """What Inductor does below the graph: its schedule, its estimate of memory, its partitions, the code that it writes.
 
 Source: torch/_inductor/scheduler.py (`Scheduler.codegen`, `graph_partition`, `should_partition`),
-torch/_inductor/memory.py (`estimate_peak_memory`), torch/_inductor/graph.py (`GraphLowering.codegen`),
-torch/_inductor/async_compile.py (`AsyncCompile.cpp_pybinding`), torch/_inductor/cpu_vec_isa.py,
-torch/_inductor/codegen/wrapper_fxir.py and codegen/common.py (`register_backend_for_device`).
+torch/_inductor/memory.py (`estimate_peak_memory`, `get_freeable_input_buf`),
+torch/_inductor/graph.py (`GraphLowering.codegen`), torch/_inductor/async_compile.py (`AsyncCompile.cpp_pybinding`),
+torch/_inductor/cpu_vec_isa.py, torch/_inductor/codegen/wrapper_fxir.py and codegen/common.py
+(`register_backend_for_device`).
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Lowered:
     """One graph that Inductor lowered.
 
     steps: the scheduler's nodes in their order; a fused one joins the names of its parts. estimate: bytes alive at the
-    peak as Inductor estimates them, inputs that it may free included, and a size that is known in a run only as 0.
-    sizes: bytes of each buffer; None where a run decides. parts: empty where Inductor cuts nothing by its options.
+    peak as Inductor estimates them: no kernel writes over its input, a size that is known in a run only is 0, and of
+    inputs only what a backward may free counts. sizes: bytes of each buffer; None where a run decides. parts: empty
+    where Inductor cuts nothing by its options.
     """
 
     steps: tuple[str, ...]
@@ -202,6 +204,19 @@ def lower(
         stack.enter_context(inductor_kernels.watched())
         compiled = compile_fx_inner(graph, example_inputs, **keywords)
     return compiled, found[-1]
+
+
+def name_inputs(graph: GraphModule) -> dict[str, str]:
+    """Name the inputs `arg0_1`, `arg1_1`, ... as AOTAutograd does for inference: each new name, with the one before.
+
+    Inductor goes by names: it takes any other input for memory that it may free (`is_nonfreeable_buffers`).
+    """
+    named = {}
+    for i, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        named[f"arg{i}_1"] = node.name
+        node.name = node.target = f"arg{i}_1"  # as torch.export does: torch.fx would find the name used before
+    graph.recompile()
+    return named
 
 
 def mark_fallback(node: torch.fx.Node) -> None:
