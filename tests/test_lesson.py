@@ -184,8 +184,9 @@ def test_closeness(guess: object, truth: object, score: float) -> None:
 
 
 def test_a_figure_that_is_no_number_meets_no_target() -> None:
-    score, message, _ = grade("targets", {"peak": float("nan"), "saved": 1.0}, {"at_most": {"peak": 5, "saved": 2}})
-    assert (score, message) == (0.5, "peak nan, wanted at most 5")
+    found = grade("targets", {"peak": float("nan"), "saved": 1.0}, {"at_most": {"peak": 5, "saved": 2}})
+    assert found[:2] == (0.5, "peak nan, wanted at most 5")
+    assert "nan of at most 5" in CheckResult("peak", *found[:2], figures=found[2])._drawing()
 
 
 def test_what_is_not_passed_is_not_100_percent() -> None:

@@ -64,7 +64,7 @@ class Ablation:
             return ""
         apart = row.step - base.step
         if 1 in (len(row.steps), len(base.steps)):
-            return f"{apart:+,.1f} ms, noise unknown: one run of {'each' if self.repeats == 1 else 'one of them'}"
+            return f"{apart:+,.1f} ms, noise unknown: one run of {'each' if len(row.steps) == len(base.steps) else 'one'}"
         return f"{apart:+,.1f} ms" if abs(apart) > row.band + base.band else "within noise"
 
     @property

@@ -55,8 +55,9 @@ class CheckResult:
         rows += [(name, got, most, got <= most) for name, got, most in self.figures]
         parts = []
         for i, (name, got, limit, good) in enumerate(rows):
-            full = max(got, limit) or 1.0
-            y, end = LINE * i + 5, LABEL + round(BAR * max(got, 0) / full)
+            size = got if math.isfinite(got) else 0
+            full = max(size, limit) or 1.0
+            y, end = LINE * i + 5, LABEL + round(BAR * max(size, 0) / full)
             mark = LABEL + round(BAR * limit / full)
             says = percent(got) if name == "score" else f"{got:,} of at most {limit:,}"
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
