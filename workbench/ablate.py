@@ -63,8 +63,9 @@ class Ablation:
         if not row.steps or not base.steps or row is base:
             return ""
         apart = row.step - base.step
-        if 1 in (len(row.steps), len(base.steps)):
-            return f"{apart:+,.1f} ms, noise unknown: one run of {'each' if len(row.steps) == len(base.steps) else 'one'}"
+        counts = {len(row.steps), len(base.steps)}
+        if 1 in counts:
+            return f"{apart:+,.1f} ms, noise unknown: one run of {'each' if counts == {1} else 'one'}"
         return f"{apart:+,.1f} ms" if abs(apart) > row.band + base.band else "within noise"
 
     @property
