@@ -116,7 +116,8 @@ def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
     rows = []
     for each in found:
         name = html.escape(each.lesson.name)
-        file = next((f for f in (f"{name}.html", f"{name}.ipynb") if (out / f).exists()), "")
+        kinds = ("ipynb",) if each.problem else ("html", "ipynb")
+        file = next((f for kind in kinds if (out / (f := f"{name}.{kind}")).exists()), "")
         link = f'<a href="{file}">{name}</a>' if file and not each.left_out else name
         rows.append(f"<tr><td>{link}</td><td>{html.escape(each.lesson.question)}</td><td>{each.seconds:.0f} s</td>"
                     f"<td><pre>{html.escape(each.problem or 'done')}</pre></td></tr>")

@@ -12,6 +12,8 @@ def ablation(found: Ablation) -> Picture:
     ValueError where nothing ran.
     """
     rows = [row for row in found.rows if row.steps]
+    names = [row.name + (f" ({len(row.steps)} of {found.repeats} runs)" if len(row.steps) < found.repeats else "")
+             for row in rows]
     base = found.rows[0]
     if not base.steps:
         raise ValueError(f"recipe {found.recipe!r} did not run, so there is nothing to compare with: {base.problem}")
@@ -26,12 +28,12 @@ def ablation(found: Ablation) -> Picture:
         axes.plot([row.step], [i], "|", color=INK, markersize=12)
         axes.annotate("" if noise else found.compared(row), (max(row.steps), i), xytext=(6, -3),
                       textcoords="offset points", fontsize=8, color=INK)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("a step, ms: each run, and the median; grey: within noise of the recipe")
     axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     text = "\n".join([f"{found.recipe} on {found.world}: {len(rows)} variants, {found.repeats} runs each",
-                      *(f"{row.name}: {row.saved:,} bytes saved, {row.collectives} collectives, {row.verdicts}"
-                        for row in rows), *found.failures])
+                      *(f"{name}: {row.saved:,} bytes saved, {row.collectives} collectives, {row.verdicts}"
+                        for name, row in zip(names, rows, strict=True))])
     return finish(figure, f"Step times of {len(rows)} variants of {found.recipe}, each run a dot.", text)
