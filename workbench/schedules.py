@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from torch.distributed.tensor import DTensor
 
@@ -19,11 +20,10 @@ from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline import run_joint, run_partitioned
 from workbench.recipe import Recipe
-from workbench.torch_api.dtensor import local_shape
+from workbench.torch_api.dtensor import local_shape, ranks_of
 from workbench.verify.collectives import Entry, difference, schedule
 from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
-from workbench.world.mesh import axis_sizes, coordinates
 
 GRAPHS = (Stage.JOINT, Stage.PARTITIONED)
 
@@ -74,12 +74,12 @@ def roles_of(authored: Authored) -> dict[int, int]:
     """The first rank of each role, and how many ranks have it."""
     kinds = sorted({(tuple(p.shape), p.placements, p.device_mesh) for p in authored.module.parameters()
                     if isinstance(p, DTensor)}, key=repr)
-    meshes = {mesh for *_, mesh in kinds}  # experts may lie on one of their own
+    places = {mesh: dict(zip(ranks_of(mesh), product(*map(range, mesh.shape)), strict=True))
+              for *_, mesh in kinds}  # experts may lie on one of their own
     first: dict[tuple[tuple[int, ...], ...], int] = {}
     roles: dict[int, int] = {}
     for rank in range(authored.world.size):
-        places = {mesh: coordinates(mesh, rank) for mesh in meshes}
-        role = tuple(local_shape(shape, mesh.shape, [places[mesh][axis] for axis in axis_sizes(mesh)], placements)
+        role = tuple(local_shape(shape, mesh.shape, places[mesh][rank], placements)
                      for shape, placements, mesh in kinds)
         leader = first.setdefault(role, rank)
         roles[leader] = roles.get(leader, 0) + 1

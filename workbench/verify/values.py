@@ -110,9 +110,7 @@ class _Recorder(Interpreter):
 
     def _unfilled(self, n: Node) -> bool:
         """Whether the node's memory may hold anything: a collective is under way, or nothing was written yet."""
-        if n.op != "call_function":
-            return False
-        if blocks(n.target):
+        if n.op != "call_function" or blocks(n.target):
             return False
         if collective_kind(n.target) is not None or op_name(n.target) in _UNFILLED:
             return True
