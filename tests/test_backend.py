@@ -183,6 +183,9 @@ def test_a_pass_that_raises_is_named():
     (["graph_cleanup", "graph_cleanup"], "pass 'graph_cleanup' is listed twice"),
     ([{"name": "activation_checkpointing", "polcy": "full"}], "polcy: Extra inputs are not permitted"),
     (["full_inductor_compilation"], "requires 'inductor_decomposition'"),
+    ("graph_cleanup", r"^as_backend takes a list of passes, and got 'graph_cleanup': write \['graph_cleanup'\]$"),
+    ({"name": "activation_checkpointing"},
+     r"^as_backend takes a list of passes, and got .*: write \[\{'name': 'activation_checkpointing'\}\]$"),
 ])
 def test_a_list_that_cannot_work_is_refused_at_once(listed, message):
     with pytest.raises(WorkbenchError, match=message):

@@ -139,6 +139,11 @@ def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys
     (["run", "--set", "mesh.tp=2", "tour"], "tour: write KEY=VALUE, such as mesh.tp=2; what has no = goes before"),
     (["ablate", "tour", "--vary", "foo"], "argument --vary: foo: write PASS.OPTION=V1,V2; "),
     (["explain", "tour", "--config", "=1"], "argument --config: =1: write OPTION=VALUE, such as "),
+    (["run", "tour", "--set", "mesh.tp=2", "--set", "mesh.tp=4"],
+     "argument --set: mesh.tp is given twice, as '2' and '4': keep one"),
+    (["matrix", "tour", "--set", "a=1", "a=1"], "argument --set: a is given twice, as '1' and '1': keep one"),
+    (["ablate", "tour", "--vary", "p.o=1", "--vary", "p.o=2"],
+     "argument --vary: p.o is given twice, as '1' and '2': keep one"),
     (["course", "00", "--set", "steps"], "argument --set: steps: write LESSON.PARAMETER=VALUE, such as 00_tour."),
 ])
 def test_an_argument_that_cannot_be_read(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +182,13 @@ def test_a_recipe_file_names_itself_and_the_key(tmp_path: Path, capsys: pytest.C
     path.write_text('name = "mine"\n[mesh]\ndp_shrad = 2\n')
     assert refused(capsys, "run", str(path)) == f"{path}: mesh.dp_shrad: unknown key; did you mean 'dp_shard'?"
     assert refused(capsys, "run", str(tmp_path / "no.toml")) == f"{tmp_path / 'no.toml'}: no such file"
+
+
+def test_a_value_in_json_is_shown_in_toml(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, "run", "llama3", "--set", 'passes=[{"name": "block_bucketing"}]')
+    assert told.endswith('passes: this is JSON, and values are TOML: write [{name = "block_bucketing"}]')
+    told = refused(capsys, "explain", "llama3", "--config", 'x={"a": 1}')
+    assert told == "this is JSON, and values are TOML: write {a = 1}"
 
 
 def test_an_empty_folder_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import papermill
 import pytest
 
 from workbench.cli import main
@@ -73,6 +74,27 @@ def test_wrong_parameters_are_refused_before_the_first_cell(
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
     with pytest.raises(LessonError, match="must be from 2 to 1000, got 1"):
         run_lesson("00_tour", {"steps": 1}, tmp_path / "out")
+
+
+def test_an_unknown_parameter_given_to_papermill_alone_fails(notebooks: Path, tmp_path: Path) -> None:
+    notebook(notebooks, "from workbench import load_lesson, parameters\n"
+                        "parameters(load_lesson('00_tour'), dp_shard=dp_shard, steps=steps, tp=tp)")
+    given, done = str(notebooks / "00_tour.ipynb"), str(tmp_path / "done.ipynb")
+    papermill.execute_notebook(given, done, {"steps": 3}, kernel_name="python3", language="python",
+                               progress_bar=False)
+    with pytest.raises(papermill.PapermillExecutionError) as failed:
+        papermill.execute_notebook(given, done, {"steps": 3, "stepz": 3}, kernel_name="python3", language="python",
+                               progress_bar=False)
+    assert failed.value.ename == "LessonError"
+    assert failed.value.evalue == "lesson '00_tour': parameters.stepz: unknown parameter; did you mean 'steps'?"
+
+
+def test_a_cell_that_exits_is_a_failing_cell(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "import sys\nsys.exit(0)", "print('not reached')")
+    assert main(["tour", "--out", str(tmp_path / "out")]) == 1
+    assert "00_tour.ipynb: code cell 3 failed, which starts `import sys`\nSystemExit: 0\n" in capsys.readouterr().err
 
 
 def test_a_failing_cell_is_named_and_the_notebook_kept(

@@ -23,7 +23,7 @@ LAYERS = [
     {"world", "models"},
     {"parallel"},
     {"stamp"},
-    {"joint_graph", "forward_backward"},
+    {"joint_graph", "forward_backward", "model_contract"},
     {"analysis"},
     {"passes"},
     {"verify"},

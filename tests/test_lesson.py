@@ -166,6 +166,18 @@ def test_parameters_all_problems_word_for_word(lesson: Lesson) -> None:
         "lesson 'l': parameters.lr: expected a finite number, got nan")
 
 
+def test_parameters_that_papermill_injects_must_be_the_lessons(lesson: Lesson, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*cells: str) -> None:
+        monkeypatch.setattr("__main__.In", ["", *cells], raising=False)
+
+    run("steps = 5\nstepz = 7", "# Parameters\nsteps = 6\n", "# Parameters\ndef mine(): pass")
+    assert parameters(lesson, steps=6).steps == 6
+    run("steps = 5", "# Parameters\nsteps = 6\nstepz = [\n    7]\nq = 1\n")
+    assert error_of(parameters, lesson, steps=6).splitlines() == [
+        "lesson 'l': parameters.stepz: unknown parameter; did you mean 'steps'?",
+        "lesson 'l': parameters.q: unknown parameter; known: steps, lr, kind"]
+
+
 def test_predict_keeps_the_first_guess(lesson: Lesson) -> None:
     assert str(lesson.predict("gathers")) == "How many? no guess"
     guess = lesson.predict("gathers", 12)

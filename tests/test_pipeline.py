@@ -156,6 +156,14 @@ def test_an_unknown_pass_is_refused(joint):
         run_joint(joint, ["no_such"])
 
 
+def test_one_pass_is_no_list_of_passes(joint, pair):
+    for run, given, name in ((run_joint, joint, "run_joint"), (run_partitioned, pair, "run_partitioned")):
+        for alone, shown in (("graph_cleanup", "'graph_cleanup'"), (PassSpec(name="graph_cleanup"), "'graph_cleanup'")):
+            with pytest.raises(WorkbenchError) as caught:
+                run(given, alone)
+            assert str(caught.value) == f"{name} takes a list of passes, and got {shown}: write [{shown}]"
+
+
 @pytest.fixture
 def pair(captured):
     return partition(capture(captured.authored))

@@ -237,6 +237,12 @@ def test_rules_are_told_beside_type_errors() -> None:
 @pytest.mark.parametrize(("content", "message"), [
     (b"name = \n", "not valid TOML: Invalid value (at line 1, column 8)"),
     (b"name = '\xff'\n", "not UTF-8 text"),
+    (b"name = 'a'\n[mesh]\ntp = 1\n\ntp = 2\n", "mesh.tp: stands there twice, the second time in line 5: keep one"),
+    (b"name = 'a'\npasses = [\n  'x',\n]\npasses = [\n  'y',\n]\n",
+     "passes: stands there twice, the second time in line 5: keep one"),
+    (b"mesh.tp = 1\nmesh.tp = 2\n", "mesh.tp: stands there twice, the second time in line 2: keep one"),
+    (b"mesh = {tp = 1, tp = 2}\n", "mesh.tp: stands there twice, the second time in line 1: keep one"),
+    (b"[mesh]\ntp = 1\n[data]\n[mesh]\n", "mesh: stands there twice, the second time in line 4: keep one"),
 ])
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.toml"
@@ -244,6 +250,12 @@ def test_files_that_cannot_be_read(tmp_path: Path, content: bytes, message: str)
     assert error_of(load_recipe, path) == f"{path}: {message}"
     assert error_of(load_recipe, tmp_path / "none.toml") == f"{tmp_path}/none.toml: no such file"
     assert error_of(load_recipe, str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+def test_a_file_of_an_editor_that_writes_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfname = 'a'\n")
+    assert load_recipe(path) == parse_recipe({"name": "a"}, "f")
 
 
 def test_names_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -290,6 +302,13 @@ def test_override_reads_toml_values() -> None:
     ({"passes.transformer_block_bucketing": 1},
      "recipe 'r' with passes.transformer_block_bucketing=1: passes.transformer_block_bucketing: name one option of the "
      "pass: passes.transformer_block_bucketing.OPTION"),
+    ({"passes": '[{"name": "graph_cleanup"}]'},
+     "recipe 'r' with passes=[{\"name\": \"graph_cleanup\"}]: passes: this is JSON, and values are TOML: write "
+     '[{name = "graph_cleanup"}]'),
+    ({"passes.transformer_block_bucketing.buckets": '{"a b": [1.5, true, "x\\ty"], "c": null}'},
+     "recipe 'r' with passes.transformer_block_bucketing.buckets={\"a b\": [1.5, true, \"x\\ty\"], \"c\": null}: "
+     "passes.transformer_block_bucketing.buckets: this is JSON, and values are TOML: write "
+     '{"a b" = [1.5, true, "x\\ty"]}'),
 ])
 def test_override_refuses_word_for_word(changes: dict, message: str) -> None:
     assert error_of(parse_recipe(BLOCKS, "f").override, changes) == message
@@ -302,6 +321,11 @@ def test_override_refuses_word_for_word(changes: dict, message: str) -> None:
 def test_parse_value(text: str, value: object) -> None:
     assert parse_value(text) == value
     assert type(parse_value(text)) is type(value)
+
+
+def test_text_that_reads_as_json_stays_text_where_a_key_takes_text() -> None:
+    assert parse_recipe(BLOCKS, "f").override({"about": '{"a": 1}'}).about == '{"a": 1}'
+    assert parse_recipe(BLOCKS, "f").override({"about": '"a"'}).about == "a"
 
 
 def test_diff() -> None:

@@ -282,6 +282,9 @@ def test_an_error_leaves_the_study_as_it_was(study, own):
     own(more="raise ValueError('no')")
     with pytest.raises(WorkbenchError, match="pass 'own' on the forward graph raised ValueError: no"):
         study.change(passes=["transformer_block_bucketing", "own"])
+    with pytest.raises(WorkbenchError, match=r"^passes takes a list of passes, and got 'graph_cleanup': write "
+                                             r"\['graph_cleanup'\]$"):
+        study.change(passes="graph_cleanup")
     with pytest.raises(RecipeError, match="no pass 'overlap' in passes"):
         study.change({"passes.overlap.horizon": 2})
     with pytest.raises(WorkbenchError, match="unknown pass 'other'"):

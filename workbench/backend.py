@@ -28,7 +28,7 @@ from workbench.pipeline import (
     run_partitioned,
 )
 from workbench.recipe import Recipe
-from workbench.recipe_parts import PassSpec
+from workbench.recipe_parts import PassSpec, listed
 from workbench.report import complete
 from workbench.report_text import grid, said
 from workbench.torch_api.compile_backend import JointFromCompile, held_by_module, through_autograd
@@ -188,7 +188,7 @@ def as_backend(
         specs, free_order = [*pipeline.joint_passes, *pipeline.passes], pipeline.free_order
         strict, idle = strict or pipeline.strict, pipeline.expect.no_effect
     else:
-        specs = [PassSpec.model_validate(spec) for spec in pipeline]
+        specs = [PassSpec.model_validate(spec) for spec in listed(pipeline, "as_backend")]
     for spec in specs:
         contract = choose(spec, tuple(Stage), "as_backend")[0].contract
         if contract.stage is Stage.REPLAY:

@@ -12,7 +12,6 @@ import shlex
 import sys
 import textwrap
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,9 @@ from workbench import course_commands
 from workbench.commands import parser
 from workbench.contracts import CONTRACTS, PassContract
 from workbench.declare import DeclarationError
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, no_exit
 from workbench.recipe import Recipe, load_recipe, recipe_names
+from workbench.recipe_edit import parse_value
 from workbench.source_code import import_file
 from workbench.supported import require_torch
 from workbench.words import json_text
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status says pass (0), fail (1) or bad input (2)."""
     args = parser().parse_args(argv, argparse.Namespace(line=list(sys.argv[1:] if argv is None else argv)))
     try:
-        return _COMMANDS[args.command](args)
+        with no_exit():
+            return _COMMANDS[args.command](args)
     except WorkbenchError as error:
         return _tell(error)
     except BrokenPipeError:  # the reader of the output has gone, as `| head` does
@@ -143,7 +144,7 @@ def _bisect(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    config = {key: _value(text) for key, text in args.config}
+    config = {key: parse_value(text) for key, text in args.config}
     _writable(args.json)
     require_torch()
     from workbench.explain import inductor_passes
@@ -164,14 +165,6 @@ def _schedule(args: argparse.Namespace) -> int:
     found = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks)
     print(found)
     return FAILED if found.verdict.outcome == "FAIL" else PASSED
-
-
-def _value(text: str) -> Any:
-    """As TOML has it, and a plain word as it is."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _writable(path: Path | None, option: str = "--json") -> None:
@@ -198,7 +191,7 @@ def _ablate(args: argparse.Namespace) -> int:
     from workbench.ablate import ablate
 
     recipe = _recipe(args)
-    vary = {key: [_value(word) for word in words.split(",")] for key, words in args.vary}
+    vary = {key: [parse_value(word) for word in words.split(",")] for key, words in args.vary}
     found = ablate(recipe, args.out, vary=vary, world=args.world, repeats=args.repeats, timeout=args.timeout,
                    tell=lambda line: print(line, file=sys.stderr, flush=True))
     print(found)

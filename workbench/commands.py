@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
                                  "its report there is not run again. Exit status: 0 all ran, 1 the recipe itself did "
                                  "not, 2 bad input.")
     _add_recipe(ablate, "change the recipe, such as mesh.tp=2; may be repeated")
-    ablate.add_argument("--vary", action="append", default=[], metavar="PASS.OPTION=V1,V2",
+    ablate.add_argument("--vary", action=_Pairs, default=[], metavar="PASS.OPTION=V1,V2",
                         type=_pair("PASS.OPTION=V1,V2"), help="try these values of an option; may be repeated")
     ablate.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto", help="as for run")
     ablate.add_argument("--repeats", type=_count, default=3, metavar="N", help="runs of each, in turn (default 3)")
@@ -86,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
                                   "its graphs: which, in what order, what each changed, and where torch defines it. "
                                   "Nothing is compiled or run.")
     _add_recipe(explain, "change the recipe, such as model.n_layers=1; may be repeated")
-    explain.add_argument("--config", action="extend", nargs="+", default=[], metavar="OPTION=VALUE",
+    explain.add_argument("--config", action=_Pairs, nargs="+", default=[], metavar="OPTION=VALUE",
                          type=_pair("OPTION=VALUE, such as joint_graph_constant_folding=false"),
                          help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
     explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
@@ -156,8 +157,22 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
-    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", type=_pair(form),
+    parser.add_argument("--set", action=_Pairs, nargs="+", default=[], metavar="KEY=VALUE", type=_pair(form),
                         help=text)
+
+
+class _Pairs(argparse.Action):
+    """Collects pairs of KEY=VALUE options, each key once: of two values one would be lost without a word."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        pairs = list(getattr(namespace, self.dest))
+        for key, value in values if isinstance(values, list) else [values]:
+            if key in dict(pairs):
+                raise argparse.ArgumentError(self, f"{key} is given twice, as {dict(pairs)[key]!r} and {value!r}: "
+                                                   "keep one")
+            pairs.append((key, value))
+        setattr(namespace, self.dest, pairs)
 
 
 def _pair(form: str) -> Callable[[str], tuple[str, str]]:

@@ -5,6 +5,7 @@ No torch here.
 
 from __future__ import annotations
 
+import re
 import tomllib
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +59,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
     """The tables of a TOML file, lists as tuples; raises `error` where it cannot be read."""
     try:
-        return freeze(tomllib.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+        return freeze(tomllib.loads(text))
     except FileNotFoundError:
         message = "no such file"
     except UnicodeDecodeError:
@@ -66,8 +68,27 @@ def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
     except OSError as exc:
         message = f"cannot be read: {exc.strerror}"
     except tomllib.TOMLDecodeError as exc:
-        message = f"not valid TOML: {exc}"
+        raise error(str(path), [_twice(text, str(exc)) or Problem("", f"not valid TOML: {exc}")]) from None
     raise error(str(path), [Problem("", message)])
+
+
+_TWICE = re.compile(r"(Cannot overwrite a value|Cannot declare|Duplicate inline table key) ?(.*?)(?: twice)? "
+                    r"\(at line (\d+),.*\)")
+_ASSIGNED = re.compile(r"\s*([\w.\"'-]+(?:\s*\.\s*[\w.\"'-]+)*)\s*=")
+
+
+def _twice(text: str, message: str) -> Problem | None:
+    """Of a key that stands twice tomllib tells the position, where its value ends, and not always the name."""
+    found = _TWICE.fullmatch(message)
+    if found is None:
+        return None
+    what, name, line = found[1], ".".join(re.findall(r"'([^']*)'", found[2])), int(found[3])
+    if what != "Cannot declare":
+        lines = text.splitlines()[:line]
+        line, key = next((i, m[1]) for i in range(line, 0, -1) if (m := _ASSIGNED.match(lines[i - 1])))
+        table = next((m[1] for each in reversed(lines[:line]) if (m := re.match(r"\s*\[+([^\]]+)\]", each))), "")
+        name = ".".join(filter(None, (table.strip(), key, name)))
+    return Problem(name, f"stands there twice, the second time in line {line}: keep one")
 
 
 def freeze(value: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from .errors import WorkbenchError
+from .errors import WorkbenchError, no_exit
 
 Grader = Callable[..., "float | bool | tuple[float, str] | tuple[float, str, Figures]"]
 Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
@@ -169,6 +169,7 @@ def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, s
             raise WorkbenchError(f"check {check!r}: {exc}") from None
     if grader is None:
         raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench.module:function")
-    result = grader(answer, **context)
+    with no_exit():
+        result = grader(answer, **context)
     given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")
     return min(max(float(given[0]), 0.0), 1.0), given[1], given[2] if len(given) > 2 else ()

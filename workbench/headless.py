@@ -116,11 +116,23 @@ def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool)
 
         bar: Any = {"desc": source.stem, "file": sys.stderr, "ncols": 80} if progress else False
         try:
-            papermill.execute_notebook(str(source), str(target), values, kernel_name="python3", language="python",
-                                       cwd=str(source.parent), progress_bar=bar,
-                                       extra_arguments=["--log-level=CRITICAL"])  # an interrupt as it ends is none
+            done = papermill.execute_notebook(
+                str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
+                progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # an interrupt as it ends is none
+            _refuse_exit(done)
         except PapermillExecutionError as error:
             raise NotebookError(_failure(source, target, error)) from None
+
+
+def _refuse_exit(notebook: Any) -> None:
+    """papermill takes `sys.exit(0)` in a cell, where the notebook ends, for a notebook that is done."""
+    from papermill.exceptions import PapermillExecutionError
+
+    for index, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                raise PapermillExecutionError(cell_index=index, exec_count=cell.execution_count, source=cell.source,
+                                              ename=output.ename, evalue=output.evalue, traceback=output.traceback)
 
 
 def _failure(source: Path, target: Path, error: Any) -> str:

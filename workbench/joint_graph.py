@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from workbench.errors import NotAlike, WorkbenchError
+from workbench.errors import NotAlike, WorkbenchError, no_exit
+from workbench.model_contract import NO_TENSOR, named, require_trainable
 from workbench.parallel.author import Authored
 from workbench.stamp import find_run, short, stamp
 from workbench.torch_api import aot
@@ -116,6 +117,7 @@ def facts_of(which: str, groups: Mapping[str, str], sizes: Mapping[str, int], wo
             "world": world or world_kind() or "one process"}
 
 
+@no_exit()
 def capture(
     authored: Authored,
     *,
@@ -158,10 +160,13 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
         with deterministic(wanted), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
             graph = aot.dynamo_capture(module, args)
+            require_trainable(authored, graph)
             export = aot.export_joint(contexts, graph, args, decompositions)
     except WorkbenchError:
         raise
     except Exception as error:
+        if aot.without_results(error):
+            raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
         raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
     return JointGraph(authored, export, contexts, graph.meta["tracing_context"])
 

@@ -5,8 +5,11 @@ Declared in TOML and read by the same strict loader as recipes. No torch here.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -191,15 +194,28 @@ class Values(Declared):
 def parameters(lesson: Lesson, **values: Any) -> Any:
     """The checked values of the notebook's parameters cell, one attribute each; absent ones take the default.
 
-    Raises LessonError: a name that is not declared, a wrong type, a value out of range, all at once.
+    Raises LessonError: a name that is not declared, a wrong type, a value out of range, all at once. What papermill
+    has set in this notebook must be declared, too.
     """
-    problems = [Problem(f"parameters.{name}", message) for name, value in values.items()
+    injected = {name: None for name in _injected() if name not in lesson.parameters}
+    problems = [Problem(f"parameters.{name}", message) for name, value in (injected | values).items()
                 if (message := lesson._misfit(name, value))]
     if problems:
         raise LessonError(f"lesson {lesson.name!r}", problems)
     full = {name: values.get(name, p.default) for name, p in lesson.parameters.items()}
     fields: dict[str, Any] = {name: (_TYPES[p.type], ...) for name, p in lesson.parameters.items()}
     return create_model("Parameters", __base__=Values, **fields)(**full)
+
+
+def _injected() -> list[str]:
+    """The names that papermill sets in a cell of its own, which it writes behind the notebook's parameters."""
+    for cell in getattr(sys.modules["__main__"], "In", ()):
+        if cell.startswith("# Parameters\n"):
+            with contextlib.suppress(SyntaxError):
+                body = ast.parse(cell).body
+                return [node.targets[0].id for node in body
+                        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
+    return []
 
 
 def lessons_dir() -> Path:

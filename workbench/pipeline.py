@@ -14,12 +14,12 @@ from workbench import passes as _package_passes  # noqa: F401  registers the pac
 from workbench.analysis.census import module_path
 from workbench.analysis.memory import saved_tensors
 from workbench.contracts import Stage
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, no_exit
 from workbench.forward_backward import ForwardBackward, Partitioned
 from workbench.garbage import uncollected
 from workbench.passes.body import Body, bodies_of
 from workbench.passes.registry import RegisteredPass, find_pass
-from workbench.recipe_parts import PassSpec
+from workbench.recipe_parts import PassSpec, listed
 from workbench.torch_api import aot
 from workbench.torch_api.ops import is_symbolic
 from workbench.verify import collectives, effect, light
@@ -87,7 +87,8 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
     if "static_shapes" in item.contract.needs:
         _require_static(given.graph if isinstance(given, Body) else given, where)
     try:
-        result = item.function(given, example_inputs, options=options)
+        with no_exit(where):
+            result = item.function(given, example_inputs, options=options)
     except WorkbenchError:
         raise
     except Exception as error:
@@ -122,7 +123,7 @@ def run_joint(
     raises, or returns no graph.
     """
     joint.require_open()
-    chosen = [choose(spec, JOINT, "run_joint") for spec in specs]
+    chosen = [choose(spec, JOINT, "run_joint") for spec in listed(specs, "run_joint")]
     records: list[PassRecord] = []
     seen = seen or light.Seen()
     for item, options in chosen:
@@ -141,6 +142,7 @@ def run_joint(
     return records
 
 
+@no_exit()
 def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
     """Add what the partitioner made of the tags to the records of the passes that set them."""
     for record in records:
@@ -165,7 +167,7 @@ def run_partitioned(
     A pass that raises, on either graph, leaves both as it received them. `seen` and `bodies`: what an earlier call
     read from the same graphs, and the bodies it made, to go on from there.
     """
-    chosen = [choose(spec, PARTITIONED, "run_partitioned") for spec in specs]
+    chosen = [choose(spec, PARTITIONED, "run_partitioned") for spec in listed(specs, "run_partitioned")]
     records: list[PassRecord] = []
     seen = seen or light.Seen()
     for item, options in chosen:
@@ -192,6 +194,7 @@ def run_partitioned(
     return records, bodies
 
 
+@no_exit()
 def prove_replay(records: Sequence[PassRecord]) -> None:
     """Say anew of replay passes, once the step has run, whether they had their effect."""
     for record in records:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal, get_origin
@@ -11,17 +13,38 @@ from pydantic import BaseModel
 
 from .contracts import CONTRACTS
 from .declare import Problem, annotation_at, fields_of, members, suggestion
+from .errors import WorkbenchError
 
 
 def parse_value(text: str) -> Any:
-    """Text as a TOML value (`1e-3`, `true`, `["a"]`); text that is none stays text."""
+    """Text as a TOML value (`1e-3`, `true`, `["a"]`); text that is none stays text. WorkbenchError for JSON."""
     if "\n" in text:
         return text
     try:
         found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
+        _refuse_json(text)
         return text
     return found["value"] if set(found) == {"value"} else text
+
+
+def _refuse_json(text: str) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(value, list | dict):
+        raise WorkbenchError(f"this is JSON, and values are TOML: write {_toml(value)}")
+
+
+def _toml(value: Any) -> str:
+    """A value of JSON on one line of TOML, which has no null."""
+    if isinstance(value, dict):
+        keys = {k if re.fullmatch(r"[\w-]+", k, re.ASCII) else json.dumps(k): v for k, v in value.items()}
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in keys.items() if v is not None) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value if v is not None) + "]"
+    return json.dumps(value)
 
 
 def apply_overrides(
@@ -32,10 +55,13 @@ def apply_overrides(
     problems: list[Problem] = []
     for key, value in changes.items():
         head, *rest = key.split(".")
-        if head in ("joint_passes", "passes") and rest:
-            problem = _set_pass_option(data[head], head, rest, value)
-        else:
-            problem = _set_key(model, data, key, value)
+        try:
+            if head in ("joint_passes", "passes") and rest:
+                problem = _set_pass_option(data[head], head, rest, value)
+            else:
+                problem = _set_key(model, data, key, value)
+        except WorkbenchError as error:
+            problem = str(error)
         if problem:
             problems.append(Problem(key, problem))
     return data, problems
@@ -47,10 +73,9 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
         known = all_keys(model)
         same = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
         return "unknown key" + (f"; did you mean {same[0]!r}?" if same else suggestion(key, known))
-    if isinstance(value, str):
-        parsed = parse_value(value)
-        takes_text = any(a is str or get_origin(a) is Literal for a in members(annotation))
-        value = value if takes_text and not isinstance(parsed, str) else parsed
+    takes_text = any(a is str or get_origin(a) is Literal for a in members(annotation))
+    if isinstance(value, str) and (not takes_text or value.lstrip().startswith(("'", '"'))):
+        value = parse_value(value)
     *tables, last = key.split(".")
     for table in tables:
         data = data.setdefault(table, {})

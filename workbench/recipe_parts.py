@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from .declare import Declared
+from .errors import WorkbenchError
 from .sizes import SIZES
 
 Dtype = Literal["float32", "bfloat16", "float64"]
@@ -161,6 +162,14 @@ class PassSpec(Declared):
 
     def as_toml(self) -> str | dict[str, Any]:
         return {"name": self.name, **self.options} if self.options else self.name
+
+
+def listed(specs: Any, where: str) -> list[Any]:
+    """The passes of a list; WorkbenchError for one pass alone, whose name would be read letter by letter."""
+    if isinstance(specs, str | Mapping | PassSpec):
+        alone = specs.as_toml() if isinstance(specs, PassSpec) else specs
+        raise WorkbenchError(f"{where} takes a list of passes, and got {alone!r}: write [{alone!r}]")
+    return list(specs)
 
 
 class TrainingSpec(Declared):

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, no_exit
 
 
 def import_file(path: Path) -> None:
@@ -30,12 +30,13 @@ def import_file(path: Path) -> None:
     if not name.isidentifier() or (there is not None and Path(there.origin or "").resolve() != path.resolve()):
         raise WorkbenchError(f"{path}: {name!r} cannot be its name as a module, or is another's: rename the file")
     sys.path.insert(0, str(path.parent))
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
-        raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error
+    with no_exit():
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            where = f"{path}, line {lines[-1]}" if lines else str(path)
+            raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 _OF_THE_MODULE = {*vars(ModuleType("")), "__file__", "__builtins__"}

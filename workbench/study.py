@@ -23,7 +23,7 @@ from workbench.parallel.plans import ParallelPlan
 from workbench.passes.decomposition import capture_decompositions
 from workbench.pipeline import JOINT, PARTITIONED, choose, prove_partition, run_joint, run_partitioned
 from workbench.recipe import Recipe, diff_recipes
-from workbench.recipe_parts import PassSpec
+from workbench.recipe_parts import PassSpec, listed
 from workbench.training import deterministic
 from workbench.variant import Difference, Figures, Ran, Variant, aligned, figures_of, verdicts_of
 from workbench.verify import collectives, light
@@ -129,7 +129,7 @@ class Study:
         A change that cannot be made (RecipeError), or a pass that raises (WorkbenchError), leaves the study as it was.
         """
         lists = {"joint_passes": joint_passes, "passes": passes}
-        given = {key: [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in value]
+        given = {key: [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(value, key)]
                  for key, value in lists.items() if value is not None}
         wanted = {**(changes or {}), **given}
         recipe = self.recipe.override(wanted) if wanted else self.recipe

@@ -1,7 +1,8 @@
 import torch
 from graphs_by_hand import named, two_layer_graph
 
-from workbench.analysis.census import census, clean_path, kind_of, module_path, nodes_from_line, provenance
+from workbench.analysis.census import census, kind_of, module_path, nodes_from_line, provenance
+from workbench.torch_api.module_paths import clean_path
 
 
 def test_counts_by_operator_and_kind(fake4):

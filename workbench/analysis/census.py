@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from workbench.torch_api.aot import parameter_of
+from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name
 
 KINDS = ("collective", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction", "random",
@@ -70,26 +71,6 @@ def kind_of(node: torch.fx.Node) -> str:
 def is_compute(node: torch.fx.Node) -> bool:
     """True for matmuls and attention: what is long enough to hide a collective."""
     return node.op == "call_function" and _kind(node.target) in ("matmul", "attention")
-
-
-_SELF = re.compile(r"^L\['\w+'\]\.?|^L__self___?|^self\.")
-_INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")
-
-
-@functools.lru_cache(maxsize=8192)
-def clean_path(path: str) -> str:
-    """`L['self'].layers.0.attention` and `L['self'].layers['0'].attention` become `layers.0.attention`."""
-    path = _INDEX.sub(r".\1", _SELF.sub("", path))
-    return path.replace("._modules.", ".").replace("_modules.", "").strip(".")
-
-
-def module_path(node: torch.fx.Node) -> str:
-    """The innermost module's path, of the forward node's module for a backward node; "" outside any module."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    innermost = next(reversed(stack.values()))
-    return clean_path(innermost[0] if isinstance(innermost, tuple | list) else str(innermost))
 
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1] / "parallel"))

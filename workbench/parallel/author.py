@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from workbench.errors import no_exit
 from workbench.parallel.families import find_family
 from workbench.parallel.layout import Layout
 from workbench.parallel.materialise import (
@@ -69,6 +70,7 @@ class Authored:
         return self.batch()
 
 
+@no_exit()
 def author_module(
     module: nn.Module,
     world: World,
@@ -94,6 +96,7 @@ def author_module(
     axes = axis_sizes(mesh)
     if unknown := set(axes) - {"dp_replicate", "dp_shard", "tp"}:
         raise AuthoringError(f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp")
+    _require_own_precision(module, precision)
     experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     values = {
@@ -114,6 +117,17 @@ def author_module(
     theirs = _group_names(expert_mesh).items()
     groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs}
     return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
+
+
+def _require_own_precision(module: nn.Module, precision: Precision) -> None:
+    """float32 is cast to whatever the step computes in; a model of another dtype asks for that one."""
+    for name, param in module.named_parameters():
+        if param.dtype.is_floating_point and param.dtype not in (torch.float32, precision.param):
+            own, other = (str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param))
+            raise AuthoringError(
+                f"model {type(module).__name__}: parameter {name} is {own}, and the step would compute in {other}: "
+                "call .float() on the model, and give the dtype to compute in as precision.param"
+            )
 
 
 def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
@@ -203,6 +217,7 @@ def _store_parameters(
             parametrise(part, gathers)
 
 
+@no_exit()
 def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> Authored:
     """Build the recipe's model on the recipe's mesh. World and mesh must have as many ranks.
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.census import clean_path
 from workbench.analysis.effect import Effect
 from workbench.analysis.estimates import estimates_of
 from workbench.errors import WorkbenchError
@@ -16,6 +15,7 @@ from workbench.passes.chains import gather_chains
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import bucketing
 from workbench.torch_api.device_specs import device_specs
+from workbench.torch_api.module_paths import clean_path
 from workbench.torch_api.ops import calls_of, collective_kind
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default

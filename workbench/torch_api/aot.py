@@ -47,6 +47,11 @@ def dynamo_capture(module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
     return capture(module)(*args)
 
 
+def without_results(error: Exception) -> bool:
+    """Whether Dynamo raised this of a module that returns no tensor: it writes `(,)`, which Python does not read."""
+    return isinstance(error, SyntaxError) and str(error.filename).startswith("<eval_with_key")
+
+
 class Contexts(contextlib.ExitStack):
     """An exit stack that remembers what was entered, so that it can be closed and entered `again`.
 

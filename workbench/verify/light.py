@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from workbench.analysis.effect import Effect
 from workbench.analysis.snapshot import Snapshot, same_program
 from workbench.contracts import PassContract, Stage
+from workbench.errors import no_exit
 from workbench.garbage import uncollected
 from workbench.verify import collectives, effect, lint, memory
 from workbench.verify.record import Graphs, PassRecord
@@ -80,6 +81,7 @@ def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
     ), {"without_metadata": now - has, "nodes": now})
 
 
+@no_exit()
 @uncollected()
 def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen) -> None:
     """Lint, effect, collectives and estimated memory; of a malformed graph lint alone."""

@@ -1,0 +1,125 @@
+"""Code of a user's that would end the process is an error with its file and line, wherever it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from on_ranks import FSDP4, small, user_pass
+
+from workbench.analysis.effect import Effect
+from workbench.built import build
+from workbench.cli import main
+from workbench.errors import WorkbenchError, no_exit
+from workbench.grading import GRADERS, grade, register_check
+from workbench.parallel import families
+from workbench.parallel.author import author
+from workbench.parallel.families import register_model
+from workbench.recipe import load_recipe
+from workbench.sizes import SIZES
+from workbench.source_code import import_file
+from workbench.world.ranks import RankError
+
+HERE = Path(__file__)
+
+
+@pytest.mark.parametrize(("line", "call"), [
+    ("import sys; sys.exit()", "sys.exit()"), ("raise SystemExit(0)", "sys.exit(0)"),
+    ("raise SystemExit('told')", "sys.exit('told')"), ("exit(3)", "sys.exit(3)"),
+    ("import argparse; argparse.ArgumentParser(prog='p').parse_args(['--help'])", "sys.exit(0)"),
+])
+def test_an_imported_file_that_exits_is_refused(
+    line: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "own_exits.py"
+    file.write_text(f"x = 1\n{line}\n")
+    says = f"{file}, line 2: {call} would end the whole process: raise an error instead, or return"
+    assert main(["run", "llama3", "--world", "fake", "--import", str(file)]) == 2
+    assert capsys.readouterr().err == f"workbench: error: {says}\n"
+    with pytest.raises(WorkbenchError) as caught:
+        import_file(file)
+    assert str(caught.value) == says
+
+
+def test_an_interrupt_of_the_users_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "own_interrupts.py"
+    file.write_text("raise KeyboardInterrupt\n")
+    assert main(["run", "llama3", "--world", "fake", "--import", str(file)]) == 130
+    with pytest.raises(KeyboardInterrupt):
+        import_file(file)
+
+
+def test_the_package_itself_may_exit() -> None:
+    """As on a SIGTERM: the frame that raises is the package's."""
+    script = ("import os, signal\nfrom workbench.errors import no_exit\n"
+              "from workbench.matrix import ending_on_sigterm\n"
+              "with no_exit(), ending_on_sigterm():\n    os.kill(os.getpid(), signal.SIGTERM)\n")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 128 + 15 and done.stderr == ""
+
+
+def exits(*_: Any, **__: Any) -> Any:
+    sys.exit(0)
+
+
+SAYS = f"{HERE}, line {exits.__code__.co_firstlineno + 1}: sys.exit(0) would end the whole process"
+
+
+@pytest.mark.integration
+def test_a_pass_that_exits_is_named(fake4: Any) -> None:
+    with user_pass("exits", lambda gm: exits()) as mine, pytest.raises(WorkbenchError) as caught:
+        build(small(FSDP4, (mine,)), fake4)
+    assert str(caught.value).startswith(f"pass 'exits' on the joint graph: {SAYS}")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("which", ["effect", "partition_effect"])
+def test_an_effect_that_exits_is_refused(which: str, fake4: Any) -> None:
+    given: dict[str, Any] = {"effect": lambda *_: Effect(True, "", {}), which: exits}
+    with user_pass("exits", lambda gm: gm, **given) as mine, pytest.raises(WorkbenchError) as caught:
+        build(small(FSDP4, (mine,)), fake4)
+    assert str(caught.value).startswith(SAYS)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("which", ["make", "plan"])
+def test_a_family_that_exits_is_refused(which: str, fake4: Any) -> None:
+    sizes = {"vocab_size": 256, "max_seq_len": 64}
+    register_model("exiting", sizes=sizes, plan=exits if which == "plan" else None)(exits)
+    try:
+        recipe = load_recipe("llama3").override({"model.family": "exiting", "mesh.dp_shard": 4, "mesh.tp": 1})
+        with pytest.raises(WorkbenchError) as caught:
+            author(recipe, fake4)
+    finally:
+        del families._FAMILIES["exiting"], SIZES["exiting"]
+    assert str(caught.value).startswith(SAYS)
+
+
+def test_a_grader_that_exits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.grading.GRADERS", GRADERS)
+    register_check("exits")(exits)
+    with pytest.raises(WorkbenchError) as caught:
+        grade("exits", 1, {})
+    assert str(caught.value).startswith(SAYS)
+    del GRADERS["exits"]
+
+
+@pytest.mark.ranks
+def test_a_function_on_ranks_that_exits_is_an_error(pool2: Any) -> None:
+    def leaves() -> None:
+        sys.exit(0)
+
+    with pytest.raises(RankError) as caught:
+        pool2.run(leaves)
+    assert "SystemExit: 0" in str(caught.value) and str(HERE) in str(caught.value)
+    assert pool2.run(lambda: 1) == [1, 1]
+
+
+def test_what_ends_well_ends_well() -> None:
+    with no_exit():
+        pass
