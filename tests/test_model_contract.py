@@ -76,8 +76,10 @@ ANY = {
                                      "norm's output would be captured wrong: call .contiguous() on what goes into it"),
 }
 OF_RECIPES = {
-    "a tuple": (lambda: Net(lambda body, x: (mean(body, x), x)), "its forward returns 2 tensors, of shapes [], "
-                "[2, 16, 8]: return the mean loss alone, a scalar tensor"),
+    "a tuple": (lambda: Net(lambda body, x: (mean(body, x), x)), "its forward returns a tuple of 2 tensors, "
+                "of shapes [], [2, 16, 8]: return the mean loss alone, a scalar tensor"),
+    "a dictionary": (lambda: Net(lambda body, x: {"loss": mean(body, x)}), "its forward returns a dict of 1 tensor, of "
+                     "shapes []: return the mean loss alone, a scalar tensor"),
     "a vector": (lambda: Net(lambda body, x: body["head"](x).mean(-1)), "its forward returns a tensor of shape "
                  "[2, 16]: return the mean loss, a real floating-point scalar"),
     "logits": (lambda: Net(lambda body, x: body["head"](x)), "its forward returns a tensor of shape [2, 16, 8], made "

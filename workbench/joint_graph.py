@@ -160,7 +160,7 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
         with deterministic(wanted), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
             graph = aot.dynamo_capture(module, args)
-            require_trainable(authored, graph)
+            require_trainable(authored, graph, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
     except WorkbenchError:
         raise

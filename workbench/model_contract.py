@@ -12,18 +12,20 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.parallel.author import Authored
+from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
+from workbench.words import counted
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
 
-def require_trainable(authored: Authored, graph: GraphModule) -> None:
+def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> None:
     """Refuse a model that no step can train. WorkbenchError names the model, the parameter or module, and the remedy.
 
-    graph: Dynamo's, of `authored.module`. A recipe's model must return one scalar loss; a module that came without a
-    recipe may return what its caller can call `backward` on.
+    graph: Dynamo's, of `authored.module` called with `args`. A recipe's model must return one scalar loss; a module
+    that came without a recipe may return what its caller can call `backward` on.
     """
-    problems = chain(_of_parameters(authored.module), _of_results(authored, graph), _of_norms(graph))
+    problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph))
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -52,16 +54,16 @@ def _of_parameters(module: nn.Module) -> Iterator[str]:
                    "with sparse=False")
 
 
-def _of_results(authored: Authored, graph: GraphModule) -> Iterator[str]:
+def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> Iterator[str]:
     results = graph.graph.output_node().args[0]
     assert isinstance(results, Sequence)
     values = [(node, _value(node)) for node in results if isinstance(node, Node)]
     if not values:
         yield NO_TENSOR
-    elif authored.recipe is not None and len(values) > 1:
+    elif authored.recipe is not None and (kind := aot.kind_of_result(graph, [v for _, v in values], args)) != "tensor":
         shapes = ", ".join(str(list(value.shape)) for _, value in values)
-        yield (f"its forward returns {len(values)} tensors, of shapes {shapes}: return the mean loss alone, a scalar "
-               "tensor")
+        yield (f"its forward returns a {kind} of {counted(len(values), 'tensor')}, of shapes {shapes}: return the mean "
+               "loss alone, a scalar tensor")
     for node, value in values[:1] if authored.recipe is not None else ():
         if value.dim() or not value.dtype.is_floating_point:
             made = f", made in module {module_path(node)}" if module_path(node) else ""

@@ -52,6 +52,13 @@ def without_results(error: Exception) -> bool:
     return isinstance(error, SyntaxError) and str(error.filename).startswith("<eval_with_key")
 
 
+def kind_of_result(graph: Graph, values: list[Any], args: tuple[Any, ...]) -> str:
+    """What the module that Dynamo captured returns: "tensor", or the name of the class that holds its tensors."""
+    pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)  # torch may lack it
+    result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
+    return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
+
+
 class Contexts(contextlib.ExitStack):
     """An exit stack that remembers what was entered, so that it can be closed and entered `again`.
 
