@@ -8,7 +8,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from on_ranks import FSDP4, FSDP_TP, small, user_pass
+from on_ranks import FSDP4, FSDP_TP, build_with, small, user_pass
 from test_joint_graph import state
 
 from workbench.built import build, check_buildable
@@ -177,3 +177,143 @@ def test_full_inductor_on_one_tiny_model(pool4):
     for records, pipeline, _, _ in pool4.run(full, tiny):
         assert records["full_inductor_compilation"] == {"effect": "PASS", "numerics": "PASS"}
         assert pipeline[0].startswith("numerics: PASS")
+
+
+def normed(kind: str = "") -> None:
+    """Register a family with running statistics, a counter of its calls and a buffer that each forward replaces."""
+    from torch import nn
+
+    from workbench import register_model
+    from workbench.parallel.plans import ParallelPlan
+
+    class Normed(nn.Module):
+        def __init__(self, vocab_size):
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(vocab_size, 8), nn.BatchNorm1d(8)
+            self.head = nn.Linear(8, vocab_size)
+            self.register_buffer("total", torch.zeros(8), persistent=False)
+            self.calls, self.history = 0, []
+
+        def forward(self, tokens, targets):
+            self.calls += 1
+            self.history.append(self.calls)
+            x = self.norm(self.embed(tokens).flatten(0, 1))
+            if kind == "replaced":
+                self.total = self.total + x.detach().sum(0)
+            else:
+                self.total.add_(x.detach().square().sum(0))
+            if kind == "parameter":
+                with torch.no_grad():
+                    self.head.bias.mul_(0.5)
+            return nn.functional.cross_entropy(self.head(x), targets.flatten())
+
+    @register_model("normed", sizes={"vocab_size": 256, "max_seq_len": 16},
+                    plan=ParallelPlan(units=("embed", "norm", "head")))
+    def make(sizes):
+        return Normed(sizes["vocab_size"])
+
+
+def normed_recipe(passes=()):
+    from workbench.recipe import Recipe
+
+    return Recipe(name="small", mesh={"dp_shard": 2}, model={"family": "normed"}, data={"seq_len": 16}, passes=passes,
+                  training={"steps": 3})
+
+
+def left(authored):
+    """All that a module holds, as plain data."""
+    module = authored.module
+    named = (*module.named_parameters(), *module.named_buffers())
+    values = {n: getattr(t.detach(), "_local_tensor", t).tolist() for n, t in named}
+    return (values, {n: p.grad is None for n, p in module.named_parameters()}, module.calls, list(module.history),
+            [m.training for m in module.modules()], torch.get_rng_state().tolist())
+
+
+def checked_then_trained(kind, passes):
+    """Level full and time: what differs from a module that nothing has run, then after three steps from eager."""
+    from workbench.parallel.author import author
+    from workbench.passes.rehearsal import rehearse
+    from workbench.time_proof import prove_time
+    from workbench.training import train
+
+    normed(kind)
+    recipe = normed_recipe(passes)
+    plain = author(recipe, current_world())
+    before = left(plain)
+    built = rehearsed(recipe, rehearse) if "cudagraph" in passes else build(recipe, current_world(), level="full")
+    prove_time(built.records, built.step)
+    after = left(built.authored)
+    told = [str(v) for v in built.pipeline], [str(r.verdict("numerics")) for r in built.records]
+    train(plain), train(built.authored, built.step)
+    ours, eager = (dict(a.module.named_buffers()) for a in (built.authored, plain))
+    return before == after, told, [name for name in eager if not torch.equal(ours[name], eager[name])], list(eager)
+
+
+def rehearsed(recipe, rehearse):
+    """As build(level="full") does, with what replays on a CPU."""
+    from workbench import built as module
+
+    original = module.partition
+    module.partition = lambda joint: rehearse(original(joint))
+    module.check_buildable, checked = lambda *_: None, module.check_buildable
+    try:
+        return build(recipe, current_world(), level="full")
+    finally:
+        module.partition, module.check_buildable = original, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("passes", [("transformer_block_bucketing",), ("cudagraph",)], ids=str)
+@pytest.mark.parametrize("kind", ["", "parameter"])
+def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2, kind, passes):
+    for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, kind, passes):
+        assert same and differing == []
+        assert sorted(buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "total"]
+        assert pipeline[0].startswith("numerics: PASS") and records[0].startswith("numerics: PASS")
+
+
+@pytest.mark.ranks
+def test_a_buffer_that_only_eager_replaces_is_told(pool2):
+    for same, (pipeline, _), differing, _ in pool2.run(checked_then_trained, "replaced", ()):
+        assert same and differing == ["total"]
+        assert pipeline[0].startswith("numerics: FAIL (rank ") and "; buffer total: " in pipeline[0]
+
+
+def with_its_update(kind):
+    """A pass that drops an update of a buffer, scales it, or writes it into the buffer itself."""
+    from workbench.parallel.author import author
+    from workbench.torch_api import aot
+
+    def change(gm):
+        output = gm.graph.output_node()
+        values, descs = list(output.args[0]), output.meta["desc"]
+        at = next((i for i, d in enumerate(descs) if aot.written_by(d) == "norm.running_mean"), None)
+        if at is None:
+            return gm  # the backward
+        old = next(n for n in gm.graph.find_nodes(op="placeholder") if aot.parameter_of(n) == "norm.running_mean")
+        with gm.graph.inserting_before(output):
+            if kind == "dropped":
+                values[at] = old
+            elif kind == "scaled":
+                values[at] = gm.graph.call_function(torch.ops.aten.mul.Tensor, (values[at], 1.5))
+            else:
+                gm.graph.call_function(torch.ops.aten.copy_.default, (old, values[at]))
+                gm.graph.call_function(torch.ops.aten.mul_.Tensor, (old, 1.5))
+                values[at] = old
+            values[at].meta = values[at].meta or dict(old.meta)
+        output.args = (tuple(values),)
+        return gm
+
+    normed()
+    before = left(author(normed_recipe(), current_world()))
+    built = build_with(normed_recipe(), "wrong", change, stage="partitioned")
+    return str(built.records[-1].verdict("numerics")), str(built.pipeline[0]), before == left(built.authored)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["dropped", "scaled", "in place"])
+def test_a_pass_that_changes_a_buffers_update_is_told_with_its_name(pool2, kind):
+    for record, pipeline, same in pool2.run(with_its_update, kind):
+        assert record.startswith("numerics: FAIL") and "; new value of norm.running_mean: " in record
+        assert pipeline.startswith("numerics: FAIL") and "; buffer norm.running_mean: " in pipeline
+        assert same

@@ -61,9 +61,13 @@ def test_uneven_shards_agree_on_a_mesh_larger_than_this_machine():
 def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
     with user_pass("swap", swap_on_rank_1, stage="partitioned"):
         recipe = small(FSDP_TP).override({"model.n_layers": 1, "passes": ["swap"]})
-        assert compare_schedules(recipe).verdict.outcome is Outcome.PASS  # it looks at ranks 0 and 3
-        verdict = compare_schedules(recipe, [0, 1]).verdict
+        default = compare_schedules(recipe)  # it looks at ranks 0 and 3
+        verdict = compare_schedules(recipe, "all").verdict
         assert compare_schedules(recipe, [1]).verdict.outcome is Outcome.UNKNOWN
+    assert default.checked == (0, 3) and default.verdict.outcome is Outcome.UNKNOWN
+    assert default.verdict.message == (
+        "ranks 0, 3 agree, and pass 'swap' is your own, which may do something else on each rank: take --ranks all "
+        "(ranks=\"all\") to capture every rank")
     assert verdict.outcome is Outcome.FAIL and verdict.evidence["rank"] == 1
     sentence, *lines = verdict.message.splitlines()
     assert sentence.startswith("rank 1 would run _c10d_functional.all_gather_into_tensor")
@@ -89,6 +93,22 @@ def test_one_that_a_rank_does_not_launch_is_told():
     assert verdict.outcome is Outcome.FAIL and "rank " in verdict.message.splitlines()[1]
 
 
+def test_a_pass_of_ones_own_that_is_the_same_on_all_ranks_passes_with_all():
+    with user_pass("same", lambda gm: gm, stage="partitioned"):
+        recipe = small({"dp_shard": 2}).override({"model.n_layers": 1, "passes": ["same"]})
+        assert compare_schedules(recipe).verdict.outcome is Outcome.PASS  # its two ranks are all
+        assert compare_schedules(recipe, [0]).verdict.outcome is Outcome.UNKNOWN
+
+
+def test_the_bound_on_all_ranks_is_said_before_any_is_captured():
+    heard = []
+    with pytest.raises(WorkbenchError) as caught:
+        compare_schedules(small({"dp_shard": 512}).override({"model.n_layers": 1}), "all", heard.append)
+    assert heard == [] and str(caught.value) == (
+        "ranks all: the mesh has 512 ranks, and at most 256 are captured, one after the other: name some, such as 0,3, "
+        "or make the mesh smaller")
+
+
 @pytest.mark.parametrize(("ranks", "message"), [
     ("most", "ranks 'most': expected roles, all, or ranks such as 0,3"),
     ([4], "rank 4: the mesh has ranks 0 to 3"),
@@ -98,6 +118,16 @@ def test_bad_ranks(ranks, message):
     with pytest.raises(WorkbenchError) as caught:
         compare_schedules(small(FSDP_TP).override({"model.n_layers": 1}), ranks)
     assert str(caught.value) == message
+
+
+def test_the_command_with_a_pass_that_branches_on_the_rank(capsys):
+    command = ["schedule", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=2", "model.n_layers=1"]
+    with user_pass("swap", swap_on_rank_1, stage="partitioned"):
+        command += ["passes=['swap']", "joint_passes=[]"]
+        assert main(command) == 0
+        assert "collectives UNKNOWN: ranks 0, 3 agree, and pass 'swap' is your own" in capsys.readouterr().out
+        assert main([*command, "--ranks", "all"]) == 1
+    assert "collectives FAIL: rank 1 would run _c10d_functional.all_gather_into_tensor" in capsys.readouterr().out
 
 
 def test_the_command(capsys):

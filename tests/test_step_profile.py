@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.profiler import profile, record_function
 
-from workbench.step_profile import StepProfile, covered, since, step_profile
+from workbench.step_profile import StepProfile, covered, profile_step, since, step_profile
 
 
 def test_time_under_overlapping_spans_counts_once():
@@ -33,3 +33,12 @@ def test_what_ran_before_the_mark_does_not_count():
     names = {e.name for e in seen.events()}
     assert {"aten::exp", "aten::sin", "mark"} <= names
     assert {e.name for e in since(seen.events(), "mark") if e.name.startswith("aten")} == {"aten::sin"}
+
+
+def test_a_measured_step_leaves_the_module_as_it_was(monkeypatch):
+    module = torch.nn.BatchNorm1d(2)
+    ran = []
+    monkeypatch.setattr("workbench.step_profile.profiled", lambda step: (ran.append([step(), step()]) or [], 0))
+    profile_step(lambda: module(torch.randn(3, 2)).sum().backward(), module)
+    assert len(ran) == 1 and int(module.num_batches_tracked) == 0 and module.running_mean.tolist() == [0, 0]
+    assert module.weight.grad is None

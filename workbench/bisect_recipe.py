@@ -10,14 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from workbench.analysis.snapshot import output_values
 from workbench.built import Built, build, check_buildable
 from workbench.compiled_step import compile_step
-from workbench.contracts import CONTRACTS
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition, saved_order
 from workbench.joint_graph import JointGraph
-from workbench.numerics_proof import real_inputs, run_graphs
+from workbench.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
 from workbench.own import Own, install, own
 from workbench.parallel.author import Authored
 from workbench.passes.body import Body
@@ -25,9 +23,7 @@ from workbench.pipeline import PassRecord
 from workbench.progress import Post, bars_from_file, local_bars
 from workbench.recipe import Recipe
 from workbench.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
-from workbench.torch_api.aot import gradient_of
 from workbench.training import Batches, deterministic
-from workbench.verify import numerics
 from workbench.verify.bisect import CHECKS, Bisection, Found, first_growth, first_no_effect, first_node, over_ranks
 from workbench.verify.values import Trace, trace
 from workbench.verify.verdicts import Outcome
@@ -152,9 +148,10 @@ def first_departure(
 def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: int) -> str:
     """Why the pass's graphs break its contract, the same on every rank; "" if they keep it."""
     with torch.no_grad():
-        before, after, error = run_graphs(record, record.before, inputs, tangents), [], ""
+        written = written_inputs(record, inputs, tangents)
+        before, after, error = run_graphs(record, record.before, inputs, tangents, written), [], ""
         try:
-            after = run_graphs(record, record.after, inputs, tangents)
+            after = run_graphs(record, record.after, inputs, tangents, written)
         except Exception as raised:
             error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
         errors: list[Any] = [None] * dist.get_world_size()
@@ -162,20 +159,8 @@ def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: i
         broken = next(((rank, text) for rank, text in enumerate(errors) if text), None)
         if broken is not None:
             return f"rank {broken[0]}: {broken[1]}"
-        found = numerics.compare(before, after, CONTRACTS[record.name], group_size=size, names=_names(record, before))
+        found = compare_graphs(record, before, after, written, size)
     return found.message if found.outcome is Outcome.FAIL else ""
-
-
-def _names(record: PassRecord, outputs: list[Any]) -> list[str]:
-    """What each result and gradient is, as far as the graphs say."""
-    graphs = [g.graph if isinstance(g, Body) else g for g in record.before]
-    descs = [list(g.graph.output_node().meta.get("desc") or []) for g in graphs]
-    if len(graphs) == 2:
-        results = len(outputs) - len(output_values(graphs[1]))
-        descs = [descs[0][:results], descs[1]]
-    flat = [gradient_of(desc) for each in descs for desc in each]
-    known = [*flat, *[None] * len(outputs)][: len(outputs)]
-    return [f"gradient of {name}" if name else f"output {i}" for i, name in enumerate(known)]
 
 
 def _traced(record: PassRecord, graphs: Sequence[Any], inputs: list[Any], tangents: list[Any]) -> Trace | None:

@@ -97,10 +97,11 @@ def parser() -> argparse.ArgumentParser:
     schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
                                    description="Capture a recipe as several ranks of its mesh on a fake world, and "
                                    "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
-                                   "1 they do not, 2 bad input.")
+                                   "or it is not known, 1 they do not, 2 bad input.")
     _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
     schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
-                          help="roles: a rank of each kind of local shapes, and the last (default); all; or these")
+                          help="roles: a rank of each kind of local shapes, and the last (default); all, which a "
+                          "model or pass of your own asks for, 256 at most; or these")
     schedule.set_defaults(command="schedule")
 
     commands.add_parser("recipes", help="list the recipes").set_defaults(command="recipes")

@@ -74,6 +74,14 @@ class ForwardBackward(Partitioned):
     buffers: list[str]
     function: Callable[..., Any]
 
+    @property
+    def written(self) -> list[str]:
+        """The parameters and buffers that the captured forward writes, whatever passes have made of it since."""
+        metadata = self.slots[0].fw_metadata
+        inputs = metadata.input_info if metadata is not None else []
+        return [name for name, info in zip([*self.parameters, *self.buffers], inputs, strict=False)
+                if info.mutates_data or info.mutates_metadata]
+
     @contextlib.contextmanager
     def forked(self) -> Iterator[ForwardBackward]:
         """Another pair on the same graphs, for passes to work on; this one, with what its graphs share, stays as it is.

@@ -13,6 +13,7 @@ from workbench.analysis.spans import COMPUTE, HIDDEN, Run, Span, simulated
 from workbench.errors import WorkbenchError
 from workbench.forward_backward import ForwardBackward
 from workbench.step_profile import covered, profiled
+from workbench.torch_api.unchanged import unchanged
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
           "all_to_all": "SendRecv", "broadcast": "Broadcast"}
@@ -33,13 +34,14 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
     """Run `step` (forward and backward of this pair, and no other collective) on this rank's GPU, profiled.
 
     Every rank calls it, after warm-up; the step runs twice, and the second time counts. NCCL's kernels are told apart
-    by their streams, one a process group, and matched with the graphs' collectives in their order. Raises
-    WorkbenchError without a GPU.
+    by their streams, one a process group, and matched with the graphs' collectives in their order. The module stays as
+    it was. Raises WorkbenchError without a GPU.
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
-    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end)
-               for e in profiled(step)[0]]
+    with unchanged(pair.authored.module, pair.written):
+        events = profiled(step)[0]
+    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end) for e in events]
     return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 

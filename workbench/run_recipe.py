@@ -145,7 +145,8 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
         prove_replay(built.records)
         if world.device.type == "cuda":
             batch = Batches(built.authored).at(0)
-            profile = profile_step(lambda: built.step(*batch).backward(), built.authored.module)
+            profile = profile_step(lambda: built.step(*batch).backward(), built.authored.module,
+                                   built.step.pair.written)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)

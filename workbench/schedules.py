@@ -16,6 +16,7 @@ from workbench.forward_backward import partition
 from workbench.garbage import uncollected
 from workbench.joint_graph import capture
 from workbench.parallel.author import Authored, author
+from workbench.parallel.families import find_family
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline import run_joint, run_partitioned
@@ -26,6 +27,8 @@ from workbench.verify.verdicts import Outcome, Verdict
 from workbench.world.fake import fake_world
 
 GRAPHS = (Stage.JOINT, Stage.PARTITIONED)
+MOST = 256
+"""Ranks that `all` captures at most: one takes about a second of a small model."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,18 @@ def compare_schedules(
 ) -> Schedules:
     """Capture `recipe` as each of `ranks` on a fake world, run its passes, and compare the ordered collectives.
 
-    ranks: "roles" takes the first rank of each role, and the last rank of all; "all" takes all, or name some. Two
-    ranks have the same role when each of their parameters has the same local shape: uneven shards make others.
-    Passes that leave no graph are left out. A capture a rank, one after the other, in this process.
+    ranks: "roles" takes the first rank of each role, and the last rank of all; "all" takes all, 256 at most, or name
+    some. Two ranks have the same role when each of their parameters has the same local shape: uneven shards make
+    others. A model or a pass of your own may do something else on each rank of a role: unless all ranks were captured,
+    the verdict is then UNKNOWN. Passes that leave no graph are left out. A capture a rank, one after the other, in this
+    process.
 
-    Raises WorkbenchError for a rank that is not there, and for what the recipe cannot do.
+    Raises WorkbenchError for a rank that is not there, too many ranks, and for what the recipe cannot do.
     """
     size = recipe.mesh.world_size
+    if ranks == "all" and size > MOST:
+        raise WorkbenchError(f"ranks all: the mesh has {size} ranks, and at most {MOST} are captured, one after the "
+                             "other: name some, such as 0,3, or make the mesh smaller")
     with fake_world(size) as world:
         roles = roles_of(author(recipe, world))
     chosen = _chosen(ranks, size, roles)
@@ -67,7 +75,21 @@ def compare_schedules(
         launched, lines = _scheduled(recipe, size, rank)
         entries.append(launched)
         sources.append(lines)
-    return Schedules(size, roles, chosen, _verdict(chosen, entries, sources))
+    verdict = _verdict(chosen, entries, sources)
+    own = _own(recipe)
+    if verdict.outcome is Outcome.PASS and own and len(chosen) < size:
+        why = (f"ranks {', '.join(map(str, chosen))} agree, and {own} is your own, which may do something else on each "
+               "rank: take --ranks all (ranks=\"all\") to capture every rank")
+        verdict = Verdict("collectives", Outcome.UNKNOWN, why)
+    return Schedules(size, roles, chosen, verdict)
+
+
+def _own(recipe: Recipe) -> str:
+    """The first thing in the recipe that is not the package's, whose ranks of one role are known to act alike."""
+    if find_family(recipe.model.family).sizes is not None:
+        return f"model {recipe.model.family!r}"
+    mine = [name for name in recipe.pass_names if find_pass(name).contract.source == "user"]
+    return f"pass {mine[0]!r}" if mine else ""
 
 
 def roles_of(authored: Authored) -> dict[int, int]:

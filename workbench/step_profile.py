@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from workbench.torch_api.unchanged import unchanged
 
 LONGEST, NAME = 20, 120
 _MARK = "workbench: the measured step"
@@ -89,15 +91,18 @@ def profiled(step: Callable[[], Any]) -> tuple[list[Any], int]:
     return [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation], launches
 
 
-def profile_step(step: Callable[[], Any], module: torch.nn.Module) -> StepProfile:
+def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Collection[str] = ()) -> StepProfile:
     """Run `step` twice, the second time profiled; every rank calls it. Needs a CUDA device.
 
     The module's gradients are dropped before each run: a replayed step refuses to write over gradients that are held.
+    Otherwise it stays as it was: see `unchanged`, also for `written`.
     """
 
     def once() -> None:
         module.zero_grad(set_to_none=True)
         step()
 
-    kernels, launches = profiled(once)
+    module.zero_grad(set_to_none=True)
+    with unchanged(module, written):
+        kernels, launches = profiled(once)
     return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], launches)

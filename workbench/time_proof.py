@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.compiled_step import CompiledStep
-from workbench.numerics_proof import real_inputs, run_graphs
+from workbench.numerics_proof import real_inputs, run_graphs, written_inputs
 from workbench.pipeline import PassRecord
 from workbench.training import Batches, deterministic, recipe_of
 from workbench.verify.verdicts import Outcome, Verdict
@@ -34,10 +34,12 @@ def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
             primals, tangents = real_inputs(step, Batches(authored).at(0))
         for record in records:
             took = []
+            written = written_inputs(record, primals, tangents)
             for graphs in (record.before, record.after):
                 key = tuple(map(id, graphs))
                 if key not in known:
-                    known[key] = _least(partial(run_graphs, record, graphs, primals, tangents), authored.world)
+                    run = partial(run_graphs, record, graphs, primals, tangents, written)
+                    known[key] = _least(run, authored.world)
                 took.append(known[key])
             text = f"forward and backward {took[0] * 1e3:,.1f} ms before, {took[1] * 1e3:,.1f} ms after"
             record.verdicts.append(Verdict("time", Outcome.PASS, text, {"before": took[0], "after": took[1]}))

@@ -51,10 +51,11 @@ def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[tor
     return found
 
 
-def writes_inputs(gm: Graph) -> bool:
-    """Whether a node writes into the memory of one of the graph's inputs."""
+def inputs_written(gm: Graph) -> list[torch.fx.Node]:
+    """The graph's inputs whose memory a node writes into."""
     owner = roots(gm)
-    return any(owner[n].op == "placeholder" for node in calls_of(gm.graph, writes) for n in written_inputs(node))
+    found = [owner[n] for node in calls_of(gm.graph, writes) for n in written_inputs(node)]
+    return [node for node in dict.fromkeys(found) if node.op == "placeholder"]
 
 
 def alias_chain(node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -13,6 +13,7 @@ from workbench.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
 from workbench.models.llama3 import Llama3, Llama3Config
 from workbench.parallel.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, llama3_plan
 from workbench.sizes import SIZES
+from workbench.torch_api import determinism
 
 if TYPE_CHECKING:
     from workbench.recipe import Recipe
@@ -78,10 +79,8 @@ def register_model(
 
     def register(make: Callable[[Mapping[str, Any]], nn.Module]) -> Callable[[Mapping[str, Any]], nn.Module]:
         def seeded(recipe: Recipe) -> nn.Module:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(recipe.training.seed)
-                with torch.device("cpu"):
-                    return make(recipe.model.sizes())
+            with determinism.seeded(recipe.training.seed), torch.device("cpu"):
+                return make(recipe.model.sizes())
 
         seeded.__wrapped__ = make  # type: ignore[attr-defined]  # whose source an export writes
         install_families([Family(name, seeded, layout, dict(sizes))])

@@ -187,6 +187,16 @@ def gradient_of(desc: Any) -> str | None:
     return source.target if isinstance(source, descriptors.ParamAOTInput) else None
 
 
+def written_by(desc: Any) -> str | None:
+    """The qualified name of the parameter or buffer whose new value this output's descriptor says it is."""
+    while isinstance(base := getattr(desc, "base", None), descriptors.AOTOutput):
+        desc = base
+    source = getattr(desc, "mutated_input", None)
+    while isinstance(base := getattr(source, "base", None), descriptors.AOTInput):
+        source = base
+    return source.target if isinstance(source, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
+
+
 def is_parameter(node: torch.fx.Node) -> bool:
     """True for a placeholder that is a parameter, or a tensor component of one."""
     desc = node.meta.get("desc")

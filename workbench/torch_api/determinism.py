@@ -1,9 +1,12 @@
-"""torch's process-wide switch for deterministic algorithms and its generators, as contexts."""
+"""torch's process-wide switch for deterministic algorithms and the process's generators, as contexts."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -21,9 +24,31 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random numbers start at `seed` inside, and go on outside as if nothing had been drawn; of this rank's device."""
+def same_random_numbers() -> Iterator[None]:
+    """torch's, Python's and numpy's random numbers go on outside as if none had been drawn; of this rank's device."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    python, arrays = random.getstate(), _numpy_random()
+    drawn = arrays.get_state() if arrays else None
     with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if arrays:
+                arrays.set_state(drawn)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers start at `seed` inside, and go on outside as if none had been drawn."""
+    with same_random_numbers():
         torch.manual_seed(seed)
+        random.seed(seed)
+        if arrays := _numpy_random():
+            arrays.seed(seed % 2**32)
         yield
+
+
+def _numpy_random() -> Any:
+    """numpy's own generator, where something has imported numpy: torch needs none."""
+    return getattr(sys.modules.get("numpy"), "random", None)

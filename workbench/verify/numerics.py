@@ -50,14 +50,18 @@ def _norm_relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return gap / norm if (norm := float(x.norm())) else (0.0 if gap == 0 else math.inf)
 
 
+def _said(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
 def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     """(problem or "", norm-relative difference) of one output; `bound` None asks for equal bits."""
     a, b = _plain(a), _plain(b)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         same = type(a) is type(b) and (a is b or bool(a == b))
-        return ("" if same else f"was {a!r} and is {b!r}"), 0.0
+        return ("" if same else f"was {_said(a)} and is {_said(b)}"), 0.0
     if a.shape != b.shape or a.dtype != b.dtype:
-        return f"was {a.dtype}{list(a.shape)} and is {b.dtype}{list(b.shape)}", math.inf
+        return f"was {_said(a)} and is {_said(b)}", math.inf
     if a.numel() == 0:
         return "", 0.0
     if a.is_complex():
