@@ -27,6 +27,7 @@ class Gang:
         self.size, self.echo, self.owner = size, echo, os.getpid()
         self.dismissed = False
         self.pids: list[int] = []
+        self.own: dict[int, bytes] = {}  # what each rank had last of what is registered here
         self._question, self._asides = 0, dict[int, Any]()
         self._channels: list[Connection] = []
         self._gone: set[int] = set()
