@@ -43,8 +43,8 @@ def _refuse(kind: str, item: Any) -> None:
         dumps(item)
     except Exception as error:
         raise WorkbenchError(
-            f"{kind} {item.name!r} is registered here, and cannot be sent to the ranks: {type(error).__name__}: {error}. "
-            "Make what cannot be pickled inside the function, and register it again") from None
+            f"{kind} {item.name!r} is registered here, and cannot be sent to the ranks: {type(error).__name__}: "
+            f"{error}. Make what cannot be pickled inside the function, and register it again") from None
 
 
 def unpack(sent: bytes) -> None:
