@@ -16,6 +16,7 @@ from workbench.forward_backward import partition
 from workbench.garbage import uncollected
 from workbench.joint_graph import capture
 from workbench.parallel.author import Authored, author
+from workbench.parallel.layout import refuse_padding
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline import run_joint, run_partitioned
@@ -59,7 +60,9 @@ def compare_schedules(
     """
     size = recipe.mesh.world_size
     with fake_world(size) as world:
-        roles = roles_of(author(recipe, world))
+        authored = author(recipe, world)
+        refuse_padding(authored.module)
+        roles = roles_of(authored)
     chosen = _chosen(ranks, size, roles)
     entries, sources = [], []
     for rank in chosen:

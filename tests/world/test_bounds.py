@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from workbench import WorkbenchError, load_recipe, ranks, run
+from workbench import WorkbenchError, author, bisect, compare_schedules, fake_world, load_recipe, ranks, run
 from workbench.world import bounds, local
 from workbench.world.ranks import resolve
 
@@ -30,8 +30,8 @@ def test_millions_of_ranks_are_refused_at_once_with_the_way_out(none_starts, ask
         ask(39_999_996)
     assert time.monotonic() - start < 10
     assert str(caught.value).startswith("ranks(n=39999996): this machine can start ")
-    assert str(caught.value).endswith("take a fake world (--world fake, fake_world(n)), which has any number of ranks "
-                                      "in one process.")
+    assert str(caught.value).endswith("take a fake world (--world fake, fake_world(n)), which has up to "
+                                      "2,097,152 ranks in one process.")
 
 
 def test_many_ranks_on_few_cores_are_allowed(monkeypatch):
@@ -59,7 +59,7 @@ def test_a_container_bounds_them(monkeypatch, tmp_path):
         bounds.refuse_too_many(8)
     (tmp_path / "memory.max").unlink()
     (tmp_path / "pids.max").write_text("40\n")
-    with pytest.raises(WorkbenchError, match=r"5 ranks at most \(8 threads for each, and the container's pids.max is 4"):
+    with pytest.raises(WorkbenchError, match=r"5 ranks at most \(8 threads for each, and the container's pids"):
         bounds.refuse_too_many(8)
 
 
@@ -72,3 +72,20 @@ def test_the_users_limits_bound_them(monkeypatch, limit, said):
     with pytest.raises(WorkbenchError) as caught:
         bounds.refuse_too_many(16)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("ask", [lambda recipe: run(recipe, world="fake", progress=False), compare_schedules,
+                                 lambda recipe: bisect(recipe, "no_effect", world="fake", progress=False)])
+def test_a_fake_world_that_no_process_can_lay_out_is_refused_at_once(ask):
+    start = time.monotonic()
+    with pytest.raises(WorkbenchError, match=r"4,000,000 ranks are more than the 2,097,152 that one process can lay"):
+        ask(load_recipe("tour").override({"mesh.dp_shard": 1_000_000}))
+    assert time.monotonic() - start < 10
+
+
+def test_a_fake_world_of_a_million_ranks_is_laid_out_in_seconds():
+    recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 1, "mesh.dp_replicate": 1_000_000})
+    start = time.process_time()
+    with fake_world(1_000_000) as world:
+        assert author(recipe, world).axes == {"dp_replicate": 1_000_000}
+    assert time.process_time() - start < 20

@@ -13,6 +13,7 @@ RANKS_A_CORE = 64  # a rank takes half a second of a core to start, and START_SE
 RANK_BYTES = 64 << 20  # measured: 15 MB for one that is idle, beside what it shares; more than 100 MB where it builds
 RANK_FILES = 4  # its channel and its output here; in each rank a connection to every other, in each of its groups
 RANK_THREADS = 8  # measured: 6, and what a compiler starts
+FAKE_RANKS = 1 << 21  # measured: a million take 3 s and 150 MB to lay out, and more take as much more
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -21,8 +22,9 @@ def refuse_too_many(n: int) -> None:
     most, why = min(_bounds())
     if n > most:
         raise WorkbenchError(
-            f"ranks(n={n}): this machine can start {counted(most, 'rank')} at most ({why}). Start fewer, with a smaller "
-            "mesh, or take a fake world (--world fake, fake_world(n)), which has any number of ranks in one process.")
+            f"ranks(n={n}): this machine can start {counted(most, 'rank')} at most ({why}). Start fewer, with a "
+            "smaller mesh, or take a fake world (--world fake, fake_world(n)), which has up to "
+            f"{FAKE_RANKS:,} ranks in one process.")
 
 
 def _bounds() -> list[tuple[int, str]]:
