@@ -27,7 +27,7 @@ LAYERS = [
     {"analysis"},
     {"passes"},
     {"verify"},
-    {"pipeline", "own"},
+    {"pipeline"},
     {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
      "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "inside_inductor",
      "user_kernel", "schedules",

@@ -226,3 +226,33 @@ def test_other_sizes_start_other_ranks(cell, shell):
     _, printed, _ = cell("%%ranks -n 3\nimport torch.distributed as dist")
     assert printed == "2 ranks ended, with all they held: 3 new ones start.\n"
     assert repr(cell("%%ranks\ndist.get_world_size()")[0]) == "ranks 0, 1, 2: 3"
+
+
+def test_what_the_notebook_registered_is_known_on_the_ranks(cell):
+    from workbench.contracts import CONTRACTS
+    from workbench.parallel import families
+    from workbench.passes import registry
+    from workbench.sizes import SIZES
+
+    registering = """
+from workbench import register_model, register_pass
+@register_pass("of_a_cell", stage="joint", numerics="exact", changes="{0}")
+def of_a_cell(gm, example_inputs, *, options):
+    return "{0}"
+@register_model("of_a_cell", sizes={{"vocab_size": 8, "max_seq_len": 8}})
+def make(sizes):
+    return "{0}"
+"""
+    asking = """%%ranks
+from workbench.passes.registry import find_pass
+from workbench.parallel.families import find_family
+found = find_pass("of_a_cell")
+found.function(None, None, options=None), found.contract.changes, find_family("of_a_cell").make.__wrapped__({})"""
+    try:
+        for said in ("once", "twice"):
+            assert cell(registering.format(said))[2] is None
+            value, _, error = cell(asking)
+            assert error is None and value.agree and value[1] == (said, said, said)
+    finally:
+        CONTRACTS.pop("of_a_cell"), registry._PASSES.pop("of_a_cell")
+        del families._FAMILIES["of_a_cell"], SIZES["of_a_cell"]

@@ -16,7 +16,6 @@ from workbench.errors import WorkbenchError
 from workbench.forward_backward import partition, saved_order
 from workbench.joint_graph import JointGraph
 from workbench.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
-from workbench.own import Own, install, own
 from workbench.parallel.author import Authored
 from workbench.passes.body import Body
 from workbench.pipeline import PassRecord
@@ -68,17 +67,16 @@ def bisect(
     stages = 3 + len(recipe.pass_names) + (check == "numerics")
     if world == "fake":
         with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
-            return on_rank(recipe, check, own(), post)
+            return on_rank(recipe, check, post)
     if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
-            return on_rank(recipe, check, own(), post)
+            return on_rank(recipe, check, post)
     with bars_from_file(stages, 0, progress) as path, pool_of(recipe, world, timeout) as pool:
-        return pool.run(on_rank, recipe, check, own(), Post(path=path))[0]
+        return pool.run(on_rank, recipe, check, Post(path=path))[0]
 
 
-def on_rank(recipe: Recipe, check: Check, theirs: Own, post: Post) -> Bisection:
+def on_rank(recipe: Recipe, check: Check, post: Post) -> Bisection:
     """One rank's part of `bisect`: every rank of the world calls it, and gets the same."""
-    install(theirs)
     world = current_world()
     if world.rank != 0:
         post = Post()

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from workbench.errors import NotAlike, WorkbenchError, no_exit
 from workbench.model_contract import NO_TENSOR, named, require_trainable
 from workbench.parallel.author import Authored
+from workbench.parallel.layout import refuse_padding
 from workbench.stamp import find_run, short, stamp
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
@@ -131,8 +132,9 @@ def capture(
     sizes. `decompositions` maps operators to their replacements, applied while tracing. Of many alike blocks a few are
     traced and the others copied from them, node for node what tracing gives; `stamped=False` traces all of them.
 
-    Raises WorkbenchError where the module cannot be traced, with torch's reason.
+    Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
     """
+    refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.example_batch()
     found: JointGraph | None = None
     reason = "the whole module was asked for"

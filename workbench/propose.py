@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from workbench.built import build, check_buildable
 from workbench.contracts import Numerics, PassContract, Stage
 from workbench.errors import WorkbenchError
-from workbench.own import Own, install, own
 from workbench.passes.registry import find_pass, install_passes
 from workbench.recipe import Recipe, load_recipe
 from workbench.recipe_parts import PassSpec
@@ -63,13 +62,13 @@ def propose_contract(
     with _exact(name):
         if world == "fake":
             with fake_world(recipe.mesh.world_size):
-                changed, said, found = _seen(recipe, name, own())
+                changed, said, found = _seen(recipe, name)
         elif among_ranks(world):
             with joined(recipe, world, timeout=timeout):
-                changed, said, found = _seen(recipe, name, own())
+                changed, said, found = _seen(recipe, name)
         else:
             with pool_of(recipe, world, timeout) as pool:
-                changed, said, found = pool.run(_seen, recipe, name, own())[0]
+                changed, said, found = pool.run(_seen, recipe, name)[0]
     if said is not None and said.outcome is Outcome.NO_EFFECT:
         raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({said.message}): try a recipe that "
                              "has what it looks for")
@@ -86,9 +85,8 @@ def propose_contract(
     return Proposal(contract, dict(changed), worst, recipe.mesh.world_size)
 
 
-def _seen(recipe: Recipe, name: str, theirs: Own) -> tuple[Counter[str], Verdict | None, Verdict]:
+def _seen(recipe: Recipe, name: str) -> tuple[Counter[str], Verdict | None, Verdict]:
     """On each rank: the operators that the pass adds and takes, its effect, and its numerics, the same on all."""
-    install(theirs)
     built = build(recipe.model_copy(update={"strict": False}), current_world(), level="full")
     built.step.close()
     record = next(r for r in built.records if r.name == name)

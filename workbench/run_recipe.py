@@ -14,7 +14,6 @@ from workbench.built import Built, build, check_buildable
 from workbench.contracts import CONTRACTS
 from workbench.data import load_text
 from workbench.machine import machine, versions
-from workbench.own import Own, install, own
 from workbench.pipeline import Level, prove_replay
 from workbench.progress import REPORTS, Post, bars_from_file, local_bars
 from workbench.recipe import Recipe
@@ -74,16 +73,16 @@ def run(
     steps = recipe.training.steps
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
-            results = [on_rank(recipe, level, own(), folder, post)]
+            results = [on_rank(recipe, level, folder, post)]
             return _kept(_report(recipe, here, level, results))
     load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as here:
             with local_bars(stages, steps, progress and here.rank == 0) as post:
-                mine = on_rank(recipe, level, own(), folder, post)
+                mine = on_rank(recipe, level, folder, post)
             return _gathered(recipe, here, level, mine)
     with bars_from_file(stages, steps, progress) as path, pool_of(recipe, world, timeout) as pool:
-        results = pool.run(on_rank, recipe, level, own(), folder, Post(path=path))
+        results = pool.run(on_rank, recipe, level, folder, Post(path=path))
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         here = World(pool.backend, pool.size, 0, device)  # type: ignore[arg-type]
     return _kept(_report(recipe, here, level, results))
@@ -99,11 +98,8 @@ def _kept(report: Report) -> Report:
     return report
 
 
-def on_rank(
-    recipe: Recipe, level: Level, theirs: Own, folder: Path | None, post: Post
-) -> RankResult:
+def on_rank(recipe: Recipe, level: Level, folder: Path | None, post: Post) -> RankResult:
     """One rank's part of `run`: every rank of the world calls it."""
-    install(theirs)
     world = current_world()
     if world.rank != 0:
         post = Post()

@@ -17,6 +17,7 @@ from workbench.garbage import uncollected
 from workbench.joint_graph import capture
 from workbench.parallel.author import Authored, author
 from workbench.parallel.families import find_family
+from workbench.parallel.layout import refuse_padding
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline import run_joint, run_partitioned
@@ -67,7 +68,9 @@ def compare_schedules(
         raise WorkbenchError(f"ranks all: the mesh has {size} ranks, and at most {MOST} are captured, one after the "
                              "other: name some, such as 0,3, or make the mesh smaller")
     with fake_world(size) as world:
-        roles = roles_of(author(recipe, world))
+        authored = author(recipe, world)
+        refuse_padding(authored.module)
+        roles = roles_of(authored)
     chosen = _chosen(ranks, size, roles)
     entries, sources = [], []
     for rank in chosen:

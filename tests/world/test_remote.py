@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
-from multiprocessing.connection import Client
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
 import cloudpickle
@@ -19,8 +23,9 @@ from processes import wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import pool as pool_module
+from workbench.world.echo import Echo
 from workbench.world.ranks import RankError, ranks
-from workbench.world.remote import dial, read_address, read_key
+from workbench.world.remote import Door, dial, read_address, read_key
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KEY = "5e" * 16
@@ -150,19 +155,115 @@ def test_it_listens_on_loopback_unless_told_otherwise_and_says_who_did_not_call(
     assert KEY not in str(caught.value)
 
 
-def test_a_stranger_who_says_nothing_does_not_hold_the_door(key, monkeypatch):
+def call(port):
+    """A connection that says nothing; the pool may not listen yet."""
+    for _ in range(500):
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port))
+        time.sleep(0.02)
+    raise AssertionError("no pool listens")
+
+
+def test_what_strangers_said_is_in_the_message_and_nothing_is_left(key, monkeypatch):
     monkeypatch.setattr(pool_module, "START_SECONDS", 2.0)
-    monkeypatch.setattr("workbench.world.remote.HANDSHAKE_SECONDS", 0.3)
-    port = free_port()
-    silent = []
-    caller = threading.Timer(0.3, lambda: silent.append(socket.create_connection(("127.0.0.1", port))))
-    caller.start()
-    start = time.monotonic()
-    with pytest.raises(WorkbenchError, match="1 connections were refused, for want of the key"):
+    monkeypatch.setattr("workbench.world.greetings.HANDSHAKE_SECONDS", 0.5)
+    port, met = free_port(), []
+
+    def strangers():
+        met.extend(call(port) for _ in range(3))
+        met.append(call(port))
+        met[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")  # its first bytes as a length: a gigabyte
+        with pytest.raises(AuthenticationError):
+            Client(("127.0.0.1", port), authkey=b"wrong" * 5)
+
+    before = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    calling = threading.Thread(target=strangers)
+    calling.start()
+    with pytest.raises(WorkbenchError) as caught:
         ranks(1, backend="gloo", listen=str(port), key_file=key)
-    assert time.monotonic() - start < 4
-    caller.join()
-    silent[0].close()
+    calling.join()
+    for each in met:
+        each.close()
+    assert str(caught.value).startswith(f"0 of 1 ranks called {port} within 2 s; 1 connection had another key, and 4 "
+                                        "connections were closed that did not show it. On each machine: torchrun")
+    assert (set(threading.enumerate()), len(os.listdir("/proc/self/fd"))) == before
+
+
+def admitted(door, size, held, after=0.0):
+    """Let `size` workers in while `held` strangers say nothing: (seconds, bytes that memory grew by, most threads)."""
+    port, most = read_address(door.address)[1], []
+    silent = [call(port) for _ in range(held)]
+    silent[0].sendall(b"\x7f\xff\xff\xff" + b"x" * 100_000)  # says that two gigabytes come
+    silent[1].sendall(b"\xff\xff\xff\xff\x00\x00\x01" + b"\x00" * 5)  # a terabyte, in the long form
+
+    def worker(rank):
+        time.sleep(after)
+        most.append(threading.active_count())
+        channel, job = dial(door.address, KEY.encode(), {"rank": rank, "size": size, "pid": 1})
+        assert job["rank"] == rank
+        channel.close()
+
+    workers = [threading.Thread(target=worker, args=(rank,)) for rank in range(size)]
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for each in workers:
+        each.start()
+    gang = door.admit(size, "gloo", 20.0, Echo("none", size))
+    took = time.monotonic() - start
+    for each in workers:
+        each.join(10)
+    gang.kill()
+    for each in silent:
+        each.close()
+    return took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, max(most)
+
+
+def test_forty_silent_connections_do_not_hold_the_door():
+    door = Door(str(free_port()), KEY.encode())
+    took, grown, _ = admitted(door, 2, held=40)
+    door.close()
+    assert took < 4 and grown < 50e6
+
+
+def test_a_flood_over_the_bound_costs_the_oldest_their_place(monkeypatch):
+    monkeypatch.setattr("workbench.world.greetings.SPARE", 6)
+    monkeypatch.setattr("workbench.world.greetings.HANDSHAKE_SECONDS", 60.0)
+    before = threading.active_count()
+    door = Door(str(free_port()), KEY.encode())
+    took, _, most = admitted(door, 2, held=60, after=0.5)
+    door.close()
+    assert took < 6 and most <= before + 2 + 2 + 6  # workers, and who is greeted at once
+    assert threading.active_count() == before
+
+
+def test_a_worker_that_lost_its_place_calls_again(key):
+    port, answered = free_port(), []
+    with socket.create_server(("127.0.0.1", port)) as server:
+        calling = threading.Thread(target=lambda: answered.append(dial(f"127.0.0.1:{port}", KEY.encode(), {"rank": 0})))
+        calling.start()
+        server.accept()[0].close()
+        with server.accept()[0] as second:
+            channel = Connection(second.detach())
+        deliver_challenge(channel, KEY.encode())
+        answer_challenge(channel, KEY.encode())
+        assert pickle.loads(channel.recv_bytes()) == {"rank": 0}
+        channel.send_bytes(pickle.dumps({"size": 1}))
+        calling.join(10)
+        channel.close()
+    assert answered[0][1] == {"size": 1}
+    answered[0][0].close()
+
+
+def test_nothing_is_unpickled_of_one_that_has_not_shown_the_key(monkeypatch):
+    monkeypatch.setattr("workbench.world.greetings.HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr("workbench.world.greetings.loads", lambda *_: pytest.fail("unpickled"))
+    door = Door(str(free_port()), KEY.encode())
+    stranger = Connection(call(read_address(door.address)[1]).detach())
+    stranger.send_bytes(b"#")
+    stranger.send_bytes(pickle.dumps({"rank": 0, "size": 1, "pid": 1}))
+    with pytest.raises(WorkbenchError, match="0 of 1 ranks"):
+        door.admit(1, "gloo", 1.0, Echo("none", 1))
+    door.close()
+    stranger.close()
 
 
 def test_another_number_of_ranks_is_refused(key, monkeypatch):

@@ -14,6 +14,7 @@ from workbench.models.llama3 import Llama3, Llama3Config
 from workbench.parallel.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, llama3_plan
 from workbench.sizes import SIZES
 from workbench.torch_api import determinism
+from workbench.world.own import known_on_ranks
 
 if TYPE_CHECKING:
     from workbench.recipe import Recipe
@@ -90,7 +91,7 @@ def register_model(
 
 
 def own_families() -> list[Family]:
-    """The families that a user registered in this process; the ones to ship to ranks."""
+    """The families that a user registered in this process."""
     return [f for f in _FAMILIES.values() if f.sizes is not None]
 
 
@@ -99,3 +100,6 @@ def install_families(families: list[Family]) -> None:
     for family in families:
         SIZES[family.name] = {OWN_FLAVOR: dict(family.sizes or {})}
         _FAMILIES[family.name] = family
+
+
+known_on_ranks("model", own_families, install_families)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from workbench.analysis.effect import Effect
 from workbench.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.errors import WorkbenchError
+from workbench.world.own import known_on_ranks
 
 Graphs = tuple[GraphModule, ...]
 PassFunction = Callable[..., Any]
@@ -98,7 +99,7 @@ def find_pass(name: str) -> RegisteredPass:
 
 
 def own_passes() -> list[RegisteredPass]:
-    """The passes that a user registered in this process; the ones to ship to ranks."""
+    """The passes that a user registered in this process."""
     return [p for p in _PASSES.values() if p.contract.source == "user"]
 
 
@@ -107,3 +108,6 @@ def install_passes(passes: list[RegisteredPass]) -> None:
     for item in passes:
         declare(item.contract)
         _PASSES[item.name] = item
+
+
+known_on_ranks("pass", own_passes, install_passes)

@@ -27,6 +27,7 @@ class Gang:
         self.size, self.echo, self.owner = size, echo, os.getpid()
         self.dismissed = False
         self.pids: list[int] = []
+        self.own: dict[int, bytes] = {}  # what each rank had last of what is registered here
         self._question, self._asides = 0, dict[int, Any]()
         self._channels: list[Connection] = []
         self._gone: set[int] = set()
@@ -72,7 +73,7 @@ class Gang:
         """End the ranks under a call that another thread is in: it sees them die, and cleans up."""
         self.dismissed = True
         for channel in self._channels:
-            with suppress(OSError), _twin(channel) as socket_:
+            with suppress(OSError), twin(channel) as socket_:
                 socket_.shutdown(socket.SHUT_RDWR)
 
     def ask(self, ranks: Iterable[int], what: str, *args: Any) -> None:
@@ -161,11 +162,11 @@ class Gang:
 def bound_waits(channel: Connection, seconds: float) -> None:
     """Neither sending nor receiving waits longer than `seconds` for the other side to go on."""
     bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with suppress(OSError), _twin(channel) as socket_:
+    with suppress(OSError), twin(channel) as socket_:
         socket_.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
         socket_.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
 
 
-def _twin(channel: Connection) -> socket.socket:
+def twin(channel: Connection) -> socket.socket:
     """A second handle on the socket behind a channel."""
     return socket.socket(fileno=os.dup(channel.fileno()))

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from workbench.errors import WorkbenchError
 from workbench.torch_api.dtensor import clear_dtensor_caches, ranks_of
 from workbench.torch_api.fake import start_fake_process_group
+from workbench.world.bounds import FAKE_RANKS
 
 if TYPE_CHECKING:
     from workbench.recipe_parts import MeshSpec
@@ -156,6 +157,9 @@ def opened(what: str, world: World) -> Iterator[World]:
     """
     if world.size < 1 or not 0 <= world.rank < world.size:
         raise WorldError(f"{what}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}")
+    if world.size > FAKE_RANKS:
+        raise WorldError(f"{what}: {world.size:,} ranks are more than the {FAKE_RANKS:,} that one process can lay out: "
+                         "make the mesh smaller")
     if dist.is_initialized():
         raise WorldError(
             f"{what} cannot start: this process already has a default process group "

@@ -20,12 +20,15 @@ from workbench.world.echo import ECHOES, Echo
 from workbench.world.exchange import compared, gather
 from workbench.world.gang import Gang
 from workbench.world.local import LocalGang
+from workbench.world.own import packed
 from workbench.world.payload import dumps
 from workbench.world.remote import Door
 
 START_SECONDS = 120.0
 ASK_SECONDS = 1.0
 _STREAM_KEYS = itertools.count()
+Call = tuple[bytes, bytes]
+"""What is registered here, and the function with its arguments: two pickles."""
 
 
 def checked_timeout(seconds: float) -> float:
@@ -98,7 +101,8 @@ class RankPool:
 
         Functions, classes and modules defined in a notebook cell are sent by value, tensors by copy: CUDA tensors
         arrive on the host, DTensors are refused (send `to_local()` or `full_tensor()`). Imported modules are
-        loaded once in each rank: after editing one, call `restart`.
+        loaded once in each rank: after editing one, call `restart`. Passes and models that are registered here when
+        the call is made are registered on the ranks, too, as they are here.
 
         Raises RankError when a rank raises, dies or does not answer in time. Where all ranks raised the same, with
         no collective begun that others did not begin, or where a result cannot be pickled, the ranks live on; in
@@ -112,22 +116,22 @@ class RankPool:
         kwargs: Mapping[str, Any] | None = None, tick: Callable[[Gang], None] | None = None,
     ) -> list[Any]:
         """Like `run`, on some ranks only: their results, in the order of `some`. `tick` is called while they work."""
-        payload = self._payload(fn, args, kwargs or {})
+        call = self._payload(fn, args, kwargs or {})
         self._claim()
         try:
-            return self._exchange(some, payload, tick)
+            return self._exchange(some, call, tick)
         finally:
             self._busy.release()
 
     def call_async(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
         """Like `run`, without waiting: a Future of the results. The pool takes no other call until it is done."""
-        payload = self._payload(fn, args, kwargs)
+        call = self._payload(fn, args, kwargs)
         self._claim()
         future: Future[list[Any]] = Future()
 
         def work() -> None:
             try:
-                results = self._exchange(range(self._size), payload)
+                results = self._exchange(range(self._size), call)
             except BaseException as error:
                 self._busy.release()
                 future.set_exception(error)
@@ -212,11 +216,12 @@ class RankPool:
             odd = parted.odd_one()
             raise RankError(f"rank {odd} {said}", [Failure(odd, "error", said)], notes=[str(parted)])
 
-    def _payload(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    def _payload(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         if self._closed:
             raise WorkbenchError("the rank pool is closed: make a new one with ranks(n).")
+        own = packed()
         try:
-            return dumps((fn, tuple(args), dict(kwargs)))
+            return own, dumps((fn, tuple(args), dict(kwargs)))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise WorkbenchError(f"the function or an argument cannot be sent to the ranks: {what}") from None
@@ -226,12 +231,15 @@ class RankPool:
             raise WorkbenchError("the rank pool is running another call: wait for it, or make a second pool.")
 
     def _exchange(
-        self, some: Sequence[int], payload: bytes, tick: Callable[[Gang], None] | None = None
+        self, some: Sequence[int], call: Call, tick: Callable[[Gang], None] | None = None
     ) -> list[Any]:
         if not self._gang:
             self._start()
         path = [entry or os.getcwd() for entry in sys.path]
-        answers = self._gather(self._timeout, ("run", path, payload), some, tick)
+        (own, payload), gang = call, self._gang[0]
+        news = own if any(gang.own.get(rank, b"") != own for rank in some) else b""
+        answers = self._gather(self._timeout, ("run", path, news, payload), some, tick)
+        gang.own |= dict.fromkeys(some, own)
         return [_unpickle(rank, answers[rank]) for rank in some]
 
     def _start(self) -> None:

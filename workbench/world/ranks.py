@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 
 from workbench.errors import WorkbenchError
+from workbench.world.bounds import refuse_too_many
 from workbench.world.diagnose import RankError
 from workbench.world.pool import RankPool
 from workbench.world.remote import Door, read_key
@@ -74,7 +75,7 @@ def resolve(backend: str, n: int, here: bool = True) -> str:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend == "auto":
-        return "nccl" if gpus >= n and torch.distributed.is_nccl_available() else "gloo"
+        backend = "nccl" if gpus >= n and torch.distributed.is_nccl_available() else "gloo"
     if backend == "nccl" and not gpus:
         raise WorkbenchError("ranks(backend='nccl'): no CUDA GPU can be used here. Use backend='gloo' or 'auto'.")
     if backend == "nccl" and n > gpus:
@@ -83,4 +84,5 @@ def resolve(backend: str, n: int, here: bool = True) -> str:
             f"ranks(n={n}, backend='nccl'): {n} ranks need {n} GPUs, and this machine has {have}. "
             f"Use n={gpus} or fewer, or backend='gloo'."
         )
+    refuse_too_many(n)
     return backend

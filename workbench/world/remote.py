@@ -29,13 +29,12 @@ from typing import Any, NoReturn
 from workbench.errors import WorkbenchError
 from workbench.world.diagnose import read_stack
 from workbench.world.echo import Echo
-from workbench.world.gang import STACK_SECONDS, Gang, bound_waits
+from workbench.world.gang import STACK_SECONDS, Gang
+from workbench.world.greetings import Greetings, keep_alive
 
 KEY = "WORKBENCH_KEY"
-HANDSHAKE_SECONDS = 5.0
 DIAL_SECONDS = 120.0
 EARLY_SECONDS, EARLY_ENDS = 1.0, 5
-_REFUSALS = (AuthenticationError, EOFError, OSError)
 
 
 def read_key(path: str | os.PathLike[str] | None) -> bytes:
@@ -83,42 +82,27 @@ class Door:
     def admit(self, size: int, backend: str, seconds: float, echo: Echo) -> RemoteGang:
         """Wait for `size` workers. WorkbenchError where they are not as many, or too few come in time."""
         admitted: dict[int, tuple[Connection, dict[str, Any]]] = {}
-        refused, limit = 0, time.monotonic() + seconds
+        limit = time.monotonic() + seconds
         try:
-            while len(admitted) < size:
-                if (left := limit - time.monotonic()) <= 0:
-                    more = f"; {refused} connections were refused, for want of the key" if refused else ""
-                    raise WorkbenchError(
-                        f"{len(admitted)} of {size} ranks called {self.address} within {seconds:g} s{more}. On each "
-                        f"machine: torchrun ... -m workbench.world.worker --connect {self.address}")
-                if not select.select([self._socket], [], [], left)[0]:
-                    continue
-                try:
-                    channel, hello = self._greet(self._socket.accept()[0])
-                except _REFUSALS:
-                    refused += 1
-                    continue
-                admitted[hello["rank"]] = (channel, hello)
-                if hello["size"] != size:
-                    raise WorkbenchError(f"ranks(n={size}, listen={self.address!r}): torchrun started "
-                                         f"{hello['size']} ranks: start {size}, or make n {hello['size']}")
+            with Greetings(self._key, size) as greetings:
+                while len(admitted) < size:
+                    if (left := limit - time.monotonic()) <= 0:
+                        raise WorkbenchError(
+                            f"{len(admitted)} of {size} ranks called {self.address} within {seconds:g} s"
+                            f"{greetings.refused()}. On each machine: torchrun ... -m workbench.world.worker "
+                            f"--connect {self.address}")
+                    for channel, hello in greetings.wait(self._socket, left):
+                        if (earlier := admitted.get(hello["rank"])) is not None:  # its keeper has started another
+                            earlier[0].close()
+                        admitted[hello["rank"]] = (channel, hello)
+                        if hello["size"] != size:
+                            raise WorkbenchError(f"ranks(n={size}, listen={self.address!r}): torchrun started "
+                                                 f"{hello['size']} ranks: start {size}, or make n {hello['size']}")
         except BaseException:
             for channel, _ in admitted.values():
                 channel.close()
             raise
         return RemoteGang(size, backend, [admitted[rank] for rank in range(size)], echo)
-
-    def _greet(self, accepted: socket.socket) -> tuple[Connection, dict[str, Any]]:
-        _keep_alive(accepted)
-        channel = Connection(accepted.detach())
-        try:
-            bound_waits(channel, HANDSHAKE_SECONDS)
-            deliver_challenge(channel, self._key)
-            answer_challenge(channel, self._key)
-            return channel, loads(channel.recv_bytes())
-        except BaseException:
-            channel.close()
-            raise
 
     def close(self) -> None:
         """Listen no more."""
@@ -144,13 +128,6 @@ class RemoteGang(Gang):
             return {}
         self.ask(ranks, "stacks")
         return {rank: read_stack(text) for rank, text in self.told(ranks, STACK_SECONDS).items()}
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """A machine that vanishes is noticed within half a minute."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def read_arguments() -> argparse.Namespace:
@@ -192,21 +169,25 @@ def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, d
     host, port = read_address(address)
     limit = time.monotonic() + DIAL_SECONDS
     while True:
+        connection = None
         try:
             connection = socket.create_connection((host, port), timeout=5)
+            connection.settimeout(None)
+            keep_alive(connection)
+            channel = Connection(connection.detach())
+            # the pool answers when its next call comes
+            answer_challenge(channel, key)
+            deliver_challenge(channel, key)
             break
-        except OSError as error:
+        except AuthenticationError:
+            raise WorkbenchError(f"--connect {address}: the pool there has another key") from None
+        except (EOFError, OSError) as error:  # among many strangers, the pool may have closed it before it was greeted
             if time.monotonic() > limit:
-                raise WorkbenchError(f"--connect {address}: no pool listens there: {error.strerror or error}") from None
+                if connection is not None:
+                    raise
+                said = getattr(error, "strerror", None) or error
+                raise WorkbenchError(f"--connect {address}: no pool listens there: {said}") from None
             time.sleep(0.5)
-    connection.settimeout(None)
-    _keep_alive(connection)
-    channel = Connection(connection.detach())
-    try:  # the pool answers when its next call comes
-        answer_challenge(channel, key)
-        deliver_challenge(channel, key)
-    except AuthenticationError:
-        raise WorkbenchError(f"--connect {address}: the pool there has another key") from None
     channel.send_bytes(dumps(hello))
     return channel, loads(channel.recv_bytes())
 

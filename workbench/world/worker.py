@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.world.own import unpack
 from workbench.world.payload import dumps
 
 if TYPE_CHECKING:
@@ -135,11 +136,13 @@ def _describe(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "summary": summary, "traceback": text}
 
 
-def _call(path: list[str], payload: bytes) -> tuple[str, Any]:
+def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
     """Run one call. Returns (kind, body): "ok" with a pickle; "load", "error" or "unsent" with a description."""
     kind = "load"
     try:
         sys.path.extend(entry for entry in path if entry not in sys.path)
+        if own:
+            unpack(own)
         fn, args, kwargs = pickle.loads(payload)
         kind = "error"
         result = fn(*args, **kwargs)

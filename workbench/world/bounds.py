@@ -1,0 +1,69 @@
+"""How many ranks this machine can start: told before any of them takes memory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.words import counted
+
+RANKS_A_CORE = 64  # a rank takes half a second of a core to start, and START_SECONDS of them are there
+RANK_BYTES = 64 << 20  # measured: 15 MB for one that is idle, beside what it shares; more than 100 MB where it builds
+RANK_FILES = 4  # its channel and its output here; in each rank a connection to every other, in each of its groups
+RANK_THREADS = 8  # measured: 6, and what a compiler starts
+FAKE_RANKS = 1 << 21  # measured: a million take 3 s and 150 MB to lay out, and more take as much more
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def refuse_too_many(n: int) -> None:
+    """WorkbenchError, with the way out, where this machine cannot start `n` ranks."""
+    most, why = min(_bounds())
+    if n > most:
+        raise WorkbenchError(
+            f"ranks(n={n}): this machine can start {counted(most, 'rank')} at most ({why}). Start fewer, with a "
+            "smaller mesh, or take a fake world (--world fake, fake_world(n)), which has up to "
+            f"{FAKE_RANKS:,} ranks in one process.")
+
+
+def _bounds() -> list[tuple[int, str]]:
+    """What each resource allows, and why; the resources that this system does not tell of are left out."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = [(cores * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores, 'core')}")]
+    if (free := _memory()) is not None:
+        found.append((free // RANK_BYTES, f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free"))
+    with suppress(ImportError, OSError):  # not on every system
+        import resource
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files != resource.RLIM_INFINITY:
+            here = len(os.listdir("/proc/self/fd"))
+            found.append((max(0, files - here) // RANK_FILES,
+                          f"{RANK_FILES} open files for each, and ulimit -n is {files:,}, with {here:,} open"))
+        threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        if threads != resource.RLIM_INFINITY:
+            found.append((threads // RANK_THREADS, f"{RANK_THREADS} threads for each, and ulimit -u is {threads:,}"))
+    if (threads_ := _number(_CGROUP / "pids.max")) is not None:
+        found.append((threads_ // RANK_THREADS, f"{RANK_THREADS} threads for each, and the container's pids.max is "
+                                                f"{threads_:,}"))
+    return found
+
+
+def _memory() -> int | None:
+    """Bytes that are free: of the machine, and of the container at most its limit. None where nothing tells it."""
+    found = []
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    for limit in (_CGROUP / "memory.max", _CGROUP / "memory" / "memory.limit_in_bytes"):
+        if (allowed := _number(limit)) is not None:
+            found.append(allowed)
+    return min(found, default=None)
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is no such file, or it says max."""
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None

@@ -1,0 +1,138 @@
+"""Who calls a listening pool is greeted side by side: what shows the key in time is let in, all else is closed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from pickle import loads
+from types import TracebackType
+from typing import Any
+
+from workbench.words import counted
+from workbench.world.gang import bound_waits, twin
+
+HANDSHAKE_SECONDS = 5.0
+SPARE = 128
+"""Connections that may be without the key at one time, beside as many as there are ranks to come."""
+
+
+class Greetings:
+    """Connections that have yet to show the key, each in a thread of its own; leaving the `with` ends them all.
+
+    One more than the bound costs the oldest its place: a rank answers within milliseconds, so the oldest is silent,
+    and to refuse the newest would let silent ones keep the ranks out. Before a connection has shown the key, two
+    messages of at most 256 bytes are read of it (`multiprocessing` bounds them by their length, before it makes room
+    for them), and nothing is unpickled.
+    """
+
+    def __init__(self, key: bytes, size: int) -> None:
+        self._key, self._most = key, size + SPARE
+        self._ended, self._tell = os.pipe()
+        self._greeted: list[_Greeting] = []  # the oldest first
+        self._wrong, self._closed = 0, 0
+
+    def __enter__(self) -> Greetings:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        while self._greeted:
+            self._close_oldest()
+        os.close(self._ended)
+        os.close(self._tell)
+
+    def wait(self, door: socket.socket, seconds: float) -> list[tuple[Connection, Any]]:
+        """Greet who calls, for up to `seconds`: the channels of those that have just shown the key, and their hello."""
+        now = time.monotonic()
+        while self._greeted and self._greeted[0].since + HANDSHAKE_SECONDS < now:
+            self._close_oldest()
+        if self._greeted:
+            seconds = min(seconds, self._greeted[0].since + HANDSHAKE_SECONDS - now)
+        ready = wait([door, self._ended], max(0.0, seconds))
+        if door in ready:
+            if len(self._greeted) >= self._most:
+                self._close_oldest()
+            with suppress(OSError):  # gone again
+                self._greeted.append(_Greeting(door.accept()[0], self._key, self._tell))
+        if self._ended not in ready:
+            return []
+        os.read(self._ended, 1 << 16)
+        done = [each for each in self._greeted if each.done]
+        self._greeted = [each for each in self._greeted if not each.done]
+        for each in done:
+            each.end()
+            self._count(each)
+        return [(each.channel, each.hello) for each in done if each.hello is not None]
+
+    def refused(self) -> str:
+        """What to say of those that were not let in: "" where there was none."""
+        wrong = f"{counted(self._wrong, 'connection')} had another key" if self._wrong else ""
+        count = self._closed + len(self._greeted)
+        were = "was" if count == 1 else "were"
+        closed = f"{counted(count, 'connection')} {were} closed that did not show it" if count else ""
+        if closed and not wrong:
+            closed = closed[:-2] + "the key"
+        return "; " + ", and ".join(filter(None, (wrong, closed))) if wrong or closed else ""
+
+    def _close_oldest(self) -> None:
+        oldest = self._greeted.pop(0)
+        oldest.hang_up()
+        oldest.end()
+        oldest.hello = None
+        oldest.channel.close()
+        self._count(oldest)
+
+    def _count(self, ended: _Greeting) -> None:
+        self._wrong += ended.wrong_key
+        self._closed += ended.hello is None and not ended.wrong_key
+
+
+class _Greeting(threading.Thread):
+    """One connection's challenges, in both directions, and its hello; a byte is written to `tell` at their end."""
+
+    def __init__(self, accepted: socket.socket, key: bytes, tell: int) -> None:
+        super().__init__(daemon=True, name="greeting")
+        self.since = time.monotonic()
+        self.hello: Any = None
+        self.wrong_key = self.done = False
+        self._key, self._tell = key, tell
+        keep_alive(accepted)
+        self.channel = Connection(accepted.detach())
+        bound_waits(self.channel, HANDSHAKE_SECONDS)
+        self._twin = twin(self.channel)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            deliver_challenge(self.channel, self._key)
+            answer_challenge(self.channel, self._key)
+            self.hello = loads(self.channel.recv_bytes())
+        except AuthenticationError:
+            self.wrong_key = True
+        except Exception:  # silent, gone, or nonsense, as strangers are
+            pass
+        if self.hello is None:
+            self.channel.close()
+        self.done = True
+        os.write(self._tell, b".")
+
+    def hang_up(self) -> None:
+        """End the thread's wait for the other side."""
+        with suppress(OSError):
+            self._twin.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Wait for the thread, which is about to end."""
+        self.join()
+        self._twin.close()
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """A machine that vanishes is noticed within half a minute."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
