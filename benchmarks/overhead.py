@@ -41,7 +41,7 @@ def bare_capture(authored: Authored) -> float:
     with quiet_heap(), aot.Contexts() as stack:
         stack.enter_context(aot.capture_settings())
         started = time.perf_counter()
-        aot.export_joint(stack, aot.dynamo_capture(authored.module, args), args, None)
+        aot.export_joint(stack, aot.dynamo_capture(stack, authored.module, args), args, None)
         return time.perf_counter() - started
 
 

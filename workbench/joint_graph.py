@@ -161,7 +161,7 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
     try:
         with deterministic(wanted), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
-            graph = aot.dynamo_capture(module, args)
+            graph = aot.dynamo_capture(contexts, module, args)
             require_trainable(authored, graph, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
     except WorkbenchError:

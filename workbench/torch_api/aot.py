@@ -11,11 +11,13 @@ import copy
 import enum
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo.config
 import torch._dynamo.functional_export
 import torch.fx.traceback
+from torch._dynamo.utils import CleanupHook
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
@@ -40,11 +42,40 @@ def capture_settings() -> Iterator[None]:
         yield
 
 
-def dynamo_capture(module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
-    """The module as one FX graph over its own parameters; `meta["tracing_context"]` holds Dynamo's context."""
+def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
+    """The module as one FX graph over its own parameters; `meta["tracing_context"]` holds Dynamo's context.
+
+    The graph can be called until `contexts` closes, which removes the globals that Dynamo's code reads.
+    """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    return capture(module)(*args)
+    with _noted_globals() as hooks:
+        contexts.callback(_remove_globals, hooks)
+        return capture(module)(*args)
+
+
+@contextlib.contextmanager
+def _noted_globals() -> Iterator[list[CleanupHook]]:
+    """The globals that Dynamo gives the file of the traced forward, such as `__compiled_fn_1`, with graph and guards.
+
+    torch.compile removes them with its code; a capture for export never does. Source: torch/_dynamo/output_graph.py
+    `install_global_unsafe`.
+    """
+    hooks: list[CleanupHook] = []
+    create = CleanupHook.create
+
+    def noted(*args: Any) -> CleanupHook:
+        hooks.append(create(*args))
+        return hooks[-1]
+
+    with mock.patch.object(CleanupHook, "create", staticmethod(noted)):
+        yield hooks
+
+
+def _remove_globals(hooks: list[CleanupHook]) -> None:
+    for hook in hooks:
+        if hook.name in hook.scope:  # Dynamo itself removes those of an attempt that failed
+            hook()
 
 
 def without_results(error: Exception) -> bool:
