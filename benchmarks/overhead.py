@@ -20,8 +20,8 @@ from typing import Any
 from result import tell
 
 from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
-from workbench.parallel.author import Authored
-from workbench.pipeline import prove_partition
+from workbench.authoring.author import Authored
+from workbench.pipeline.run_passes import prove_partition
 from workbench.torch_api import aot
 
 

@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from workbench.models.moe import Experts
-from workbench.parallel.families import find_family
-from workbench.parallel.materialise import default_initialise, seed_of
-from workbench.parallel.tensor_parallel import apply_tensor_plan
-from workbench.recipe import Recipe
+from workbench.authoring.families import find_family
+from workbench.authoring.materialise import default_initialise, seed_of
+from workbench.authoring.models.moe import Experts
+from workbench.authoring.tensor_parallel import apply_tensor_plan
+from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import World
 
 

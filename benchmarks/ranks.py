@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from workbench.machine import machine, versions
+from workbench.pipeline.machine import machine, versions
 from workbench.world.ranks import ranks
 
 WARM_CALLS = 30

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from workbench.parallel.materialise import default_initialise, seed_of
-from workbench.recipe import Recipe
+from workbench.authoring.materialise import default_initialise, seed_of
+from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import World
 
 UNUSED = ("tyro", "tokenizers", "datasets", "datasets.distributed", "torchdata", "torchdata.stateful_dataloader",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.machine import machine, versions
+from workbench.pipeline.machine import machine, versions
 
 
 def tell(command: str, figures: dict[str, Any], target: Path | None) -> None:

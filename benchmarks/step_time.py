@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from workbench.recipe import Recipe
+    from workbench.recipe.recipe import Recipe
 
 COMMON = {"data.seq_len": 2048, "data.batch_per_rank": 4, "precision.param": "bfloat16", "mesh.dp_shard": 2,
           "mesh.tp": 2, "training.deterministic": False}
@@ -84,12 +84,12 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from benchmarks.peers import fsdp2
     from benchmarks.reference import RECIPES, close, toolkit
     from workbench import build
-    from workbench.expert_load import routed_layers
-    from workbench.machine import machine, versions
-    from workbench.parallel.author import Authored
-    from workbench.pipeline import prove_replay
-    from workbench.step_profile import profile_step
-    from workbench.training import Batches, optimizer_of, total_norm
+    from workbench.authoring.author import Authored
+    from workbench.pipeline.expert_load import routed_layers
+    from workbench.pipeline.machine import machine, versions
+    from workbench.pipeline.run_passes import prove_replay
+    from workbench.pipeline.step_profile import profile_step
+    from workbench.pipeline.train import Batches, optimizer_of, total_norm
     from workbench.world.mesh import current_world
 
     variant, family, steps, warmup = options.variants[0], options.family, options.steps, options.warmup

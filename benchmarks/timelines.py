@@ -21,10 +21,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from workbench import build, load_recipe
-from workbench.analysis.spans import simulated
-from workbench.machine import machine, versions
-from workbench.measured_run import measured, predictions
-from workbench.training import Batches
+from workbench.graph.read.simulated_run import simulated
+from workbench.pipeline.machine import machine, versions
+from workbench.pipeline.measured_run import measured, predictions
+from workbench.pipeline.train import Batches
 from workbench.world.mesh import current_world
 
 WARMUP = 5

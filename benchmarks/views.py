@@ -24,12 +24,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "browser")]
 from jupyter import IDLE, jupyterlab, new_page, run_all, write_notebook  # noqa: E402
 from playwright.sync_api import Page  # noqa: E402
 
-from workbench.machine import machine, versions  # noqa: E402
+from workbench.pipeline.machine import machine, versions  # noqa: E402
 
 CELLS = (
     """import torch
 from workbench import build, draw, fake_world, load_recipe
-from workbench.widgets import GraphView, MemoryView, PassStepper, TimelineView
+from workbench.notebook.views import GraphView, MemoryView, PassStepper, TimelineView
 recipe = load_recipe("tour").override({"model.n_layers": LAYERS})
 with fake_world(recipe.mesh.world_size) as world:
     built = build(recipe, world)

@@ -16,10 +16,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from workbench.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
-from workbench.lesson import load_lesson  # noqa: E402
-from workbench.recipe import Recipe, load_recipe  # noqa: E402
-from workbench.recipe_rules import cuda_reasons  # noqa: E402
+from workbench.notebook.lessons.lesson import load_lesson  # noqa: E402
+from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
+from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
+from workbench.recipe.rules import cuda_reasons  # noqa: E402
 
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from on_ranks import calls, insert, small, user_pass
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.census import module_path
-from workbench.bisect_recipe import first_departure, group_size, inputs_of
-from workbench.contracts import BlockBucketingOptions, DecompositionOptions
-from workbench.forward_backward import ForwardBackward, partition
-from workbench.joint_graph import JointGraph, capture
-from workbench.parallel.author import author
+from workbench.authoring.author import author
+from workbench.checks.bisect import Found, first_growth, first_no_effect
+from workbench.graph.capture import JointGraph, capture
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.read.nodes import module_path
 from workbench.passes.registry import find_pass
-from workbench.pipeline import run_joint, run_partitioned
-from workbench.verify.bisect import Found, first_growth, first_no_effect
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.recipe.contracts import BlockBucketingOptions, DecompositionOptions
+from workbench.tools.bisect import first_departure, group_size, inputs_of
 from workbench.world.mesh import current_world
 
 ATEN = torch.ops.aten

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.built import build
 from workbench.errors import WorkbenchError
+from workbench.pipeline.build import build
 from workbench.torch_api.ops import collective_kind
 from workbench.world.mesh import current_world
 

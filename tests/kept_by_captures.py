@@ -21,10 +21,10 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import tracing
 
-from workbench.forward_backward import partition
-from workbench.joint_graph import capture
-from workbench.parallel.author import Authored, author_module
-from workbench.recipe_parts import MeshSpec
+from workbench.authoring.author import Authored, author_module
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.recipe.sections import MeshSpec
 from workbench.torch_api import aot
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World

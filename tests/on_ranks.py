@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.built import Built, build
-from workbench.expert_load import routed_layers
-from workbench.parallel.author import author
+from workbench.authoring.author import author
 from workbench.passes.registry import register_pass
-from workbench.recipe import Recipe
+from workbench.pipeline.build import Built, build
+from workbench.pipeline.expert_load import routed_layers
+from workbench.pipeline.train import deterministic, gradients
+from workbench.recipe.recipe import Recipe
 from workbench.torch_api.ops import op_name
-from workbench.training import deterministic, gradients
 from workbench.world.mesh import current_world
 
 FSDP4, FSDP_TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}
@@ -46,8 +46,8 @@ def insert(gm: GraphModule, after: Node, target: Callable[..., Any], *args: Any)
 @contextlib.contextmanager
 def user_pass(name: str, function: Callable[[GraphModule], Any], **contract: Any) -> Iterator[str]:
     """A pass registered as a notebook's cell would, and gone afterwards."""
-    from workbench.contracts import CONTRACTS
     from workbench.passes import registry
+    from workbench.recipe.contracts import CONTRACTS
 
     @register_pass(name, **({"stage": "joint", "numerics": "exact"} | contract))
     def own(gm, example_inputs, *, options):
@@ -78,7 +78,7 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
     world = current_world()
     built = build(recipe, world)
     eager = author(recipe, world)
-    from workbench.training import Batches
+    from workbench.pipeline.train import Batches
 
     batches = Batches(eager)
 

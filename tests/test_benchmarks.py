@@ -10,9 +10,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from workbench.parallel.author import author
-from workbench.recipe import Recipe
-from workbench.training import total_norm
+from workbench.authoring.author import author
+from workbench.pipeline.train import total_norm
+from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

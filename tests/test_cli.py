@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import recipe_ranks, run_recipe
 from workbench.cli import main
-from workbench.world.diagnose import Failure, RankError
+from workbench.pipeline import recipe_ranks
+from workbench.pipeline import run as run_recipe
+from workbench.world.diagnosis import Failure, RankError
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--set", "mesh.dp_shard=2", "model.n_layers=1", "training.steps=2"]
@@ -200,7 +201,7 @@ def test_an_unsupported_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     for found, text in (("2.10.1", "torch 2.10.1 is not supported, this package needs torch>=2.11,<2.16"),
                         ("2.16.0+cu130", "torch 2.16.0+cu130 is not supported, this package needs torch>=2.11,<2.16"),
                         (None, "torch is not installed, and this package needs torch>=2.11,<2.16")):
-        monkeypatch.setattr("workbench.supported.installed_torch", lambda found=found: found)
+        monkeypatch.setattr("workbench.torch_api.supported.installed_torch", lambda found=found: found)
         assert refused(capsys, "run", "tour") == f"{text}: pip install 'torch>=2.11,<2.16'"
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 from on_ranks import FSDP4, FSDP_TP, full_level, small, trajectory
 
-from workbench.built import build
-from workbench.verify.verdicts import Outcome
+from workbench.checks.verdicts import Outcome
+from workbench.pipeline.build import build
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from on_ranks import FSDP4, small, user_pass
 
-from workbench.analysis.effect import Effect
-from workbench.built import build
+from workbench.authoring import families
+from workbench.authoring.author import author
+from workbench.authoring.families import register_model
 from workbench.cli import main
 from workbench.errors import WorkbenchError, no_exit
-from workbench.grading import GRADERS, grade, register_check
-from workbench.parallel import families
-from workbench.parallel.author import author
-from workbench.parallel.families import register_model
-from workbench.recipe import load_recipe
-from workbench.sizes import SIZES
-from workbench.source_code import import_file
+from workbench.notebook.lessons.grading import GRADERS, grade, register_check
+from workbench.passes.effect import Effect
+from workbench.pipeline.build import build
+from workbench.recipe.model_sizes import SIZES
+from workbench.recipe.recipe import load_recipe
+from workbench.tools.source_code import import_file
 from workbench.world.ranks import RankError
 
 HERE = Path(__file__)
@@ -57,7 +57,7 @@ def test_an_interrupt_of_the_users_stays_one(tmp_path: Path, monkeypatch: pytest
 def test_the_package_itself_may_exit() -> None:
     """As on a SIGTERM: the frame that raises is the package's."""
     script = ("import os, signal\nfrom workbench.errors import no_exit\n"
-              "from workbench.matrix import ending_on_sigterm\n"
+              "from workbench.tools.matrix import ending_on_sigterm\n"
               "with no_exit(), ending_on_sigterm():\n    os.kill(os.getpid(), signal.SIGTERM)\n")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 128 + 15 and done.stderr == ""
@@ -101,7 +101,7 @@ def test_a_family_that_exits_is_refused(which: str, fake4: Any) -> None:
 
 
 def test_a_grader_that_exits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.grading.GRADERS", GRADERS)
+    monkeypatch.setattr("workbench.notebook.lessons.grading.GRADERS", GRADERS)
     register_check("exits")(exits)
     with pytest.raises(WorkbenchError) as caught:
         grade("exits", 1, {})

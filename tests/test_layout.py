@@ -1,4 +1,4 @@
-"""The shape of DESIGN: imports go down, private torch names stay in torch_api, modules stay small."""
+"""The shape of the package: rooms whose imports only go down, small files, and maps that name each of them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,19 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
+from imports import imported_modules, private_torch
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "workbench"
-MODULES = sorted(PACKAGE.rglob("*.py"))
-
-# Each layer may import its own and those above it in this list.
-LAYERS = [
-    {"errors", "garbage", "declare", "grading", "contracts", "recipe_rules", "recipe_parts", "recipe_edit", "sizes",
-     "recipe", "lesson", "scores", "schemas", "supported", "compatibility", "words"},
-    {"torch_api"},
-    {"world", "models"},
-    {"parallel"},
-    {"stamp"},
-    {"joint_graph", "forward_backward", "model_contract"},
-    {"analysis"},
-    {"passes"},
-    {"verify"},
-    {"pipeline"},
-    {"compiled_step", "training", "expert_load", "data", "built", "numerics_proof", "time_proof", "dump", "roofline",
-     "report", "report_text", "progress", "step_profile", "measured_run", "machine", "explain", "inside_inductor",
-     "user_kernel", "schedules",
-     "recipe_ranks", "run_recipe", "bisect_recipe", "propose", "matrix", "ablate", "backend", "graph_pass",
-     "source_code", "export", "fingerprint", "variant", "study"},
-    {"draw", "widgets", "display", "figures"},
-    {"magics", "headless", "course", "course_commands", "doctor", "commands", "cli", "__main__", "__init__"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-# Plain data that any layer may hold: no torch in them.
-EVERYWHERE = {"verify.verdicts"}
-PRIVATE = re.compile(r"(^|\.)_(?!_)\w")
+ROOMS = ["errors", "torch_api", "recipe", "world", "authoring", "graph", "passes", "checks", "pipeline", "tools",
+         "notebook", "cli", "__main__", "__init__"]  # from the ground up
+NO_PASS = {"effect", "passes", "registry"}  # the room itself and what all passes share
+FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+FOLDERS = sorted({path.parent for path in FILES})
 
 
 def module_name(path: Path) -> str:
@@ -47,100 +26,63 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def imports_of(source: str, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything imported, wherever in the file; relative imports are resolved."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                here = ["workbench", *([] if module == "__init__" else module.split("."))]
-                up = node.level - (1 if is_package else 0)
-                base = ".".join([*here[: len(here) - up], *([base] if base else [])])
-            for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
+NAMES = {module_name(path): path for path in FILES}
 
 
-def upward(source: str, module: str, is_package: bool = False) -> list[str]:
-    """Imports that go up the list, and modules that stand in no layer."""
-    top = module.split(".")[0]
-    if top not in LEVEL:
-        return [f"{module}: in no layer of tests/test_layout.py: add it where it belongs"]
-    found = []
-    for line, name in imports_of(source, module, is_package):
-        parts = name.split(".")
-        if parts[0] in ("lessons", "notebooks", "tests", "benchmarks"):
-            found.append(f"{module}:{line}: imports {name}")
-        if parts[0] != "workbench" or any(name.startswith(f"workbench.{e}") for e in EVERYWHERE):
-            continue
-        if len(parts) < 2 or parts[1] not in LEVEL:  # a public name of the package itself
-            continue
-        if LEVEL[parts[1]] > LEVEL[top]:
-            found.append(f"{module}:{line}: imports {name}, which lies above it")
+def problems(name: str, text: str) -> list[str]:
+    """What one module does that its place forbids."""
+    room, found = name.split(".")[0], []
+    for line, target in imported_modules(text, NAMES):
+        if target.split(".")[0] in ROOMS and ROOMS.index(target.split(".")[0]) > ROOMS.index(room):
+            found.append(f"{name}:{line}: imports {target}, which lies above it")
+        if room == "passes" and name.split(".")[-1] not in NO_PASS and target.startswith("passes.") \
+                and target.split(".")[1] not in {*NO_PASS, name.split(".")[1]}:
+            found.append(f"{name}:{line}: a pass imports the pass {target}")
+    if room != "torch_api":
+        found += private_torch(text, name)
+    if (length := len(text.splitlines())) >= (200 if room == "passes" else 300):
+        found.append(f"{name}: {length} lines")
     return found
 
 
-def private_torch(source: str, module: str) -> list[str]:
-    """Private names of torch that are imported, or reached as an attribute of `torch` or an alias of its modules."""
-    found = []
-    tree = ast.parse(source)
-    aliases = {"torch": "torch"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            aliases |= {a.asname: a.name for a in node.names if a.asname and a.name.split(".")[0] == "torch"}
-        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
-            aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    for line, name in imports_of(source, module, False):
-        if name.split(".")[0] == "torch" and (PRIVATE.search(name) or "testing._internal" in name):
-            found.append(f"{module}:{line}: {name}")
-    for node in ast.walk(tree):
-        dotted = _dotted(node)
-        if dotted is None:
-            continue
-        head, *rest = dotted.split(".")
-        if head in aliases and rest:
-            name = ".".join([aliases[head], *rest])
-            # operators under torch.ops are called by their schema's name, also those with an underscore
-            if PRIVATE.search(name) and not name.startswith("torch.ops."):
-                found.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
-    return sorted(set(found))
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_each_module_keeps_to_its_place(path: Path) -> None:
+    assert problems(module_name(path), FILES[path]) == [] and path.name != "utils.py"
 
 
-def _dotted(node: ast.AST) -> str | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) and parts else None
+def test_imports_form_no_circle() -> None:
+    graph = nx.DiGraph((name, target) for name, path in NAMES.items()
+                       for _, target in imported_modules(FILES[path], NAMES) if target != name)
+    assert list(nx.simple_cycles(graph)) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_go_down(path: Path) -> None:
-    assert upward(path.read_text(), module_name(path), path.name == "__init__.py") == []
+def test_most_passes_are_short_and_only_rooms_lie_at_the_top() -> None:
+    lengths = sorted(len(text.splitlines()) for path, text in FILES.items() if path.parent.name == "passes")
+    assert lengths[len(lengths) // 2] < 150
+    assert {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.name != "__pycache__"} == set(ROOMS)
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if "torch_api" not in p.parts], ids=module_name)
-def test_private_torch_names_stay_in_torch_api(path: Path) -> None:
-    assert private_torch(path.read_text(), module_name(path)) == []
-
-
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_modules_are_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 300
-    assert path.name != "utils.py"
+@pytest.mark.parametrize("folder", FOLDERS[1:], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_room_is_small_and_its_map_names_each_file(folder: Path) -> None:
+    inside = {p.stem for p in folder.glob("*.py")} | {p.name for p in FOLDERS if p.parent == folder}
+    text = ast.get_docstring(ast.parse(FILES[folder / "__init__.py"]), clean=False) or ""
+    named = re.findall(r"^ {4}(\w+) {2,}\S", text, re.M)
+    assert named == sorted(inside - {"__init__"}) and len(named) <= 20
 
 
 def test_the_gates_can_fail() -> None:
-    assert upward("from workbench.cli import main", "models.llama3") == [
-        "models.llama3:1: imports workbench.cli.main, which lies above it"]
-    assert upward("from ..headless import x", "passes.reshard") == [
-        "passes.reshard:1: imports workbench.headless.x, which lies above it"]
-    assert upward("from . import draw", "pipeline") == ["pipeline:1: imports workbench.draw, which lies above it"]
-    assert upward("def f():\n    import lessons.x", "pipeline") == ["pipeline:2: imports lessons.x"]
-    assert upward("", "helpers") == ["helpers: in no layer of tests/test_layout.py: add it where it belongs"]
-    assert upward("from .recipe import Recipe\nfrom workbench.verify.verdicts import Verdict", "pipeline") == []
+    above = "which lies above it"
+    assert problems("authoring.models.llama3", "from workbench.cli import main") == [
+        f"authoring.models.llama3:1: imports cli, {above}"]
+    assert problems("graph.capture", "def f():\n    from workbench.checks import lint") == [
+        f"graph.capture:2: imports checks.lint, {above}"]
+    assert problems("passes.reshard", "from workbench.passes.overlap import x") == [
+        "passes.reshard:1: a pass imports the pass passes.overlap"]
+    assert problems("passes.reshard", "\n" * 200) == ["passes.reshard: 200 lines"]
+    assert problems("recipe.recipe", "\n" * 300) == ["recipe.recipe: 300 lines"]
+    for bad in ("from . import doctor", "import lessons.x"):
+        with pytest.raises(ValueError, match="line 1 imports"):
+            problems("tools.ablate", bad)
     for bad in ("import torch._dynamo", "from torch._inductor import config", "import torch\ntorch._C.x()",
                 "from torch.distributed.tensor import _api", "import torch.distributed as d\nd._symm(1)",
                 "from torch.testing._internal.distributed import fake_pg", "from torch import fx\nfx._x"):
@@ -149,7 +91,12 @@ def test_the_gates_can_fail() -> None:
         assert private_torch(good, "m") == [], good
 
 
-@pytest.mark.parametrize("name", [*sorted(LAYERS[0] - {"schemas"}), "verify.verdicts", "headless"])
+NO_TORCH = [f"recipe.{path.stem}" for path in sorted((PACKAGE / "recipe").glob("[a-z]*.py"))] + [
+    "errors", "torch_api.garbage", "torch_api.supported", "checks.verdicts", "tools.compatibility",
+    *(f"notebook.lessons.{name}" for name in ("grading", "headless", "lesson", "scores"))]
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
 def test_no_torch_to_read_what_is_declared(name: str) -> None:
     code = f"import sys, workbench.{name}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -16,7 +16,7 @@ from typing import Any
 import papermill
 import pytest
 
-from workbench.lesson import load_lesson
+from workbench.notebook.lessons.lesson import load_lesson
 
 pytestmark = pytest.mark.integration
 

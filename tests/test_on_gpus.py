@@ -14,11 +14,11 @@ from on_ranks import small
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from workbench.analysis.collectives import list_collectives
-from workbench.backend import as_backend
-from workbench.built import build
-from workbench.matrix import run_matrix
-from workbench.recipe import load_recipe, recipe_names
+from workbench.graph.read.collectives import list_collectives
+from workbench.pipeline.build import build
+from workbench.recipe.recipe import load_recipe, recipe_names
+from workbench.tools.as_backend import as_backend
+from workbench.tools.matrix import run_matrix
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 

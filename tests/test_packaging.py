@@ -92,7 +92,7 @@ def test_every_import_is_declared() -> None:
     assert imported("workbench", "notebooks") - modules - OPTIONAL == set()
     everywhere = modules | {MODULES.get(name_of(r), name_of(r)) for r in DEV}
     ours = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    siblings = {p.stem for p in ours}
+    siblings = {name for p in ours for name in (p.stem, p.parent.name)}
     made = re.compile(r'"(\w+)\.py"|ModuleType\("(\w+)"\)')  # by a test
     siblings |= {name for p in ours for found in made.findall(p.read_text()) for name in found}
     assert imported("tests", "benchmarks") - everywhere - siblings - OPTIONAL - {"torchtitan", "benchmarks"} == set()
@@ -150,8 +150,9 @@ def test_one_worker_gets_a_group(tmp_path: Path) -> None:
 
 def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
     target = tmp_path / "r.json"
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_contracts.py",
-                          "-k", "good_lists", "--results-json", target], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                          "tests/recipe/test_contracts.py", "-k", "good_lists", "--results-json", target],
+                         cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
     table = json.loads(target.read_text())
     assert table["counts"] == {"passed": 5}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.built import check_buildable
 from workbench.errors import WorkbenchError
-from workbench.recipe import load_recipe, recipe_names
+from workbench.pipeline.build import check_buildable
+from workbench.recipe.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
 MADE = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))

@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench import course_commands
-from workbench.commands import parser
-from workbench.contracts import CONTRACTS, PassContract
-from workbench.declare import DeclarationError
 from workbench.errors import WorkbenchError, no_exit
-from workbench.recipe import Recipe, load_recipe, recipe_names
-from workbench.recipe_edit import parse_value
-from workbench.source_code import import_file
-from workbench.supported import require_torch
-from workbench.words import json_text
+from workbench.notebook.lessons import commands
+from workbench.recipe.contracts import CONTRACTS, PassContract
+from workbench.recipe.edits import parse_value
+from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
+from workbench.recipe.strict_toml import DeclarationError
+from workbench.recipe.wording import json_text
+from workbench.tools.command_line import parser
+from workbench.tools.source_code import import_file
+from workbench.torch_api.supported import require_torch
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 WIDTH = 100
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.dump is not None and args.dump.exists() and not args.dump.is_dir():
         raise WorkbenchError(f"--dump {args.dump}: is a file: give a folder")
     require_torch()
-    from workbench.run_recipe import run
+    from workbench.pipeline.run import run
 
     report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, dump=args.dump,
                  progress=sys.stderr.isatty())
@@ -116,7 +116,7 @@ def _export(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     _writable(args.out, "--out")
     require_torch()
-    from workbench.export import export_script
+    from workbench.tools.export_script import export_script
 
     file = args.out.name if args.out is not None else f"{recipe.name}.py"
     text = export_script(recipe, file=file, command=shlex.join(["workbench", *args.line]))
@@ -132,7 +132,7 @@ def _bisect(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     _writable(args.json)
     require_torch()
-    from workbench.bisect_recipe import bisect
+    from workbench.tools.bisect import bisect
 
     found = bisect(recipe, args.check, world=args.world, timeout=args.timeout, progress=sys.stderr.isatty())
     if _first_rank():
@@ -147,7 +147,7 @@ def _explain(args: argparse.Namespace) -> int:
     config = {key: parse_value(text) for key, text in args.config}
     _writable(args.json)
     require_torch()
-    from workbench.explain import inductor_passes
+    from workbench.tools.inductor_passes import inductor_passes
 
     found = inductor_passes(recipe, config=config)
     print(found.table(idle=not args.changed))
@@ -160,7 +160,7 @@ def _schedule(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     named = all(part.strip().isdecimal() for part in args.ranks.split(","))
     require_torch()
-    from workbench.schedules import compare_schedules
+    from workbench.tools.schedule import compare_schedules
 
     found = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks)
     print(found)
@@ -175,7 +175,7 @@ def _writable(path: Path | None, option: str = "--json") -> None:
 
 
 def _matrix(args: argparse.Namespace) -> int:
-    from workbench.matrix import run_matrix, table
+    from workbench.tools.matrix import run_matrix, table
 
     if args.out.exists() and not args.out.is_dir():
         raise WorkbenchError(f"--out {args.out}: is a file: give a folder")
@@ -188,7 +188,7 @@ def _matrix(args: argparse.Namespace) -> int:
 
 
 def _ablate(args: argparse.Namespace) -> int:
-    from workbench.ablate import ablate
+    from workbench.tools.ablate import ablate
 
     recipe = _recipe(args)
     vary = {key: [parse_value(word) for word in words.split(",")] for key, words in args.vary}
@@ -197,7 +197,7 @@ def _ablate(args: argparse.Namespace) -> int:
     print(found)
     if not found.rows[0].steps:
         return FAILED
-    from workbench.draw import ablation
+    from workbench.notebook.draw import ablation
 
     print(f"picture: {ablation(found).save(args.out / 'ablation.png')}")
     return PASSED
@@ -251,7 +251,7 @@ def _default(field: Any) -> str:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from workbench.doctor import findings, look, text
+    from workbench.tools.doctor import findings, look, text
 
     found = findings(look())
     print(text(found, color=_colored(sys.stdout)))
@@ -260,7 +260,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _tour(args: argparse.Namespace) -> int:
     require_torch()
-    from workbench.headless import from_text, run_lesson
+    from workbench.notebook.lessons.headless import from_text, run_lesson
 
     values = from_text("00_tour", dict(args.set))
     done = run_lesson("00_tour", values, args.out, progress=True)
@@ -273,5 +273,5 @@ def _tour(args: argparse.Namespace) -> int:
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
              "explain": _explain, "schedule": _schedule,
              "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour,
-             "course": course_commands.course, "lessons": course_commands.lessons, "check": course_commands.check,
-             "hint": course_commands.hint}
+             "course": commands.course, "lessons": commands.lessons, "check": commands.check,
+             "hint": commands.hint}

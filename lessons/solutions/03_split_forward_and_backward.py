@@ -1,6 +1,6 @@
 """Answers to the checkpoints of 03_split_forward_and_backward; kept apart from the notebook."""
 
-from workbench.analysis.census import kind_of, module_path
+from workbench.graph.read.nodes import kind_of, module_path
 
 
 def longer_sequences(rows) -> int:

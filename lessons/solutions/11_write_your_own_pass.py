@@ -3,7 +3,7 @@
 import torch
 
 from workbench import bisect
-from workbench.analysis.effect import Effect
+from workbench.passes.effect import Effect
 
 
 def last_copy(tp, rows):

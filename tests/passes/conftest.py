@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from on_ranks import FSDP_TP, small
 
-from workbench.forward_backward import partition
-from workbench.joint_graph import capture
-from workbench.parallel.author import author
-from workbench.pipeline import prove_partition, run_joint, run_partitioned
+from workbench.authoring.author import author
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.pipeline.run_passes import prove_partition, run_joint, run_partitioned
 
 
 @pytest.fixture(scope="module")

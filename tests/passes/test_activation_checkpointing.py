@@ -6,15 +6,15 @@ import pytest
 import torch
 from on_ranks import calls
 
-from workbench.contracts import CONTRACTS
+from workbench.authoring.author import author_module
+from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.joint_graph import capture
-from workbench.parallel.author import author_module
+from workbench.graph.capture import capture
 from workbench.passes import registry
 from workbench.passes.activation_checkpointing import checkpoint_rule
-from workbench.pipeline import run_joint, saved_bytes
-from workbench.recipe_parts import PassSpec
-from workbench.verify.verdicts import Outcome
+from workbench.pipeline.run_passes import run_joint, saved_bytes
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.sections import PassSpec
 
 pytestmark = pytest.mark.integration
 
@@ -106,7 +106,7 @@ def rule():
 def test_a_rule_of_ones_own(rule, two_layers, through, policies):
     def in_layer_0(node):
         """layer 0 is recomputed, layer 1 saved"""
-        from workbench.analysis.census import module_path
+        from workbench.graph.read.nodes import module_path
 
         return not module_path(node).startswith("layers.0")
 
@@ -125,7 +125,7 @@ def test_a_rule_that_says_nothing_has_no_effect(rule, two_layers, through):
 
 
 def test_a_rule_and_the_pass_conflict(rule):
-    from workbench.contracts import check_passes
+    from workbench.recipe.contracts import check_passes
 
     rule("mine", lambda node: True)
     assert check_passes([NAME, "mine"], []) == [f"passes {NAME!r} and 'mine' conflict: keep one of them"]

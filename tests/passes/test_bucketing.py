@@ -6,14 +6,14 @@ import pytest
 import torch.distributed as dist
 from on_ranks import calls, small
 
-from workbench.analysis.collectives import list_collectives
+from workbench.authoring.author import author, author_module
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.parallel.author import author, author_module
-from workbench.parallel.plans import ParallelPlan
+from workbench.graph.read.collectives import list_collectives
 from workbench.passes.bucketing import module_stack
-from workbench.recipe_parts import PassSpec
-from workbench.torch_api import bucketing
-from workbench.verify.verdicts import Outcome
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api.inductor import bucketing
 
 pytestmark = pytest.mark.integration
 

@@ -7,10 +7,10 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from workbench import build, load_recipe, run_partitioned
+from workbench.checks.verdicts import Outcome
 from workbench.passes.cleanup import graph_cleanup
-from workbench.torch_api.fake import new_fake_mode
+from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.torch_api.ops import op_name
-from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration
 

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from workbench import author_module, capture, fake_world, load_recipe, partition, run, run_partitioned
-from workbench.compiled_step import compile_step
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.parallel.plans import ParallelPlan
-from workbench.passes import rehearsal
-from workbench.passes.rehearsal import Rehearsal, rehearse
-from workbench.pipeline import prove_replay
-from workbench.recipe import RecipeError
-from workbench.recipe_parts import PassSpec
+from workbench.graph import replay_rehearsal
+from workbench.graph.lower import compile_step
+from workbench.graph.replay_rehearsal import Rehearsal, rehearse
+from workbench.pipeline.run_passes import prove_replay
+from workbench.recipe.recipe import RecipeError
+from workbench.recipe.sections import PassSpec
 from workbench.torch_api import cuda_graphs
-from workbench.verify.verdicts import Outcome
 from workbench.world.mesh import World
 
 
@@ -155,7 +155,7 @@ class SharesMemory(Rehearsal):
 
     def record(self, body, inputs):
         was = [value.clone() for value in inputs]
-        outputs, fixed = list(body(list(inputs))), [rehearsal._at_address(value) for value in inputs]
+        outputs, fixed = list(body(list(inputs))), [replay_rehearsal._at_address(value) for value in inputs]
         for value, before in zip(inputs, was, strict=True):
             value.data.copy_(before)
 

@@ -9,16 +9,16 @@ import torch
 from faults import naive_retrace
 from on_ranks import calls, user_pass
 
-from workbench.analysis.census import module_path, provenance
+from workbench.authoring.author import author_module
+from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.joint_graph import capture
-from workbench.parallel.author import author_module
+from workbench.graph.capture import capture
+from workbench.graph.read.nodes import module_path, provenance
 from workbench.passes.decomposition import capture_decompositions
-from workbench.pipeline import run_joint
-from workbench.recipe_parts import PassSpec
-from workbench.torch_api import inductor
+from workbench.pipeline.run_passes import run_joint
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api.inductor import lowering
 from workbench.torch_api.partitioning import PARTITIONERS
-from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration
 
@@ -140,8 +140,8 @@ def test_attention_without_dropout_draws_nothing(authored):
 
 
 def test_the_table_is_a_copy():
-    inductor.decomposition_table().clear()
-    assert inductor.decomposition_table()
+    lowering.decomposition_table().clear()
+    assert lowering.decomposition_table()
 
 
 def test_nothing_to_replace_has_its_reason(fake4):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from on_ranks import calls, user_pass
 
-from workbench.analysis.collectives import list_collectives
-from workbench.analysis.cost import flops
+from workbench.authoring.author import author
+from workbench.checks.collectives import conserved
 from workbench.errors import WorkbenchError
-from workbench.joint_graph import capture
-from workbench.parallel.author import author
-from workbench.pipeline import run_joint
-from workbench.recipe import RecipeError, load_recipe
+from workbench.graph.capture import capture
+from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.cost import flops
+from workbench.pipeline.run_passes import run_joint
+from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.torch_api import aot
+from workbench.torch_api.inductor.regions import region_of
 from workbench.torch_api.ops import is_symbolic
-from workbench.torch_api.regions import region_of
-from workbench.verify.collectives import conserved
 
 pytestmark = pytest.mark.integration
 AC, RESHARD = "activation_checkpointing", "reshard_after_forward"

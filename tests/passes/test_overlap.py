@@ -8,12 +8,12 @@ from on_ranks import FSDP_TP, small
 from torch.fx import Graph, GraphModule
 
 from workbench import World, author, capture, load_recipe, partition, run_joint, run_partitioned
-from workbench.analysis.collectives import exposed_in_node_order, list_collectives
-from workbench.analysis.timeline import Costs, costs_of, simulate
+from workbench.checks.verdicts import Outcome
+from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
+from workbench.graph.read.timeline import Costs, costs_of, simulate
 from workbench.passes import overlap
 from workbench.passes.overlap import constraints, schedule
-from workbench.recipe_parts import PassSpec
-from workbench.verify.verdicts import Outcome
+from workbench.recipe.sections import PassSpec
 
 pytestmark = pytest.mark.integration
 

@@ -10,17 +10,17 @@ from on_ranks import FSDP_TP, small
 from torch import nn
 
 from workbench import author, author_module, capture, partition, region, run_partitioned
-from workbench.analysis.census import kind_of
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
-from workbench.parallel.plans import ParallelPlan
+from workbench.graph.callables import kernels_of
+from workbench.graph.read.nodes import kind_of
 from workbench.passes import regional_inductor as module
-from workbench.passes.body import kernels_of
 from workbench.passes.regional_inductor import members, parts_to_compile
-from workbench.recipe import RecipeError
-from workbench.recipe_parts import PassSpec
-from workbench.torch_api import regions
+from workbench.recipe.recipe import RecipeError
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api.inductor import regions
 from workbench.torch_api.ops import COMPILED_REGION
-from workbench.verify.verdicts import Outcome
 
 pytestmark = pytest.mark.integration
 

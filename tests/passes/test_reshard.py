@@ -7,14 +7,14 @@ import torch
 from faults import only_the_wait_is_tagged
 from on_ranks import calls, small, user_pass
 
-from workbench.analysis.memory import parameter_gathers
-from workbench.joint_graph import capture
-from workbench.parallel.author import author
-from workbench.passes.chains import gather_chains
+from workbench.authoring.author import author
+from workbench.checks.verdicts import Outcome
+from workbench.graph.capture import capture
+from workbench.graph.gather_chains import gather_chains
+from workbench.graph.read.memory import parameter_gathers
 from workbench.passes.reshard import gathered_weights_freed, tags_differ
-from workbench.pipeline import run_joint, saved_bytes
-from workbench.recipe_parts import PassSpec
-from workbench.verify.verdicts import Outcome
+from workbench.pipeline.run_passes import run_joint, saved_bytes
+from workbench.recipe.sections import PassSpec
 
 pytestmark = pytest.mark.integration
 

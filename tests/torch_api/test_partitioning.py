@@ -11,10 +11,10 @@ from torch._functorch import partitioners
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
-from workbench.forward_backward import partition
-from workbench.joint_graph import capture
-from workbench.parallel.author import author
-from workbench.pipeline import run_joint
+from workbench.authoring.author import author
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.pipeline.run_passes import run_joint
 from workbench.torch_api import min_cut, partitioning
 from workbench.world.fake import fake_world
 

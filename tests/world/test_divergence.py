@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workbench.torch_api.flight_recorder import Launch
+from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.divergence import described, first_divergence, user_frame
 
 STACK = (("/x/site-packages/torch/distributed/distributed_c10d.py", 5, "all_reduce"), ("cell 333", 2, "step"))

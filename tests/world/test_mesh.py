@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from workbench.recipe_parts import MeshSpec
-from workbench.torch_api.dtensor import open_meshes
+from workbench.recipe.sections import MeshSpec
+from workbench.torch_api.distributed.dtensor import open_meshes
 from workbench.world.fake import fake_world
 from workbench.world.mesh import WorldError, coordinates, current_world
 from workbench.world.simulated import shards, simulated_world

@@ -18,8 +18,8 @@ from processes import wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import cells
-from workbench.world.echo import Echo
 from workbench.world.local import rank_env
+from workbench.world.rank_output import Echo
 from workbench.world.ranks import RankError, RankPool, ranks
 
 pytestmark = pytest.mark.ranks
@@ -189,7 +189,7 @@ def test_every_echo_shows_its_lines_and_keeps_the_last_ones(mode, shown, capsys)
 
 
 def test_a_live_bar_moves_in_its_place_and_leaves_nothing_behind(capsys, monkeypatch):
-    monkeypatch.setattr("workbench.world.echo.BAR_SECONDS", 0)
+    monkeypatch.setattr("workbench.world.rank_output.BAR_SECONDS", 0)
     echo = Echo("live", 2)
     echo.quiet = False
     echo.feed(1, b"\r10%")

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from processes import alive, wait_until_gone
 
 from workbench.errors import WorkbenchError
-from workbench.world import exchange, gang
+from workbench.world import exchange, rank_processes
 from workbench.world import pool as pool_module
-from workbench.world.diagnose import Failure, cause, exit_text, read_stack, where
+from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, where
 from workbench.world.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
@@ -393,7 +393,7 @@ def test_stack_of_the_main_thread_is_chosen():
 
 @pytest.mark.slow
 def test_a_rank_that_will_not_leave_is_killed(monkeypatch):
-    monkeypatch.setattr(gang, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(rank_processes, "STOP_SECONDS", 0.5)
     pool = ranks(1, echo="none", backend="gloo")
 
     def refuse():

@@ -23,7 +23,7 @@ from processes import wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import pool as pool_module
-from workbench.world.echo import Echo
+from workbench.world.rank_output import Echo
 from workbench.world.ranks import RankError, ranks
 from workbench.world.remote import Door, dial, read_address, read_key
 

@@ -171,8 +171,8 @@ def test_a_number_of_threads_that_is_none_is_left_to_torch(monkeypatch, said):
 
 def test_an_edited_module_takes_another_template(own, monkeypatch):
     later = {name: written + 1 for name, written in template._files().items()}
-    assert any(name.endswith("workbench/run_recipe.py") for name in later)
-    assert any(name.endswith("workbench/models/llama3.py") for name in later)
+    assert any(name.endswith("workbench/pipeline/run.py") for name in later)
+    assert any(name.endswith("workbench/authoring/models/llama3.py") for name in later)
     monkeypatch.setattr(template, "_files", lambda: later)
     with ranks(1, backend="gloo", echo="none") as pool:
         assert pool.run(os.getpid) == pool.pids

@@ -10,12 +10,12 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.analysis.census import module_path
-from workbench.analysis.effect import Effect
-from workbench.contracts import Numerics, Options, Stage
 from workbench.errors import WorkbenchError
-from workbench.passes.chains import is_backward
+from workbench.graph.gather_chains import is_backward
+from workbench.graph.read.nodes import module_path
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
+from workbench.recipe.contracts import Numerics, Options, Stage
 from workbench.torch_api.ops import draws, short_name
 
 _MATMULS = frozenset({"mm", "bmm", "addmm", "_grouped_mm"})

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.effect import Effect
-from workbench.analysis.estimates import estimates_of
 from workbench.errors import WorkbenchError
-from workbench.passes.chains import gather_chains
+from workbench.graph.gather_chains import gather_chains
+from workbench.graph.read.measured_costs import estimates_of
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
-from workbench.torch_api import bucketing
 from workbench.torch_api.device_specs import device_specs
+from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.module_paths import clean_path
 from workbench.torch_api.ops import calls_of, collective_kind
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from workbench.analysis.effect import Effect
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api.ops import op_name
 

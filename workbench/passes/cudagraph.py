@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.analysis.effect import Effect
-from workbench.analysis.replay import Replay, ReplayInput, count_launches
 from workbench.errors import WorkbenchError
-from workbench.passes.body import Body
+from workbench.graph.callables import Body
+from workbench.graph.read.replay import Replay, ReplayInput, count_launches
+from workbench.passes.effect import Effect
 from workbench.passes.registry import register_pass
 from workbench.torch_api import aot, cuda_graphs
 from workbench.torch_api.ops import draws, hint, tensor_bytes

@@ -15,11 +15,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.analysis.effect import Effect
 from workbench.errors import WorkbenchError
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
-from workbench.torch_api import aot, inductor
+from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
+from workbench.torch_api.inductor import lowering
 from workbench.torch_api.ops import draws, is_symbolic, op_name
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
@@ -46,7 +47,7 @@ class _Decomposer:
     def __init__(self, graph: GraphModule, table: dict[Any, Any]):
         self.old, self.table = graph, table
         vals = [n.meta.get("val") for n in graph.graph.nodes]
-        self.mode = inductor.detect_fake_mode([v for v in vals if isinstance(v, torch.Tensor)])
+        self.mode = lowering.detect_fake_mode([v for v in vals if isinstance(v, torch.Tensor)])
         self.new, self.map, self.bodies = Graph(), dict[Node, Any](), dict[Any, GraphModule | None]()
 
     def body(self, target: Any, args: Any, kwargs: Any) -> tuple[GraphModule | None, list[Any]]:
@@ -129,7 +130,7 @@ class _Decomposer:
 
 def fewer_composite_operators(before: Graphs, after: Graphs, options: Any) -> Effect:
     """Operators that the table replaces are gone; at the capture: it left none of them."""
-    table = inductor.decomposition_table()
+    table = lowering.decomposition_table()
 
     def listed(graphs: Graphs) -> Counter[str]:
         return Counter(str(n.target) for g in graphs for n in g.graph.nodes if n.target in table)
@@ -151,7 +152,7 @@ def inductor_decomposition(gm: GraphModule, example_inputs: list[Any], *, option
     Raises WorkbenchError where the table replaces an operator that draws random numbers, naming the node: its body
     would draw others. After a capture with the table, that is any such operator.
     """
-    table = inductor.decomposition_table()
+    table = lowering.decomposition_table()
     for node in gm.graph.nodes:
         listed = node.target in table or options.at == "capture"
         if node.op == "call_function" and listed and draws(node):
@@ -166,5 +167,5 @@ def capture_decompositions(specs: Any) -> dict[Any, Any] | None:
     """The table to capture with where the list asks for `at = "capture"`, else None."""
     for spec in specs:
         if spec.name == "inductor_decomposition" and spec.options.get("at") == "capture":
-            return inductor.decomposition_table()
+            return lowering.decomposition_table()
     return None

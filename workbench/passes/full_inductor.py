@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.analysis.effect import Effect
 from workbench.errors import WorkbenchError
-from workbench.forward_backward import output_nodes
+from workbench.graph.partition import output_nodes
+from workbench.passes.effect import Effect
 from workbench.passes.registry import register_pass
-from workbench.torch_api import aot, inductor
+from workbench.torch_api import aot
+from workbench.torch_api.inductor import lowering
 
 
 def compiled_to_a_callable(before: Any, after: Any, options: Any) -> Effect:
@@ -60,7 +61,7 @@ def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, 
     """`compile_fx_inner` on a forward or backward graph: the boxed callable, and the strides of its outputs."""
     facts = gm.meta["workbench"]
     backward = facts["graph"] == "backward"
-    return inductor.compile_inner(
+    return lowering.compile_inner(
         gm,
         example_inputs,
         is_backward=backward,

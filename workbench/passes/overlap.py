@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.collectives import exposed_in_node_order
-from workbench.analysis.effect import Effect
-from workbench.analysis.estimates import Estimates, estimates_of
-from workbench.analysis.timeline import Clock, Costs, costs_of, simulate
+from workbench.graph.read.collectives import exposed_in_node_order
+from workbench.graph.read.measured_costs import Estimates, estimates_of
+from workbench.graph.read.timeline import Clock, Costs, costs_of, simulate
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
 

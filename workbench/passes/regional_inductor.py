@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.analysis.census import kind_of, module_path
-from workbench.analysis.effect import Effect
-from workbench.analysis.memory import parameter_moves
 from workbench.errors import WorkbenchError
+from workbench.graph.read.memory import parameter_moves
+from workbench.graph.read.nodes import kind_of, module_path
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
-from workbench.torch_api import regions
+from workbench.torch_api.inductor import regions
 from workbench.torch_api.ops import COMPILED_REGION, is_symbolic, short_name
 
 _BLOCK = re.compile(r"^(.*?\.\d+)(?:\.|$)")

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from workbench.analysis.effect import Effect
-from workbench.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.errors import WorkbenchError
-from workbench.world.own import known_on_ranks
+from workbench.passes.effect import Effect
+from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
+from workbench.world.registered import known_on_ranks
 
 Graphs = tuple[GraphModule, ...]
 PassFunction = Callable[..., Any]
@@ -67,7 +67,8 @@ def register_pass(
 ) -> Callable[[PassFunction], PassFunction]:
     """Register `function(gm, example_inputs, *, options) -> gm` under `name`; a replay pass gets and gives a body.
 
-    A pass of the package has its contract in `workbench.contracts`; a user's own states `stage` and `numerics` here.
+    A pass of the package has its contract in `workbench.recipe.contracts`; a user's own states `stage` and
+    `numerics` here.
     Registering a name again replaces it, so that a notebook cell can be run twice.
     """
     if stage is not None:

@@ -8,11 +8,11 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.analysis.effect import Effect
-from workbench.analysis.memory import gathered_parameters_kept
-from workbench.passes.chains import gather_chains
+from workbench.graph.gather_chains import gather_chains
+from workbench.graph.read.memory import gathered_parameters_kept
+from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
-from workbench.words import counted
+from workbench.recipe.wording import counted
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 # Above every layer's own id, so that the partitioner sees no boundary between a gather and its reader.

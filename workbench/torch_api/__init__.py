@@ -1,0 +1,23 @@
+"""torch's private names, one file a topic; differences between torch versions stay inside.
+
+    aot              AOTAutograd and Dynamo entry points
+    compile_backend  what a `torch.compile` backend receives
+    cuda_graphs      record and replay CUDA graphs
+    determinism      deterministic algorithms and seeds, as contexts
+    device_specs     a device's figures, given to Inductor's estimators
+    distributed      DTensor, process groups, gloo, NCCL's flight recorder
+    flex             FlexAttention and block masks
+    garbage          pause Python's garbage collector
+    inductor         lowering, kernels, regions, bucketing
+    matcher          torch's subgraph matcher, strict and lax
+    measure          time one operator on this machine
+    min_cut          a faster minimum cut for torch's partitioner
+    module_paths     a node's module, from its metadata
+    ops              what an operator does, read from its schema
+    partitioning     torch's partitioners
+    preload          what a rank imports before its first call
+    stamping         AOTAutograd state that stamping rewrites
+    supported        supported torch versions and platforms; no torch here
+    tree             torch's pytree
+    unchanged        runs that leave a module as it was
+"""

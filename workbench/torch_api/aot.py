@@ -24,7 +24,7 @@ from torch._guards import TracingContext, tracing
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
-from workbench.torch_api.fake import cached
+from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
 
 Graph = torch.fx.GraphModule

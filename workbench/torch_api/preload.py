@@ -7,5 +7,5 @@ PRELOAD = (
     "torch._functorch.aot_autograd",
     "torch._inductor.pattern_matcher",  # which the first partition imports
     "torch._inductor.fx_passes.overlap_manual_scheduling",
-    "workbench.run_recipe",
+    "workbench.pipeline.run",
 )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.words import counted
+from workbench.recipe.wording import counted
 
 RANKS_A_CORE = 64  # a rank takes half a second of a core to start, and START_SECONDS of them are there
 RANK_BYTES = 64 << 20  # measured: 15 MB for one that is idle, beside what it shares; more than 100 MB where it builds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from workbench.world.payload import Pickler, dumps
+from workbench.world.pickling import Pickler, dumps
 
 MAIN = ModuleType("__main__", "The namespace of the cells; `__main__`, so that their classes are sent by value.")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.torch_api.flight_recorder import Launch
-from workbench.world.diagnose import file_name, is_library, ranks_text, source_line
+from workbench.torch_api.distributed.flight_recorder import Launch
+from workbench.world.diagnosis import file_name, is_library, ranks_text, source_line
 
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
 """How the collectives begin whose inputs may differ from rank to rank."""

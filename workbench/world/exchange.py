@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from workbench.world.diagnose import (
+from workbench.world.diagnosis import (
     Failure,
     RankError,
     cause,
@@ -20,7 +20,7 @@ from workbench.world.diagnose import (
     without_fingerprints,
 )
 from workbench.world.divergence import Divergence, first_divergence
-from workbench.world.gang import Gang
+from workbench.world.rank_processes import Gang
 
 GRACE_SECONDS = 1.0
 """After the first failure, how long the other ranks may take to say what happened to them."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from workbench.torch_api.fake import new_fake_mode
+from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.mesh import World, opened
 
 

@@ -13,8 +13,8 @@ from pickle import loads
 from types import TracebackType
 from typing import Any
 
-from workbench.words import counted
-from workbench.world.gang import bound_waits, twin
+from workbench.recipe.wording import counted
+from workbench.world.rank_processes import bound_waits, twin
 
 HANDSHAKE_SECONDS = 5.0
 SPARE = 128

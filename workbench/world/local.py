@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.world import template
-from workbench.world.diagnose import read_stack
-from workbench.world.echo import Echo
-from workbench.world.gang import STACK_SECONDS, Gang
+from workbench.world.diagnosis import read_stack
+from workbench.world.rank_output import Echo
+from workbench.world.rank_processes import STACK_SECONDS, Gang
 
 Process = subprocess.Popen[bytes] | template.Forked
 Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]

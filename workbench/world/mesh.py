@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.dtensor import clear_dtensor_caches, ranks_of
-from workbench.torch_api.fake import start_fake_process_group
+from workbench.torch_api.distributed.dtensor import clear_dtensor_caches, ranks_of
+from workbench.torch_api.distributed.fake import start_fake_process_group
 from workbench.world.bounds import FAKE_RANKS
 
 if TYPE_CHECKING:
-    from workbench.recipe_parts import MeshSpec
+    from workbench.recipe.sections import MeshSpec
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 Kind = Literal["fake", "simulated", "gloo", "nccl"]

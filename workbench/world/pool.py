@@ -15,13 +15,13 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.world.cells import close_stream, next_of, open_stream
-from workbench.world.diagnose import Failure, RankError
-from workbench.world.echo import ECHOES, Echo
+from workbench.world.diagnosis import Failure, RankError
 from workbench.world.exchange import compared, gather
-from workbench.world.gang import Gang
 from workbench.world.local import LocalGang
-from workbench.world.own import packed
-from workbench.world.payload import dumps
+from workbench.world.pickling import dumps
+from workbench.world.rank_output import ECHOES, Echo
+from workbench.world.rank_processes import Gang
+from workbench.world.registered import packed
 from workbench.world.remote import Door
 
 START_SECONDS = 120.0

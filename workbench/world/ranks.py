@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from workbench.errors import WorkbenchError
 from workbench.world.bounds import refuse_too_many
-from workbench.world.diagnose import RankError
+from workbench.world.diagnosis import RankError
 from workbench.world.pool import RankPool
 from workbench.world.remote import Door, read_key
 

@@ -27,10 +27,10 @@ from pickle import dumps, loads
 from typing import Any, NoReturn
 
 from workbench.errors import WorkbenchError
-from workbench.world.diagnose import read_stack
-from workbench.world.echo import Echo
-from workbench.world.gang import STACK_SECONDS, Gang
+from workbench.world.diagnosis import read_stack
 from workbench.world.greetings import Greetings, keep_alive
+from workbench.world.rank_output import Echo
+from workbench.world.rank_processes import STACK_SECONDS, Gang
 
 KEY = "WORKBENCH_KEY"
 DIAL_SECONDS = 120.0

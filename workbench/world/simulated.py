@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.tensor import DTensor
 
-from workbench.torch_api.simulated import is_per_rank, per_rank_values, simulate_ranks
+from workbench.torch_api.distributed.simulated import is_per_rank, per_rank_values, simulate_ranks
 from workbench.world.mesh import World, opened
 
 

@@ -159,7 +159,7 @@ def _serving(env: Mapping[str, str]) -> Template:
 def _files() -> dict[str, int]:
     """When each module of this package was written: a rank has them as they are when its pool starts."""
     package, found = Path(__file__).parent.parent, {}
-    for file in (*package.glob("*.py"), *package.glob("*/*.py")):
+    for file in package.rglob("*.py"):
         with suppress(FileNotFoundError):  # an editor's link to nowhere
             found[str(file)] = file.stat().st_mtime_ns
     return found

@@ -29,8 +29,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.world.own import unpack
-from workbench.world.payload import dumps
+from workbench.world.pickling import dumps
+from workbench.world.registered import unpack
 
 if TYPE_CHECKING:
     from workbench.world.remote import Output
@@ -94,7 +94,7 @@ def _aside(what: str, *args: Any) -> Any:
 
 def _look(what: str = "last") -> dict[str, Any]:
     """This rank's memory, and its collectives: the last one, "all", or all with their source "lines"."""
-    from workbench.torch_api.flight_recorder import launches
+    from workbench.torch_api.distributed.flight_recorder import launches
     from workbench.world.divergence import user_frame
 
     found = launches(stacks=what == "lines")
@@ -107,7 +107,7 @@ def _look(what: str = "last") -> dict[str, Any]:
 
 def _prepare() -> None:
     """What takes a second at the first look for source lines, done now beside the calls, so that a report need not."""
-    from workbench.torch_api.flight_recorder import prepare
+    from workbench.torch_api.distributed.flight_recorder import prepare
 
     threading.Thread(target=prepare, daemon=True, name="prepare").start()
 
@@ -160,7 +160,7 @@ def _join(job: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from workbench.torch_api.gloo import one_worker_thread
+    from workbench.torch_api.distributed.gloo import one_worker_thread
 
     device = None
     if job["backend"] == "nccl":

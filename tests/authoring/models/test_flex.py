@@ -1,0 +1,152 @@
+"""FlexAttention: its masks against masks written out by hand, and the model that uses it against the one without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from on_ranks import small
+from torch.nn.functional import scaled_dot_product_attention
+
+from workbench import author, capture, fake_world
+from workbench.authoring.models import attention, llama3
+from workbench.authoring.models.attention import ATTENTION, block_mask
+from workbench.errors import WorkbenchError
+from workbench.pipeline.build import check_buildable
+from workbench.recipe.recipe import RecipeError, load_recipe
+
+END = 7
+SMALL = llama3.Llama3Config(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=17, ffn_dim=48, max_seq_len=16)
+DOCUMENTS = {"attention": "flex", "mask": "document", "document_token": END}
+
+
+def tokens(seed: int = 0) -> torch.Tensor:
+    return torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(seed))
+
+
+def texts(seq: int) -> torch.Tensor:
+    """A long document, many short ones, and one of `END` alone; (3, seq)."""
+    out = torch.randint(8, 99, (3, seq), generator=torch.Generator().manual_seed(1))
+    out[0, seq // 2] = END
+    out[1, ::5] = END
+    out[2] = END
+    return out
+
+
+def visible(text: torch.Tensor, documents: bool) -> torch.Tensor:
+    """Who sees whom, position by position: (batch, 1, seq, seq) bool."""
+    seq = text.shape[1]
+    out = torch.zeros(len(text), 1, seq, seq, dtype=torch.bool)
+    for b, row in enumerate(text.tolist()):
+        for q in range(seq):
+            for kv in range(q, -1, -1):
+                if documents and kv < q and row[kv] == END:
+                    break
+                out[b, 0, q, kv] = True
+    return out
+
+
+@pytest.mark.parametrize("seq", [16, 128, 300])
+@pytest.mark.parametrize("kind", ["causal", "document"])
+def test_masks_against_masks_by_hand(kind, seq):
+    text = texts(seq)
+    q, k, v = (torch.randn(3, heads, seq, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    dense = visible(text, kind == "document")
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=True)
+    got = ATTENTION["flex"](q, k, v, block_mask(kind, text, END))
+    torch.testing.assert_close(got, expected)
+    for mine, theirs in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (got, expected)),
+                            strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["causal", "document"])
+def test_lists_of_blocks_are_contiguous(kind):
+    """Kernels on a GPU take their strides for granted: with others they read wrong blocks, and say nothing."""
+    mask = block_mask(kind, texts(512), END)
+    strided = [name for name, value in vars(mask).items() if torch.is_tensor(value) and not value.is_contiguous()]
+    assert not strided and mask.kv_indices.shape[-1] == 4
+
+
+@pytest.mark.parametrize("kind", ["causal", "document"])
+def test_blocks_are_those_that_hold_something_visible(kind):
+    """Kernels leave a block out, or do without its mask, as these lists say; eager ignores them."""
+    text = texts(512)
+    text[0, 128:] = 8  # three blocks within one document
+    mask = block_mask(kind, text, END)
+    tiles = visible(text, kind == "document").unflatten(3, (4, 128)).unflatten(2, (4, 128)).transpose(3, 4).flatten(4)
+    some, whole = tiles.any(-1)[:, 0], tiles.all(-1)[:, 0]
+    assert whole.any() and (~some).any()
+
+    def listed(counts, indices):
+        out = torch.zeros(*counts.shape, indices.shape[-1], dtype=torch.bool)
+        for at in torch.cartesian_prod(*(torch.arange(n) for n in counts.shape)).tolist():
+            out[(*at, indices[tuple(at)][: counts[tuple(at)]].long())] = True
+        return out[:, 0].expand(3, -1, -1)
+
+    assert torch.equal(listed(mask.full_kv_num_blocks, mask.full_kv_indices), whole)
+    assert torch.equal(listed(mask.kv_num_blocks, mask.kv_indices), some & ~whole)
+    assert torch.equal(listed(mask.q_num_blocks, mask.q_indices), (some & ~whole).transpose(1, 2))
+
+
+def test_the_model_with_flex_is_the_model_without():
+    torch.manual_seed(0)
+    plain = llama3.Llama3(SMALL).double()
+    flex = llama3.Llama3(replace(SMALL, attention="flex")).double()
+    flex.load_state_dict(plain.state_dict())
+    losses = [model(tokens(), tokens(1)) for model in (plain, flex)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    for loss in losses:
+        loss.backward()
+    for (name, mine), theirs in zip(flex.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_document_does_not_see_another():
+    torch.manual_seed(0)
+    model = llama3.Llama3(replace(SMALL, **DOCUMENTS))
+    text = tokens().clamp(END + 1, 15)
+    text[:, 3] = END
+    seen: list[torch.Tensor] = []
+    model.output.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits))
+    model(text, text)
+    other = text.clone()
+    other[:, 2] += 1
+    model(other, text)
+    assert not torch.equal(seen[0][:, 2:4], seen[1][:, 2:4])
+    assert torch.equal(seen[0][:, 4:], seen[1][:, 4:])
+
+
+def test_the_mask_is_made_once_for_all_layers(monkeypatch):
+    made = []
+    real = attention.document_mask
+    monkeypatch.setattr(attention, "document_mask", lambda *given: made.append(given) or real(*given))
+    llama3.Llama3(replace(SMALL, **DOCUMENTS))(tokens(), tokens())
+    assert len(made) == 1 and SMALL.n_layers > 1
+
+
+def test_the_capture_holds_one_mask_and_the_operator_of_each_layer():
+    with fake_world(8) as world:
+        recipe = small({"dp_shard": 2, "tp": 4}, layers=2).override({f"model.{k}": v for k, v in DOCUMENTS.items()})
+        graph = capture(author(recipe, world)).graph.graph
+    named = [str(n.target) for n in graph.nodes if n.op == "call_function"]
+    assert (named.count("flex_attention"), named.count("flex_attention_backward")) == (2, 2)
+    assert sum("cumsum" in name for name in named) == 1
+
+
+def test_without_a_mask_it_is_refused():
+    with pytest.raises(ValueError, match="flex attention needs a block mask: see block_mask"):
+        ATTENTION["flex"](*(torch.randn(1, 2, 8, 4) for _ in range(3)))
+
+
+def test_bad_input_word_for_word():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("llama3").override({"model.mask": "document"})
+    assert "mask document needs attention flex: set attention, or leave mask out" in str(caught.value)
+    for world in ("gloo", "fake", "simulated"):
+        with pytest.raises(WorkbenchError) as refused:
+            check_buildable(load_recipe("llama3_flex_block_bucketing_regional"), world)
+        assert str(refused.value) == (
+            "pass 'regional_inductor' needs CUDA (Inductor has no lowering for the backward of FlexAttention on a CPU)"
+            f", and world {world} has none here: take world nccl on a machine with GPUs, or drop the pass")

@@ -1,0 +1,90 @@
+"""The llama3 modules against definitions written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from workbench.authoring.models.attention import sdpa
+from workbench.authoring.models.layers import RMSNorm, apply_rope, rope_table
+from workbench.authoring.models.llama3 import FLAVORS, Llama3, Llama3Config
+from workbench.recipe.model_sizes import SIZES
+
+SMALL = Llama3Config(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=17, ffn_dim=48, max_seq_len=16)
+
+
+def tokens(seed: int = 0, seq: int = 8) -> torch.Tensor:
+    return torch.randint(17, (2, seq), generator=torch.Generator().manual_seed(seed))
+
+
+def test_flavors_are_those_a_recipe_can_name():
+    assert set(FLAVORS) == set(SIZES["llama3"])
+    assert Llama3Config() == FLAVORS["debug"]
+
+
+@pytest.mark.parametrize(("flavor", "parameters"), [("8b", 8_030_261_248), ("1b", 1_104_218_112)])
+def test_parameter_counts(flavor, parameters):
+    with torch.device("meta"):
+        model = Llama3(FLAVORS[flavor])
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert counted == parameters
+
+
+def test_rms_norm_divides_by_the_root_mean_square():
+    norm, x = RMSNorm(32, 1e-5), torch.randn(3, 32, dtype=torch.float64)
+    norm.weight.data = torch.rand(32, dtype=torch.float64)
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected)
+
+
+def test_rope_depends_on_distance_only():
+    cos, sin = rope_table(SMALL.head_dim, SMALL.max_seq_len, SMALL.rope_theta)
+    q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    def score(i: int, j: int) -> torch.Tensor:
+        return (apply_rope(q, cos[i : i + 1], sin[i : i + 1]) * apply_rope(k, cos[j : j + 1], sin[j : j + 1])).sum()
+
+    torch.testing.assert_close(score(5, 3), score(9, 7))
+    assert not torch.isclose(score(5, 3), score(9, 3))
+
+
+def test_grouped_queries_are_repeated_keys():
+    q, k, v = (torch.randn(2, heads, 8, 4, dtype=torch.float64) for heads in (6, 2, 2))
+    expected = F.scaled_dot_product_attention(
+        q, k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1), is_causal=True
+    )
+    torch.testing.assert_close(sdpa(q, k, v), expected)
+
+
+def test_a_token_sees_only_the_past():
+    torch.manual_seed(0)
+    model, inputs = Llama3(SMALL), tokens()
+    seen: list[torch.Tensor] = []
+    model.output.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits))
+    model(inputs, inputs)
+    changed = inputs.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 17
+    model(changed, inputs)
+    assert torch.equal(seen[0][:, :5], seen[1][:, :5])
+    assert not torch.equal(seen[0][:, 5:], seen[1][:, 5:])
+
+
+def test_the_loss_is_the_mean_cross_entropy_in_float32():
+    torch.manual_seed(0)
+    model, inputs, targets = Llama3(SMALL).bfloat16(), tokens(0), tokens(1)
+    seen: list[torch.Tensor] = []
+    model.output.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits))
+    loss = model(inputs, targets)
+    picked = seen[0].float().log_softmax(-1).gather(-1, targets.unsqueeze(-1))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, -picked.mean())
+    assert model.double()(inputs, targets).dtype == torch.float64
+
+
+def test_buffers_can_be_computed_after_a_meta_build():
+    with torch.device("meta"):
+        model = Llama3(SMALL)
+    model.reset_buffers(torch.device("cpu"))
+    assert torch.equal(model.rope_cos, Llama3(SMALL).rope_cos)
+    assert "rope_cos" not in model.state_dict()

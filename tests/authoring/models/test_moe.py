@@ -1,0 +1,85 @@
+"""Routing, and both dispatches on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench.authoring.models.moe import Capacity, Dropless, MoE, MoEConfig, best_experts, copies_of
+from workbench.torch_api.distributed.experts import grouped_matmul
+
+CONFIG = MoEConfig(dim=16, expert_dim=8, n_experts=4, n_groups=1, top_groups=1)
+
+
+def test_groups_limit_the_choice():
+    scores = torch.tensor([[9.0, 0.0, 5.0, 4.5, 0.1, 0.2]])  # groups of two are worth 9.0, 9.5 and 0.3
+    assert best_experts(scores, 2).tolist() == [[0, 2]]
+    assert best_experts(scores, 2, n_groups=3, top_groups=1).tolist() == [[2, 3]]
+    assert best_experts(scores, 2, n_groups=3, top_groups=2).tolist() == [[0, 2]]
+
+
+def test_the_bias_counts_in_the_choice_and_not_in_the_weights():
+    torch.manual_seed(0)
+    moe, x = MoE(replace(CONFIG, top_k=1, normalise=False)), torch.randn(6, 16)
+    with torch.no_grad():
+        before, _ = moe.router(x)
+        moe.router.bias[3] = 10.0
+        weights, experts = moe.router(x)
+    assert set(experts.flatten().tolist()) == {3}
+    assert torch.equal(weights.flatten(), moe.router.gate(x).sigmoid()[:, 3]) and (weights < before + 1e-6).all()
+
+
+def test_capacity_drops_the_last_and_says_so():
+    copies = torch.arange(1.0, 6.0).unsqueeze(1)
+    experts = torch.tensor([1, 0, 1, 1, 0])
+    rows, way, dropped = Capacity(2, 2, None).send(copies, experts, copies_of(experts, 2))
+    assert rows.squeeze(2).tolist() == [[2.0, 5.0], [1.0, 3.0]] and dropped.item() == 1
+    assert Capacity(2, 2, None).back(rows, way).flatten().tolist() == [1.0, 2.0, 3.0, 0.0, 5.0]
+
+
+def test_dropless_groups_rows_by_expert_and_brings_them_back():
+    copies = torch.arange(1.0, 6.0).unsqueeze(1)
+    experts = torch.tensor([2, 0, 2, 2, 0])
+    dispatch = Dropless(3, None)
+    rows, way, dropped = dispatch.send(copies, experts, copies_of(experts, 3))
+    assert rows.flatten().tolist() == [2.0, 5.0, 1.0, 3.0, 4.0] and dropped.item() == 0
+    assert dispatch.counts(way)[1] == [2, 0, 3]
+    assert torch.equal(dispatch.back(rows, way), copies)
+
+
+def test_a_step_leaves_its_counts():
+    torch.manual_seed(0)
+    moe = MoE(replace(CONFIG, dispatch="capacity", capacity_factor=1.0))
+    with torch.no_grad():
+        moe.router.bias[0] = 10.0  # every token's first choice: 12 copies, and room for 6
+        moe(torch.randn(3, 4, 16))
+    assert moe.tokens.sum() == 24 and moe.tokens[0] == 12 and moe.dropped >= 6
+    moe(torch.randn(1, 2, 16))
+    assert moe.tokens.sum() == 4  # of the last step alone
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_an_expert_without_tokens_gets_no_gradient(dispatch):
+    torch.manual_seed(0)
+    moe = MoE(replace(CONFIG, dispatch=dispatch, capacity_factor=4.0))
+    with torch.no_grad():
+        moe.router.bias[2] = -10.0
+    moe(torch.randn(2, 4, 16)).sum().backward()
+    norms = moe.experts.w1.grad.flatten(1).norm(dim=1)
+    assert norms[2] == 0 and (norms[[0, 1, 3]] > 0).all()
+
+
+@pytest.mark.gpu
+def test_one_kernel_gives_what_a_product_for_each_group_gives():
+    torch.manual_seed(0)
+    rows, weights = torch.randn(64, 32), torch.randn(4, 32, 48) / 6
+    counts = [17, 0, 40, 7]
+    cuda = [t.cuda().bfloat16().requires_grad_() for t in (rows, weights)]
+    sizes = torch.tensor(counts, device="cuda")
+    plain = [t.detach().float().cpu().requires_grad_() for t in cuda]
+    for given in (cuda, plain):
+        grouped_matmul(given[0], given[1], sizes.to(given[0].device), counts).square().sum().backward()
+    for ours, expected in zip(cuda, plain, strict=True):
+        assert (ours.grad.float().cpu() - expected.grad).norm() < 1e-2 * expected.grad.norm()

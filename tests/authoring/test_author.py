@@ -1,0 +1,273 @@
+"""Authoring on fake and simulated worlds: what each rank holds, and what is refused. One process, fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from workbench.authoring.author import author, author_module
+from workbench.authoring.plans import AuthoringError, ParallelPlan
+from workbench.authoring.simple_fsdp import Precision
+from workbench.errors import WorkbenchError
+from workbench.recipe.recipe import Recipe, load_recipe
+from workbench.torch_api.distributed.fake import FakeTensor
+from workbench.world.fake import fake_world
+from workbench.world.mesh import World, WorldError
+from workbench.world.simulated import shards, simulated_world
+
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+
+
+def recipe(model: dict | None = None, seq_len: int = 8, precision: dict | None = None, **mesh: int) -> Recipe:
+    given: dict[str, Any] = dict(
+        name="test",
+        model={"n_layers": 1, **(model or {})},
+        mesh=mesh,
+        data={"seq_len": seq_len},
+        precision=precision or {},
+    )
+    return Recipe(**given)
+
+
+def stored_weight(module: nn.Module, path: str) -> Any:
+    """The parameter itself: the attribute of a sharded module gathers it."""
+    return module.get_submodule(path)._parameters["weight"]
+
+
+@pytest.mark.compat
+def test_a_fake_world_holds_fake_shards_on_the_whole_mesh():
+    with fake_world(8, rank=5) as world:
+        authored = author(recipe(dp_shard=2, tp=4), world)
+        held: dict[str, Any] = dict(authored.module.named_parameters())
+        wq = held["layers.0.attention.wq.weight"]
+        assert isinstance(wq, DTensor)
+        assert isinstance(wq.to_local(), FakeTensor)
+        assert tuple(wq.shape) == (128, 128)
+        assert tuple(wq.to_local().shape) == (16, 128)
+        assert wq.device_mesh.mesh_dim_names == ("dp_shard", "tp")
+        assert held["layers.0.attention.wo.weight"].placements == (Shard(0), Shard(1))
+        assert held["norm.weight"].placements == (Shard(0), Replicate())
+        assert set(authored.groups) == {"dp_shard", "tp"}
+        assert authored.buckets == ["tok_embeddings", "layers.0", ["norm", "output"]]
+        loss = authored.module(*authored.example_batch())
+        assert type(loss) is FakeTensor
+        loss.backward()
+        assert isinstance(wq.grad, DTensor) and wq.grad.placements == wq.placements
+
+
+@pytest.mark.parametrize(
+    ("mesh", "mode", "placements"),
+    [
+        ({"dp_replicate": 4}, "replicate", (Replicate(),)),
+        ({"dp_shard": 4}, "fully_shard", (Shard(0),)),
+        ({"dp_replicate": 2, "dp_shard": 2}, "hybrid_shard", (Replicate(), Shard(0))),
+        ({"tp": 4}, "none", (Replicate(),)),
+    ],
+)
+def test_the_mesh_says_the_mode(mesh, mode, placements):
+    with fake_world(4) as world:
+        authored = author(recipe(**mesh), world)
+        assert authored.data_parallel == mode
+        assert stored_weight(authored.module, "norm").placements == placements
+
+
+def test_one_rank_is_the_plain_model():
+    authored = author(recipe(), ALONE)
+    assert authored.mesh is None
+    assert authored.groups == {}
+    assert not any(isinstance(parameter, DTensor) for parameter in authored.module.parameters())
+    assert authored.module(*authored.example_batch()).isfinite()
+
+
+def test_names_and_values_do_not_depend_on_the_mesh():
+    alone = author(recipe(), ALONE).module.state_dict()
+    with simulated_world(4) as world:
+        authored = author(recipe(dp_shard=2, tp=2), world)
+        assert list(authored.module.state_dict()) == list(alone)
+        rows = shards(stored_weight(authored.module, "output"))
+    # dp_shard 2 x tp 2: tensor parallelism cuts first, so ranks 0, 2 share the first half
+    expected = {0: (0, 64), 2: (64, 128), 1: (128, 192), 3: (192, 256)}
+    assert all(torch.equal(rows[rank], alone["output.weight"][slice(*rows_of)]) for rank, rows_of in expected.items())
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize(("vocab_size", "mesh"), [(256, {"dp_shard": 2, "tp": 2}), (257, {"dp_shard": 4})])
+def test_simulated_losses_are_those_of_the_unsharded_model(vocab_size, mesh):
+    described = recipe({"vocab_size": vocab_size}, **mesh)
+    with simulated_world(4) as world:
+        authored = author(described, world)
+        batch = authored.example_batch()
+        losses, tokens, targets = (shards(value) for value in (authored.module(*batch), *batch))
+    alone = author(recipe({"vocab_size": vocab_size}), ALONE).module
+    for rank in range(4):
+        torch.testing.assert_close(losses[rank], alone(tokens[rank], targets[rank]).detach(), rtol=1e-6, atol=0)
+    assert torch.equal(tokens[0], tokens[1]) == ("tp" in mesh)
+    assert not torch.equal(tokens[0], tokens[2])
+
+
+def test_precision_gathers_in_one_dtype_and_stores_in_another():
+    with fake_world(4) as world:
+        authored = author(recipe(precision={"param": "bfloat16"}, dp_shard=4), world)
+        linear = authored.module.get_submodule("output")
+        assert stored_weight(authored.module, "output").dtype == torch.float32
+        assert isinstance(linear.weight, torch.Tensor) and linear.weight.dtype == torch.bfloat16
+        authored.module(*authored.example_batch()).backward()
+        assert stored_weight(authored.module, "output").grad.dtype == torch.float32
+
+
+def test_large_models_take_no_memory_on_a_fake_world():
+    code = """if True:
+        import resource
+        from workbench.authoring.author import author
+        from workbench.recipe.recipe import Recipe, load_recipe
+        from workbench.world.fake import fake_world
+        with fake_world(512) as world:
+            author(Recipe(name="large", model={"flavor": "1b"}, mesh={"dp_shard": 64, "tp": 8}), world)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    """
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(out.stdout) < 1.0  # GiB; the parameters alone would be 4.1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mesh", "message"),
+    [
+        ({}, {"tp": 8}, "mesh.tp: model.n_kv_heads 4 does not divide by mesh.tp 8: change one of them"),
+        (
+            {"ffn_dim": 130},
+            {"dp_shard": 2, "tp": 4},
+            "mesh.tp 4 does not divide layers.0.feed_forward.w1.out_features 130: 130 / 4 leaves 2",
+        ),
+    ],
+)
+def test_sizes_that_tensor_parallelism_cannot_share_are_refused(sizes, mesh, message):
+    with fake_world(8) as world, pytest.raises(WorkbenchError) as error:
+        author(recipe(sizes, **mesh), world)
+    assert message in str(error.value)
+
+
+def test_a_mesh_that_does_not_fit_the_world_is_refused():
+    with fake_world(4) as world, pytest.raises(WorldError, match="needs 8 ranks, and this fake world has 4"):
+        author(recipe(dp_shard=8), world)
+
+
+def test_a_simulated_world_refuses_what_torch_cannot_simulate():
+    with simulated_world(4) as world, pytest.raises(AuthoringError) as error:
+        author(recipe({"vocab_size": 257}, dp_shard=2, tp=2), world)
+    assert str(error.value) == (
+        "a simulated world cannot cut dim 0 of tok_embeddings.weight, size 257, into 2 unequal parts: "
+        "choose a tp that divides it, or run on gloo ranks"
+    )
+
+
+class Tied(nn.Module):
+    """A user's model: a bias, a buffer, a scalar loss, and one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 6)
+        self.hidden = nn.Linear(6, 6)
+        self.unembed = nn.Linear(6, 10, bias=False)
+        self.unembed.weight = self.embed.weight
+        self.register_buffer("scale", torch.full((6,), 2.0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.unembed(torch.tanh(self.hidden(self.embed(tokens)) * self.scale)).square().mean()
+
+
+TIED_PLAN = ParallelPlan(
+    tensor={
+        "embed": {"style": "rowwise", "input": "replicate", "output": "replicate"},
+        "unembed": {"style": "colwise", "output": "replicate"},
+    },
+    units=("embed", ("hidden", "unembed")),
+)
+
+
+@pytest.mark.parametrize("sizes", [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}])
+def test_any_module_keeps_its_values(sizes):
+    torch.manual_seed(0)
+    module, tokens = Tied(), torch.arange(10).view(2, 5)
+    expected = module(tokens)
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    torch.manual_seed(0)
+    with simulated_world(4) as world:
+        authored = author_module(Tied(), world, world.mesh_of(sizes), TIED_PLAN)
+        assert authored.buckets == ["embed", ["hidden", "unembed"]]
+        loss = authored.module(tokens)
+        loss.backward()
+        assert [name for name, _ in authored.module.named_parameters()] == list(gradients)
+        losses = shards(loss)
+        held: dict[str, Any] = dict(authored.module.named_parameters())
+        whole = {name: shards(p.grad.full_tensor())[0] for name, p in held.items()}
+    torch.testing.assert_close(losses[3], expected.detach())
+    torch.testing.assert_close(whole, gradients)
+
+
+def test_a_shared_weight_must_be_cut_once():
+    plan = ParallelPlan({"embed": {"style": "colwise"}, "unembed": "colwise"})
+    with fake_world(2) as world, pytest.raises(AuthoringError) as error:
+        author_module(Tied(), world, world.mesh_of({"tp": 2}), plan)
+    assert str(error.value) == (
+        "parameter unembed.weight is embed.weight under another name, and the plan cuts them differently "
+        "(dim 0 here, dim 1 there): give both the same style"
+    )
+
+
+def test_a_buffer_without_values_is_named():
+    with torch.device("meta"):
+        module = Tied()
+    with pytest.raises(AuthoringError, match=r"buffer 'scale' is on the meta device.*give Tied a method reset_buffers"):
+        author_module(module, ALONE, None)
+
+
+def test_a_parameter_without_dims_cannot_be_sharded():
+    module = nn.Module()
+    module.gain = nn.Parameter(torch.tensor(1.0))
+    with fake_world(2) as world, pytest.raises(AuthoringError, match=r"parameter gain has no dim that dp_shard"):
+        author_module(module, world, world.mesh_of({"dp_shard": 2}))
+
+
+def test_an_unknown_mesh_axis_is_named():
+    with fake_world(2) as world, pytest.raises(AuthoringError, match=r"mesh axis 'cp' is unknown"):
+        author_module(nn.Linear(2, 2), world, world.mesh_of({"cp": 2}))
+
+
+def test_stored_precision_is_at_least_float32():
+    assert Precision(torch.bfloat16).stored == torch.float32
+    assert Precision(torch.float64).stored == torch.float64
+
+
+def test_671b_is_authored_without_memory():
+    changes = {"model.flavor": "671b", "mesh.dp_shard": 64, "mesh.tp": 8, "mesh.ep": 64}
+    big = load_recipe("deepseek_v3").override(changes)
+    with fake_world(512) as world:
+        authored = author(big, world)
+    held = {name: p.to_local().shape for name, p in authored.module.named_parameters() if "layers.60.moe.exp" in name}
+    assert held["layers.60.moe.experts.w1"] == (4, 256, 7168)  # 4 of 256 experts, each cut over 8 ranks of ep_shard
+    assert authored.axes == {"ep": 64, "ep_shard": 8, "dp_shard": 64, "tp": 8}
+
+
+class SharedMask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        mask = torch.tril(torch.ones(4, 4))
+        self.a.register_buffer("mask", mask)
+        self.b.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return (self.b(self.a(x) @ self.a.mask) @ self.b.mask).sum()
+
+
+def test_a_buffer_that_two_modules_share_keeps_its_values_in_both():
+    authored = author_module(SharedMask(), ALONE, None)
+    for part in (authored.module.a, authored.module.b):
+        assert torch.equal(part.mask, torch.tril(torch.ones(4, 4)))

@@ -1,0 +1,162 @@
+"""A user's own model goes where a recipe goes: a plain module with a plan, and one of Hugging Face's."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from workbench import (
+    CausalLM,
+    ParallelPlan,
+    Recipe,
+    WorkbenchError,
+    author,
+    capture,
+    fake_world,
+    load_recipe,
+    register_model,
+    run,
+)
+from workbench.authoring import families
+from workbench.recipe.model_sizes import SIZES
+from workbench.recipe.recipe import RecipeError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PASSES = {"joint_passes": ["activation_checkpointing", "reshard_after_forward"],
+          "passes": ["transformer_block_bucketing"]}
+
+
+class Mixer(nn.Module):
+    """Tokens see those before them through a running mean, then a feed-forward."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, dim) -> (batch, seq, dim)."""
+        count = torch.arange(1, x.shape[1] + 1, device=x.device).unsqueeze(-1)
+        return x + self.down(torch.relu(self.up(x.cumsum(1) / count)))
+
+
+class Net(nn.Module):
+    """What a user's cell defines."""
+
+    def __init__(self, vocab_size: int, dim: int, n_layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, dim)
+        self.blocks = nn.ModuleList(Mixer(dim) for _ in range(n_layers))
+        self.head = nn.Linear(dim, vocab_size)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """(batch, seq), (batch, seq) -> a scalar."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+@pytest.fixture
+def registered():
+    """Families that a test registers are gone afterwards."""
+    yield
+    for family in families.own_families():
+        del families._FAMILIES[family.name], SIZES[family.name]
+
+
+def mixer(name: str = "mixer", **sizes: int) -> None:
+    plan = ParallelPlan(tensor={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"},
+                        units=("embed", "blocks.*", "head"))
+
+    @register_model(name, sizes={"vocab_size": 256, "max_seq_len": 128, "dim": 32, "n_layers": 2, **sizes}, plan=plan)
+    def make(sizes):
+        return Net(sizes["vocab_size"], sizes["dim"], sizes["n_layers"])
+
+
+def recipe(family: str, mesh: dict[str, int], **more: object) -> Recipe:
+    sizes = {"mesh.dp_shard": 1, "mesh.tp": 1, **{f"mesh.{axis}": size for axis, size in mesh.items()}}
+    return load_recipe("llama3").override({"model.family": family, "data.seq_len": 16, "training.steps": 4, **sizes,
+                                           **more})
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_users_module_with_its_plan_goes_the_whole_way(registered):
+    mixer()
+    passes = PASSES | {"joint_passes": ["reshard_after_forward"]}  # nothing here is dear enough to recompute
+    report = run(recipe("mixer", {"dp_shard": 2, "tp": 2}, **passes), world="gloo", level="full", progress=False)
+    assert report.ok and {row.outcome for row in report.passes} == {"PASS"}
+    assert {row.verdict("numerics").outcome for row in report.passes} == {"PASS"}
+    assert [v.outcome for v in report.pipeline if v.check == "numerics"] == ["PASS"]
+    assert report.training.losses[-1] < report.training.losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_model_of_transformers_goes_the_whole_way(registered):
+    inside = "model.model.layers.*"
+    cut = {f"{inside}.self_attn.{name}_proj": "colwise" for name in "qkv"} | {
+        f"{inside}.self_attn.o_proj": "rowwise", f"{inside}.mlp.gate_proj": "colwise",
+        f"{inside}.mlp.up_proj": "colwise", f"{inside}.mlp.down_proj": "rowwise"}
+
+    @register_model("llama_hf", sizes={"vocab_size": 256, "max_seq_len": 64, "n_layers": 1},
+                    plan=ParallelPlan(tensor=cut, units=(inside,)))
+    def make(sizes):
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        return CausalLM(LlamaForCausalLM(LlamaConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=sizes["n_layers"], num_attention_heads=4,
+            num_key_value_heads=2, vocab_size=sizes["vocab_size"], max_position_embeddings=sizes["max_seq_len"])))
+
+    report = run(recipe("llama_hf", {"dp_shard": 2, "tp": 2}, **PASSES), world="gloo", level="full", progress=False)
+    assert report.ok and {row.verdict("numerics").outcome for row in report.passes} == {"PASS"}
+    assert report.training.losses[-1] < report.training.losses[0]
+
+
+@pytest.mark.integration
+def test_sizes_of_the_recipe_reach_the_model_and_a_cell_run_again_replaces_it(registered):
+    def parameters(layers: int | None) -> int:
+        own = recipe("mixer", {"dp_shard": 4})
+        with fake_world(4) as world:
+            return len(capture(author(own.override({"model.n_layers": layers}) if layers else own, world)).parameters)
+
+    mixer()
+    assert parameters(None) == 3 + 2 * 4 and parameters(3) == 3 + 3 * 4
+    mixer(n_layers=1)
+    assert parameters(None) == 3 + 4
+
+
+def test_every_rank_makes_the_same_values_and_leaves_the_generator_alone(registered):
+    mixer()
+    state = torch.get_rng_state()
+    made = [families.find_family("mixer").make(recipe("mixer", {})) for _ in range(2)]
+    other = families.find_family("mixer").make(recipe("mixer", {}).override({"training.seed": 1}))
+    assert torch.equal(made[0].head.weight, made[1].head.weight)
+    assert not torch.equal(made[0].head.weight, other.head.weight)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_does_not_fit_is_refused(registered):
+    with pytest.raises(RecipeError, match="unknown family 'mixer': one of llama3, deepseek_v3, or register it with"):
+        recipe("mixer", {})
+    with pytest.raises(WorkbenchError, match="model 'mine': sizes has no max_seq_len"):
+        register_model("mine", sizes={"vocab_size": 8})
+    with pytest.raises(WorkbenchError, match="'llama3' is the package's own family"):
+        register_model("llama3", sizes={"vocab_size": 8, "max_seq_len": 8})
+    mixer()
+    with pytest.raises(RecipeError, match="data.seq_len: 16 is more than model.max_seq_len 8"):
+        recipe("mixer", {}).override({"model.max_seq_len": 8})
+    with pytest.raises(RecipeError, match="mixer has no n_heads"):
+        recipe("mixer", {}).override({"model.n_heads": 8})
+    made = recipe("mixer", {})
+    del families._FAMILIES["mixer"]
+    try:
+        with pytest.raises(WorkbenchError, match="no model family 'mixer' here: register it"):
+            families.find_family(made.model.family)
+    finally:
+        mixer()

@@ -1,0 +1,93 @@
+"""Tensor-parallel plans: what they say, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
+
+from workbench.authoring.plans import AuthoringError, ParallelPlan
+from workbench.authoring.tensor_parallel import apply_tensor_plan, read_placement, read_style
+from workbench.recipe.sections import MeshSpec
+from workbench.world.fake import fake_world
+
+
+def test_placements_are_read():
+    assert read_placement("shard(-1)", "here") == Shard(-1)
+    assert read_placement("replicate", "here") == Replicate()
+    assert read_placement(None, "here") is None
+
+
+def test_styles_are_read():
+    assert isinstance(read_style("sequence", "here"), SequenceParallel)
+    style = read_style({"style": "colwise", "input": "shard(1)", "output": "replicate"}, "here")
+    assert isinstance(style, ColwiseParallel)
+    assert (style.input_layouts, style.output_layouts) == ((Shard(1),), (Replicate(),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("columns", "here: unknown style 'columns'; styles are colwise, rowwise, sequence, inputs, outputs, "
+         "vocabulary, everywhere"),
+        ({"input": "replicate"}, "here: unknown style None; styles are colwise, rowwise, sequence, inputs, outputs, "
+         "vocabulary, everywhere"),
+        (
+            {"style": "colwise", "input": "shard"},
+            'here: placement \'shard\' is not "replicate", "partial" or "shard(dim)"',
+        ),
+        ({"style": "sequence", "axis": 1}, "here: style 'sequence': got an unexpected keyword argument 'axis'"),
+    ],
+)
+def test_bad_specs_are_named(spec, message):
+    with pytest.raises(AuthoringError) as error:
+        read_style(spec, "here")
+    assert str(error.value) == message
+
+
+def two_layers(width: int) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 4))
+
+
+def test_a_plan_cuts_what_it_names():
+    with fake_world(2) as world:
+        mesh = world.mesh(MeshSpec(tp=2))
+        assert mesh is not None
+        module = apply_tensor_plan(two_layers(6), ParallelPlan({"0": "colwise", "1": "rowwise"}), mesh)
+        parameters: list[Any] = [*module.parameters()]
+        assert [tuple(held.placements) for held in parameters] == [
+            (Shard(0),),
+            (Shard(0),),
+            (Shard(1),),
+            (Replicate(),),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"2": "colwise"}, "plan: tensor '2' matches no module; modules are 0, 1"),
+        ({"0": "colwise"}, "mesh.tp 2 does not divide 0.out_features 5: 5 / 2 leaves 1"),
+        ({"1": "rowwise"}, "mesh.tp 2 does not divide 1.in_features 5: 5 / 2 leaves 1"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan, message):
+    with fake_world(2) as world:
+        mesh = world.mesh(MeshSpec(tp=2))
+        assert mesh is not None
+        with pytest.raises(AuthoringError) as error:
+            apply_tensor_plan(two_layers(5), ParallelPlan(plan), mesh)
+    assert str(error.value) == message
+
+
+def test_uneven_outputs_may_be_gathered():
+    with fake_world(2) as world:
+        plan = ParallelPlan({"0": {"style": "colwise", "output": "replicate"}})
+        mesh = world.mesh(MeshSpec(tp=2))
+        assert mesh is not None
+        apply_tensor_plan(two_layers(5), plan, mesh)

@@ -1,0 +1,131 @@
+import pytest
+import torch
+import torch.distributed as dist
+from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
+
+from workbench.checks.collectives import conserved, difference, exchange, schedule, schedule_hash
+from workbench.checks.verdicts import Outcome
+from workbench.graph.read.snapshot import snapshot
+
+
+def bucketed(name):
+    def forward(shard_a, shard_b, x):
+        both = C10D.wait_tensor(C10D.all_gather_into_tensor(torch.cat([shard_a.view(-1), shard_b.view(-1)]), 4, name))
+        a, b = both.view(4, -1).split(shard_a.numel(), 1)
+        hidden = torch.relu(x @ a.reshape(8, 8))
+        return [hidden @ b.reshape(8, 8), hidden]
+
+    return trace(forward, *shards(4))
+
+
+def test_a_bucket_on_a_group_of_its_own_moves_the_same_bytes(fake4):
+    twin = dist.new_group([0, 1, 2, 3]).group_name
+    for name in (group_name(), twin):
+        found = conserved(two_layer_graph(), bucketed(name))
+        assert found.outcome is Outcome.PASS
+        assert found.evidence["all_gather dp_shard"] == {
+            "bytes_before": 512, "bytes_after": 512, "launches_before": 2, "launches_after": 1}
+
+
+def test_without_a_context_the_ranks_still_tell_that_groups_are_the_same(fake4):
+    before, after = two_layer_graph(), bucketed(dist.new_group([0, 1, 2, 3]).group_name)
+    before.meta.pop("workbench")
+    after.meta.pop("workbench")
+    assert conserved(before, after).outcome is Outcome.PASS
+
+
+def test_a_second_group_of_the_context_counts_as_its_axis(fake4):
+    after = bucketed(group_name())
+    start = named(after, "all_gather")[0]
+    start.args = (*start.args[:2], "elsewhere")
+    after.meta["workbench"]["groups"]["dp_shard.gather"] = "elsewhere"
+    assert conserved(two_layer_graph(), after).outcome is Outcome.PASS
+
+
+def test_a_lost_collective_fails_and_is_named(fake4):
+    gm = two_layer_graph()
+    before = snapshot(gm)
+    first, second = named(gm, "wait_tensor")
+    second.replace_all_uses_with(first)
+    start = second.all_input_nodes[0]
+    gm.graph.erase_node(second)
+    gm.graph.erase_node(start)
+    found = conserved(before, gm)
+    assert found.outcome is Outcome.FAIL
+    assert found.message == "all_gather dp_shard: 512 bytes before, 256 after"
+    allowed = conserved(before, gm, fewer=True)
+    assert allowed.outcome is Outcome.PASS
+    assert allowed.message == "256 of 512 bytes taken out, the rest in 1 launch (before: 2)"
+    assert conserved(gm, before, fewer=True).message == "all_gather dp_shard: 256 bytes before, 512 after"
+
+
+def test_a_gather_in_another_dtype_fails(fake4):
+    def half(shard_a, shard_b, x):
+        a, b = (C10D.wait_tensor(C10D.all_gather_into_tensor(s.half(), 4, group_name())) for s in (shard_a, shard_b))
+        return [torch.relu(x @ a.float()) @ b.float(), x]
+
+    assert conserved(two_layer_graph(), trace(half, *shards(4))).outcome is Outcome.FAIL
+
+
+def test_bytes_that_move_to_another_axis_fail(fake4):
+    half = dist.new_group([0, 1]).group_name
+    gm = two_layer_graph()
+    before = snapshot(gm)
+    for start in named(gm, "all_gather"):
+        start.args = (*start.args[:2], half)
+    assert conserved(before, gm).outcome is Outcome.FAIL
+
+
+def test_the_hash_sees_order_dtype_and_shape(fake4):
+    entries = schedule(two_layer_graph())
+    other = [entries[1], (*entries[0][:4], "bfloat16", 4)]
+    assert schedule_hash(entries) != schedule_hash(other)
+    assert schedule_hash(entries) == schedule_hash(schedule(snapshot(two_layer_graph())))
+
+
+def test_a_second_group_of_one_axis_has_its_own_place_in_the_order(fake4):
+    twin = dist.new_group([0, 1, 2, 3]).group_name
+    assert schedule(bucketed(group_name()))[0][1] == "dp_shard"
+    assert schedule(bucketed(twin))[0][1] == "dp_shard#1"
+
+
+def test_the_rank_that_departs_from_most_is_named(fake4):
+    a, b = ("all_gather", "dp_shard", "", (2, 8), "float32", 4), ("all_gather", "dp_shard", "", (4, 8), "float32", 4)
+    assert difference([[a, b]] * 4) is None
+    found = difference([[a, b], [a, b], [b, a], [a, b]])
+    assert found is not None
+    rank, index, text = found
+    assert (rank, index) == (2, 0) and "rank 2 would run all_gather float32[4, 8] over dp_shard(4)" in text
+    short = difference([[a, b], [a, b], [a]])
+    assert short is not None and "nothing more" in short[2]
+
+
+def test_a_fake_world_has_nobody_to_compare_with(fake4):
+    assert exchange(two_layer_graph()).outcome is Outcome.UNKNOWN
+
+
+def compare_order(fault):
+    def two(a, b):
+        return [C10D.wait_tensor(C10D.all_gather_into_tensor(t, dist.get_world_size(), group_name())) for t in (a, b)]
+
+    gm = trace(two, torch.ones(2, 8), torch.ones(3, 8))
+    if fault and dist.get_rank() == 1:
+        first, second = named(gm, "all_gather")
+        first.prepend(second)
+        gm.recompile()
+    return exchange(gm)
+
+
+@pytest.mark.ranks
+def test_two_collectives_swapped_on_one_rank_are_refused_before_they_run(pool2):
+    for found in pool2.run(compare_order, True):
+        assert found.outcome is Outcome.FAIL
+        assert found.evidence["index"] == 0
+        assert "float32[2, 8]" in found.message and "float32[3, 8]" in found.message and "rank 1" in found.message
+
+
+@pytest.mark.ranks
+def test_the_same_order_passes_on_every_rank(pool2):
+    found = pool2.run(compare_order, False)
+    assert [v.outcome for v in found] == [Outcome.PASS, Outcome.PASS]
+    assert found[0].message == "2 collectives in the same order on 2 ranks"

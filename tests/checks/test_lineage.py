@@ -1,0 +1,46 @@
+"""Where a node came from: each pass that touched it, and the partitioner where it made it."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench import build, fake_world, load_recipe
+from workbench.checks.lineage import history
+
+
+@pytest.fixture(scope="module")
+def records():
+    recipe = load_recipe("tour").override({"model.n_layers": 1})
+    with fake_world(recipe.mesh.world_size) as world:
+        return build(recipe, world).records
+
+
+def test_added_changed_and_moved(records):
+    bucketing = records[-1]
+    added = next(n.name for n in bucketing.after[0].graph.nodes if "_pre_bucket" in n.name)
+    assert history(records, "forward", added) == ["added by transformer_block_bucketing"]
+    marks = bucketing.diffs()[0].marks
+    moved = next(name for name, mark in marks.items() if mark == "moved" and not records[0].diffs()[0].marks.get(name))
+    assert history(records, "forward", moved)[-1] == "moved by transformer_block_bucketing"
+    assert history(records, "forward", "no_such_node") == []
+
+
+def test_what_no_pass_touched_was_captured(records):
+    touched = {name for record in records for each in record.diffs() for name in each.marks}
+    quiet = next(n.name for n in records[0].before[0].graph.nodes if n.op == "call_function" and n.name not in touched)
+    assert history(records, "joint", quiet) == ["captured"]
+
+
+def test_what_the_partitioner_made(records):
+    joint = {n.name for n in records[-2].after[0].graph.nodes}
+    made = [n.name for n in records[-1].before[1].graph.nodes if n.name not in joint]
+    if made:  # it keeps the joint graph's names wherever it can
+        assert history(records, "backward", made[0])[0] == "made by partition"
+    assert "made by partition" not in history(records, "backward", "mm")
+
+
+def test_tags_are_told_node_by_node(records):
+    by_name = {record.name: record.tagged()[0] for record in records[:3]}
+    assert by_name["inductor_decomposition"] == {}
+    assert set(by_name["reshard_after_forward"].values()) == {"MUST_RECOMPUTE"}
+    assert "MUST_SAVE" in by_name["activation_checkpointing"].values()

@@ -1,0 +1,226 @@
+import pytest
+import torch
+from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from workbench.checks.lint import lint, unwaited
+from workbench.checks.verdicts import Outcome
+from workbench.graph.read.snapshot import snapshot
+from workbench.torch_api.aot import clone
+
+
+def after(fault):
+    """(snapshot before, the graph with the fault in it)."""
+    gm = two_layer_graph()
+    before = snapshot(gm)
+    fault(gm)
+    gm.recompile()
+    return before, gm
+
+
+def drop_wait(gm):
+    wait = named(gm, "wait_tensor")[0]
+    wait.replace_all_uses_with(wait.all_input_nodes[0])
+    gm.graph.erase_node(wait)
+
+
+def read_before_wait(gm):
+    mm, start = named(gm, "aten.mm")[0], named(gm, "all_gather")[0]
+    mm.replace_input_with(named(gm, "wait_tensor")[0], start)
+
+
+def lose_output(gm):
+    output = gm.graph.output_node()
+    output.args = (list(output.args[0])[:1],)
+
+
+def other_dtype(gm):
+    output = gm.graph.output_node()
+    value = output.args[0][1]
+    with gm.graph.inserting_before(output):
+        cast = gm.graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": torch.bfloat16})
+    cast.meta["val"] = value.meta["val"].to(torch.bfloat16)
+    output.args = ([output.args[0][0], cast],)
+
+
+def rename_placeholder(gm):
+    gm.graph.find_nodes(op="placeholder")[0]._rename("other")
+
+
+def reshape_placeholder(gm):
+    node = gm.graph.find_nodes(op="placeholder")[2]
+    node.meta["val"] = node.meta["val"].new_empty(5, 8)
+
+
+def add_placeholder(gm):
+    with gm.graph.inserting_before(gm.graph.find_nodes(op="placeholder")[0]):
+        gm.graph.placeholder("extra")
+
+
+def use_before_definition(gm):
+    mm = named(gm, "aten.mm")[0]
+    named(gm, "aten.relu")[0].append(mm)
+
+
+def call_module(gm):
+    gm.add_module("inner", torch.nn.Identity())
+    relu = named(gm, "aten.relu")[0]
+    with gm.graph.inserting_after(relu):
+        node = gm.graph.call_module("inner", (relu,))
+    relu.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+
+
+def unused_wait(gm):
+    wait, mm = named(gm, "wait_tensor")[0], named(gm, "aten.mm")[0]
+    mm.replace_input_with(wait, named(gm, "wait_tensor")[1])
+
+
+def write_to_an_input(gm):
+    first = gm.graph.find_nodes(op="placeholder")[0]
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.call_function(torch.ops.aten.copy_.default, (first, first))
+
+
+def print_a_value(gm):
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        gm.graph.call_function(print, (named(gm, "aten.relu")[0],))
+
+
+def add_noise(gm):
+    relu = named(gm, "aten.relu")[0]
+    with gm.graph.inserting_after(relu):
+        gm.graph.call_function(torch.ops.aten.rand_like.default, (relu,)).meta["val"] = relu.meta["val"]
+
+
+FAULTS = {
+    drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
+    lose_output: "2 outputs before, 1 after",
+    other_dtype: "output 1 was float32[3, 8] on cpu and is bfloat16", rename_placeholder: "placeholders changed",
+    reshape_placeholder: "was float32[3, 8] on cpu and is float32[5, 8]", add_placeholder: "added ['extra']",
+    use_before_definition: "malformed", call_module: "is a call_module", unused_wait: "1 more waits",
+    write_to_an_input: "the effect 'write to", print_a_value: "the effect 'call of print' was added",
+    add_noise: "1 more draws of random numbers",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_each_fault_is_caught_and_named(fake4, fault):
+    found = lint(*after(fault))
+    assert found.outcome is Outcome.FAIL
+    assert FAULTS[fault] in found.message
+
+
+def test_a_sound_edit_passes(fake4):
+    def swap_starts(gm):
+        first, second = named(gm, "all_gather")
+        first.prepend(second)
+
+    assert lint(*after(swap_starts)).outcome is Outcome.PASS
+
+
+def test_what_a_pass_returns_must_be_a_graph(fake4):
+    assert "returned NoneType" in lint(two_layer_graph(), None).message  # type: ignore[arg-type]
+
+
+def test_two_graphs_are_checked_and_the_wrong_one_is_named(fake4):
+    good, bad = two_layer_graph(), two_layer_graph()
+    bad.meta["workbench"]["graph"] = "backward"
+    before = clone(good), clone(bad)
+    drop_wait(bad)
+    found = lint(before, (good, bad))
+    assert found.outcome is Outcome.FAIL and found.message.startswith("backward: ")
+
+
+def test_a_wait_behind_a_view_counts(fake4):
+    def viewed(shard):
+        return C10D.wait_tensor(C10D.all_gather_into_tensor(shard, 4, group_name()).view(-1))
+
+    gm = trace(viewed, shards(4)[0])
+    assert lint(gm, clone(gm)).outcome is Outcome.PASS
+
+
+def two_buckets(shard):
+    """One buffer, and a gather into each half of it, the second one in place."""
+    rows = 4 * shard.shape[0]
+    whole = shard.new_empty(2 * rows, shard.shape[1])
+    mine = whole.narrow(0, rows, shard.shape[0]).copy_(shard)
+    first = C10D.all_gather_into_tensor_out(shard, 4, group_name(), out=whole.narrow(0, 0, rows))
+    second = C10D.all_gather_into_tensor_out(mine, 4, group_name(), out=whole.narrow(0, rows, rows))
+    return C10D.wait_tensor(first).exp(), C10D.wait_tensor(second).exp()
+
+
+@pytest.mark.parametrize(("touch", "of", "said"), [
+    ("read", "out", "the output of collective all_gather_into_tensor_out is read by early without a wait"),
+    ("read", "base", "the output of collective all_gather_into_tensor_out is read by early without a wait"),
+    ("write", "base", "the output of collective all_gather_into_tensor_out is written by early without a wait"),
+    ("write", "shard", "the input of collective all_gather_into_tensor_out is written by early without a wait"),
+    ("read", "shard", ""),
+    ("read", "other half", ""),
+])
+def test_memory_that_a_collective_uses_is_not_touched_before_its_wait(fake4, touch, of, said):
+    gm = trace(two_buckets, shards(4)[0])
+    before = snapshot(gm)
+    assert lint(before, gm).outcome is Outcome.PASS
+    first, second = named(gm, "all_gather")
+    memory = {"out": first.kwargs["out"], "base": named(gm, "new_empty")[0], "shard": first.args[0],
+              "other half": second.kwargs["out"]}[of]
+    target = torch.ops.aten.sigmoid.default if touch == "read" else torch.ops.aten.zero_.default
+    second.kwargs["out"].append(first)
+    with gm.graph.inserting_after(first):
+        node = gm.graph.create_node("call_function", target, (memory,), name="early")
+    node.meta["val"] = memory.meta["val"]
+    problems = unwaited(gm)
+    assert problems == [said] if said else not problems
+
+
+def reduced(gm, value, writes):
+    """An all-reduce of `value` is added to the graph, and `writes` is written while it is under way."""
+    output = gm.graph.output_node()
+    with gm.graph.inserting_before(output):
+        start = gm.graph.call_function(C10D.all_reduce.default, (value, "sum", group_name()))
+        gm.graph.call_function(torch.ops.aten.zero_.default, (writes,))
+        wait = gm.graph.call_function(C10D.wait_tensor.default, (start,))
+    output.args = ((*output.args[0], wait),)
+    return unwaited(gm)
+
+
+def test_items_that_one_operator_made_lie_apart(fake4):
+    def normed(x):
+        return torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)[:2]
+
+    gm = trace(normed, shards(4)[2])
+    first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
+    assert not reduced(gm, first, second)
+    gm = trace(normed, shards(4)[2])
+    first, second, *_ = (n for n in gm.graph.nodes if "getitem" in n.name)
+    assert reduced(gm, first, first) == ["the input of collective all_reduce_default is written by zero__default "
+                                         "without a wait"]
+
+
+def test_sizes_that_a_step_decides_may_overlap(fake4):
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        rows = torch.ones(4, dtype=torch.bool).nonzero()
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = rows
+    graph.output((x,))
+    assert len(reduced(torch.fx.GraphModule(torch.nn.Module(), graph), x, x)) == 1
+
+
+def test_a_collective_that_blocks_needs_no_wait(fake4):
+    def resharded(x):
+        return torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name()).exp()
+
+    gm = trace(resharded, shards(4)[2])
+    assert lint(gm, clone(gm)).outcome is Outcome.PASS
+
+
+def test_a_dropped_write_to_an_input_is_caught(fake4):
+    gm = trace(lambda x: [x.add_(1), x * 2], torch.ones(4))
+    before = snapshot(gm)
+    write = named(gm, "add_")[0]
+    write.replace_all_uses_with(write.all_input_nodes[0])
+    gm.graph.erase_node(write)
+    assert "write to x_1" in lint(before, gm).message

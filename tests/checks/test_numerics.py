@@ -1,0 +1,171 @@
+import pytest
+import torch
+import torch.distributed as dist
+from graphs_by_hand import C10D, group_name, named, trace, two_layer_graph
+
+from workbench.checks.numerics import compare, reduction_order_bound, run_pair
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome
+from workbench.pipeline.numerics_proof import _compared
+from workbench.recipe.contracts import Numerics, PassContract, Stage
+from workbench.torch_api.aot import clone
+from workbench.world.fake import fake_world
+
+pytestmark = pytest.mark.integration
+
+EXACT = PassContract("a", Stage.JOINT, Numerics.EXACT, "nothing")
+ORDER = PassContract("b", Stage.JOINT, Numerics.REDUCTION_ORDER, "order")
+LOSSY = PassContract("c", Stage.JOINT, Numerics.LOSSY, "rounding", tolerance=1e-2)
+
+
+def outcome(before, after, contract, **keywords):
+    return compare([before], [after], contract, **keywords).outcome
+
+
+def test_exact_means_bits():
+    x = torch.tensor([1.0, float("nan"), 0.0])
+    assert outcome(x, x.clone(), EXACT) is Outcome.PASS
+    assert outcome(x, torch.tensor([1.0, float("nan"), -0.0]), EXACT) is Outcome.FAIL
+    assert outcome(x, torch.tensor([1.0, 2.0, 0.0]), EXACT) is Outcome.FAIL
+    assert outcome(x, torch.tensor([1.0 + 2**-23, float("nan"), 0.0]), EXACT) is Outcome.FAIL
+    for dtype in (torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool):
+        y = torch.ones(3).to(dtype)
+        assert outcome(y, y.clone(), EXACT) is Outcome.PASS
+        assert outcome(y, torch.zeros(3).to(dtype), EXACT) is Outcome.FAIL
+
+
+@pytest.mark.parametrize("contract", [EXACT, ORDER, LOSSY], ids=lambda c: str(c.numerics))
+def test_shape_dtype_count_and_nan_are_checked_under_every_contract(contract):
+    x = torch.ones(4)
+    for wrong in (torch.ones(2, 2), x.double(), torch.tensor([1.0, 1.0, 1.0, float("nan")]),
+                  torch.tensor([1.0, 1.0, 1.0, float("inf")])):
+        assert outcome(x, wrong, contract) is Outcome.FAIL
+    assert compare([x, x], [x], contract).message == "2 outputs before, 1 after"
+    assert compare([x, None], [x, x], contract).outcome is Outcome.FAIL
+
+
+def test_integers_are_exact_under_every_contract():
+    x = torch.tensor([1_000_000])
+    assert outcome(x, x + 1, LOSSY) is Outcome.FAIL
+
+
+def test_a_difference_from_zero_is_not_relative_to_nothing():
+    assert outcome(torch.zeros(3), torch.full((3,), 1e-30), LOSSY) is Outcome.FAIL
+
+
+def test_a_rounded_constant_breaks_reduction_order():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    rounded = torch.tensor(0.1).bfloat16().float()
+    found = compare([x * 0.1], [x * rounded], ORDER, group_size=4)
+    assert found.outcome is Outcome.FAIL and "bound 9.5e-07" in found.message
+    assert outcome(x * 0.1, x * rounded, LOSSY) is Outcome.PASS
+
+
+def test_the_bound_is_the_stated_one():
+    assert reduction_order_bound(torch.float32, 4) == pytest.approx(4 * 2**-23 * 2)
+    assert reduction_order_bound(torch.bfloat16, 16) > reduction_order_bound(torch.bfloat16, 4)
+
+
+def test_order_of_a_sum_of_four_is_allowed_by_reduction_order_alone():
+    a, b, c, d = torch.randn(4, 10_000, generator=torch.Generator().manual_seed(0))
+    was, now = ((a + b) + c) + d, (a + b) + (c + d)
+    assert not torch.equal(was, now)
+    assert outcome(was, now, EXACT) is Outcome.FAIL
+    assert outcome(was, now, ORDER, group_size=4) is Outcome.PASS
+
+
+def test_no_values_no_verdict(fake4):
+    gm = two_layer_graph()
+    assert compare([], [], EXACT).outcome is Outcome.UNKNOWN
+    assert run_pair(gm, clone(gm), [], EXACT).outcome is Outcome.UNKNOWN
+
+
+def test_writes_to_inputs_are_compared_too():
+    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.add_(1).sum())(torch.ones(3))
+    broken = clone(gm)
+    total = next(n for n in broken.graph.nodes if "sum" in n.name)
+    with broken.graph.inserting_after(total):
+        broken.graph.call_function(torch.ops.aten.zero_.default, (broken.graph.find_nodes(op="placeholder")[0],))
+    broken.recompile()
+    x = torch.ones(3)
+    assert run_pair(gm, clone(gm), [x], EXACT).outcome is Outcome.PASS
+    assert run_pair(gm, broken, [x], EXACT).outcome is Outcome.FAIL
+    assert torch.equal(x, torch.ones(3))
+
+
+def reordered(fault_rank, contract):
+    """Sum over four ranks in rank order, against pairs first; only `fault_rank` (None: every rank) has the latter."""
+    size = dist.get_world_size()
+
+    def by(order):
+        def total(x):
+            parts = C10D.wait_tensor(C10D.all_gather_into_tensor(x, size, group_name())).view(size, -1).unbind(0)
+            return order(*parts)
+
+        return trace(total, torch.ones(4096))
+
+    before = by(lambda a, b, c, d: ((a + b) + c) + d)
+    after = by(lambda a, b, c, d: (a + b) + (c + d))
+    if fault_rank is not None and dist.get_rank() != fault_rank:
+        after = clone(before)
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(dist.get_rank()))
+    return run_pair(before, after, [x], contract, group_size=size)
+
+
+def broken_on_one_rank(value):
+    gm = trace(lambda x: C10D.wait_tensor(C10D.all_reduce(x, "sum", group_name())) * 0.5, torch.ones(8))
+    after = clone(gm)
+    if dist.get_rank() == 2:
+        mul = named(after, "mul")[0]
+        mul.args = (mul.args[0], value)
+        after.recompile()
+    return run_pair(gm, after, [torch.ones(8)], ORDER, group_size=4)
+
+
+@pytest.mark.ranks
+def test_a_changed_reduction_order_on_four_ranks(pool4):
+    assert {v.outcome for v in pool4.run(reordered, None, EXACT)} == {Outcome.FAIL}
+    assert {v.outcome for v in pool4.run(reordered, None, ORDER)} == {Outcome.PASS}
+
+
+@pytest.mark.ranks
+def test_the_worst_rank_is_named_on_every_rank(pool4):
+    for found in pool4.run(reordered, 3, EXACT):
+        assert found.outcome is Outcome.FAIL and found.message.startswith("rank 3: ")
+        assert found.evidence["ranks"] == ["PASS", "PASS", "PASS", "FAIL"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("value", [0.5 + 2**-12, float("nan")], ids=["rounded", "nan"])
+def test_a_constant_wrong_on_one_rank_fails_on_all(pool4, value):
+    for found in pool4.run(broken_on_one_rank, value):
+        assert found.outcome is Outcome.FAIL and found.message.startswith("rank 2: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_complex_numbers_and_float8_are_compared_as_numbers(dtype):
+    a = (torch.arange(1.0, 101.0) / 10).to(dtype)
+    kinds = {kind: PassContract("p", Stage.JOINT, kind, "x", tolerance=1e-3 if kind is Numerics.LOSSY else None)
+             for kind in Numerics}
+    for contract in kinds.values():
+        assert compare([a], [a.clone()], contract).outcome is Outcome.PASS
+        assert compare([a], [torch.arange(2.0, 102.0).to(dtype)], contract).outcome is Outcome.FAIL
+    if dtype.is_complex:
+        near = a * (1 + 1e-7)
+        assert compare([a], [near], kinds[Numerics.REDUCTION_ORDER]).outcome is Outcome.PASS
+        assert compare([a], [near], kinds[Numerics.EXACT]).outcome is Outcome.FAIL
+        assert compare([a.conj()], [a.conj()], kinds[Numerics.EXACT]).outcome is Outcome.PASS
+
+
+def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():
+    def writes(primals, tangents):
+        return [primals[0].add_(1) * tangents[0]]
+
+    x = torch.ones(2)
+    with fake_world(2):
+        gm = trace(lambda p, t: p.add_(1) * t, x, x)
+    gm.forward = writes
+    record = PassRecord("inductor_decomposition", Stage.JOINT, None, (gm,), (gm,), 0.0, 0.0)
+    primals = [torch.ones(2)]
+    assert _compared(record, primals, [torch.ones(2)], 1).outcome is Outcome.PASS
+    assert primals[0].tolist() == [1, 1]

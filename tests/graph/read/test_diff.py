@@ -1,0 +1,52 @@
+import torch
+from graphs_by_hand import named, two_layer_graph
+
+from workbench.graph.read.diff import diff
+from workbench.graph.read.snapshot import snapshot
+
+
+def test_an_untouched_graph_has_no_difference(fake4):
+    gm = two_layer_graph()
+    found = diff(snapshot(gm), gm)
+    assert not found and found.summary == str(found) == "no node changed"
+
+
+def test_each_kind_of_change_is_told_apart(fake4):
+    gm = two_layer_graph()
+    before = snapshot(gm)
+    first, second = named(gm, "all_gather")
+    first.prepend(second)
+    relu = named(gm, "aten.relu")[0]
+    relu.target = torch.ops.aten.sigmoid.default
+    mm = named(gm, "aten.mm")[1]
+    with gm.graph.inserting_before(mm):
+        added = gm.graph.call_function(torch.ops.aten.clone.default, (mm.args[1],))
+    added.meta["val"] = mm.all_input_nodes[1].meta["val"]
+    mm.args = (mm.args[0], added)
+    found = diff(before, gm)
+    assert [n.name for n in found.added] == [added.name] and found.removed == ()
+    assert len(found.moved) == 1 and found.moved[0] in (first.name, second.name)
+    assert [(a.target, b.target) for a, b in found.retargeted] == [("aten.relu", "aten.sigmoid")]
+    assert [b.name for _, b in found.rewired] == [mm.name]
+    assert found.by_op() == {"aten.clone": 1, "aten.relu": -1, "aten.sigmoid": 1}
+
+
+def test_text_shows_the_changed_places_only(fake4):
+    gm = two_layer_graph()
+    before = snapshot(gm)
+    relu = named(gm, "aten.relu")[0]
+    relu.replace_all_uses_with(relu.all_input_nodes[0])
+    gm.graph.erase_node(relu)
+    lines = diff(before, gm).text(context=0).splitlines()
+    assert lines[0] == "1 removed, 2 rewired"
+    assert sum(line.startswith("- relu = aten.relu(") for line in lines) == 1
+    assert not any("all_gather" in line for line in lines)
+    assert diff(before, gm).text(context=0, limit=1).splitlines()[-1] == "... and 4 more lines"
+
+
+def test_moving_one_node_far_moves_one_node(fake4):
+    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: [x + i for i in range(50)])(torch.ones(1))
+    before = snapshot(gm)
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    calls[-1].append(calls[0])
+    assert diff(before, gm).moved == (calls[0].name,)

@@ -1,0 +1,64 @@
+"""Launches against work: the estimate, at sizes where it is known who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.launch_bound import paced
+from workbench.graph.read.replay import count_launches
+from workbench.graph.read.simulated_run import simulated
+
+
+def graph(size: int, products: int = 4) -> fx.GraphModule:
+    """A chain of square matmuls, each through a transpose, which starts nothing."""
+    made = fx.Graph()
+    x = made.placeholder("x")
+    x.meta["val"] = torch.empty(size, size, device="meta")
+    for _ in range(products):
+        turned = made.call_function(torch.ops.aten.t.default, (x,))
+        x = made.call_function(torch.ops.aten.mm.default, (turned, turned))
+        turned.meta["val"] = x.meta["val"] = torch.empty(size, size, device="meta")
+    made.output((x,))
+    return fx.GraphModule({}, made)
+
+
+def test_a_small_step_is_bound_by_its_launches_and_ends_after_the_last():
+    found = paced({"step": graph(8)}, launch_us=5)
+    assert (found.launches, found.cpu_us, found.bound) == (4, 20, "launches")
+    last = found.worked[-1]
+    assert found.step_us == pytest.approx(last[1]) and last[0] == pytest.approx(20)
+    assert [begin for begin, _ in found.started] == [0, 5, 10, 15]
+
+
+def test_a_large_step_is_bound_by_its_work_and_waits_for_the_first_launch_alone():
+    found = paced({"step": graph(4096)}, launch_us=5)
+    assert found.bound == "work" and found.step_us == pytest.approx(5 + found.gpu_us)
+    assert found.gpu_us == pytest.approx(simulated(graph(4096)).total_ms * 1e3)
+
+
+def test_sizes_change_the_work_and_not_the_launches():
+    small, large = (paced({"step": graph(size)}, launch_us=5) for size in (8, 4096))
+    assert small.launches == large.launches == count_launches(graph(8), None)[0]
+    assert small.gpu_us < large.gpu_us
+
+
+def test_replayed_each_graph_is_one_launch():
+    both = {"forward": graph(8), "backward": graph(8)}
+    found = paced(both, launch_us=5, replayed=True)
+    assert (found.launches, found.cpu_us) == (2, 10)
+    assert found.step_us < paced(both, launch_us=5).step_us
+    assert str(found).startswith("2 launches, CPU 10 µs, device ") and str(found).endswith("bound by launches")
+
+
+def test_the_backward_begins_after_the_forward():
+    found = paced({"forward": graph(4096, 1), "backward": graph(4096, 1)}, launch_us=1)
+    (_, end), (begin, _) = found.worked
+    assert begin == pytest.approx(end)
+
+
+def test_time_does_not_run_backwards():
+    with pytest.raises(WorkbenchError, match=r"launch_us=-1\): a launch takes no less than no time"):
+        paced({"step": graph(8)}, launch_us=-1)

@@ -1,0 +1,167 @@
+import torch
+from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace, two_layer_graph
+
+from workbench.graph.read.memory import (
+    alias_chain,
+    gathered_parameters_kept,
+    inputs_written,
+    live_bytes,
+    parameter_gathers,
+    roots,
+    saved_tensors,
+    storage_roots,
+)
+
+WEIGHT = DIM * DIM * 4
+
+
+def forward_that_saves(how):
+    def forward(shard, x):
+        weight = gather(shard)
+        return [x @ weight, how(weight), x]
+
+    return trace(forward, shards(4)[0], shards(4)[2])
+
+
+def chain_of_views(weight):
+    return weight.view(-1).view(DIM, DIM).t().t()
+
+
+def test_a_weight_kept_through_four_views_is_found(fake4):
+    gm = forward_that_saves(chain_of_views)
+    (kept,) = gathered_parameters_kept(gm, 1)
+    assert len(kept.alias) == 6 and "wait" in kept.alias[4] and "all_gather" in kept.alias[5]
+    assert kept.held_bytes == WEIGHT and not kept.copied
+    waits = {n for n in gm.graph.nodes if "wait" in n.name}
+    assert not waits & set(gm.graph.output_node().args[0]), "the naive test, saved waits, must not see it"
+
+
+def test_items_of_split_views_alias_their_weight(fake4):
+    (kept,) = gathered_parameters_kept(forward_that_saves(lambda w: w.split(2)[1]), 1)
+    assert (kept.bytes, kept.held_bytes) == (WEIGHT // 4, WEIGHT)
+
+
+def test_copies_have_a_rule_of_their_own(fake4):
+    for copy in (torch.clone, lambda w: w.to(torch.float64), lambda w: torch.cat([w, w])):
+        gm = forward_that_saves(copy)
+        assert gathered_parameters_kept(gm, 1) == []
+        (kept,) = gathered_parameters_kept(gm, 1, copies=True)
+        assert kept.copied
+
+
+def test_activations_gathered_by_tensor_parallelism_are_not_parameters(fake4):
+    def forward(shard, x):
+        whole = gather(torch.relu(x @ gather(shard)))
+        return [whole.sum(), whole]
+
+    gm = trace(forward, shards(4)[0], shards(4)[2])
+    assert len(parameter_gathers(gm)) == 1
+    assert gathered_parameters_kept(gm, 1) == []
+    assert [row.name for row in saved_tensors(gm, 1)] == [gm.graph.output_node().all_input_nodes[1].name]
+
+
+def test_inputs_that_are_saved_hold_nothing_more(fake4):
+    rows = saved_tensors(forward_that_saves(chain_of_views), 1)
+    assert [row.held_bytes for row in rows] == [WEIGHT, 0]
+
+
+def test_schema_and_storage_agree(fake4):
+    gm = forward_that_saves(chain_of_views)
+    by_schema, by_storage = roots(gm), storage_roots(gm)
+    views = [n for n in gm.graph.nodes if n.op == "call_function" and len(alias_chain(n)) > 1 and "wait" not in n.name]
+    assert len(views) >= 4
+    assert {by_storage[v] for v in views} <= {n for n in gm.graph.nodes if by_schema[n] is by_schema[views[0]]}
+
+
+def test_peak_frees_what_is_no_longer_read(fake4):
+    def chain(x):
+        return ((x + 1) * 2) - 3
+
+    gm = trace(chain, torch.ones(1000))
+    found = live_bytes(gm)
+    assert found.input_bytes == 4000
+    assert found.peak_bytes == 4000 + 2 * 4000, "input, one operand and its result"
+    assert found.holders[0][1] == 4000
+
+
+def test_peak_counts_a_storage_once(fake4):
+    gm = trace(lambda x: (x * 2).view(10, 100).t().contiguous().sum(), torch.ones(1000))
+    assert live_bytes(gm).peak_bytes == 4000 + 4000 + 4000
+
+
+def test_a_backward_graph_frees_what_it_was_given(fake4):
+    def step(saved, tangent):
+        return (saved * tangent).exp().exp()
+
+    kept = live_bytes(trace(step, torch.ones(1000), torch.ones(1000)))
+    freed = live_bytes(trace(step, torch.ones(1000), torch.ones(1000), graph="backward"))
+    assert (kept.peak_bytes, freed.peak_bytes) == (16_000, 12_000)
+
+
+def test_holders_name_what_is_alive_at_the_peak(fake4):
+    gm = two_layer_graph()
+    found = live_bytes(gm)
+    assert sum(size for _, size, _ in live_bytes(gm, holders=1000).holders) == found.peak_bytes == max(found.curve)
+
+
+def bucket(values):
+    """Gather several values through one buffer that is filled in place, as bucketing does, and copy them out."""
+    whole = values[0].new_empty(4 * sum(v.numel() for v in values))
+    mine = whole.narrow(0, 0, whole.numel() // 4)
+    mine.copy_(torch.cat([v.reshape(-1) for v in values]))
+    done = C10D.wait_tensor(C10D.all_gather_into_tensor_out(mine, 4, group_name(), out=whole)).view(4, -1)
+    outs = [done.new_empty(4, v.numel()) for v in values]
+    torch.ops.aten.split_with_sizes_copy.out(done, [v.numel() for v in values], 1, out=outs)
+    return [out.view(-1, DIM) for out in outs]
+
+
+def test_a_weight_copied_out_of_a_bucket_is_a_copy_and_still_found(fake4):
+    def forward(shard_a, shard_b, x):
+        a, b = bucket([shard_a, shard_b])
+        return [x @ a @ b, a.t(), b]
+
+    gm = trace(forward, *shards(4))
+    assert len(parameter_gathers(gm)) == 1
+    assert gathered_parameters_kept(gm, 1) == []
+    assert len(gathered_parameters_kept(gm, 1, copies=True)) == 2
+
+
+def test_activations_written_into_a_bucket_are_not_parameters(fake4):
+    def forward(shard_a, shard_b, x):
+        a, _ = bucket([shard_a + 1.5, shard_b])
+        return [x @ a, a]
+
+    gm = trace(forward, *shards(4))
+    assert parameter_gathers(gm) == [] == gathered_parameters_kept(gm, 1, copies=True)
+
+
+def normed(x):
+    return torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5)
+
+
+def test_of_a_tuple_only_the_items_that_are_saved_are_held(fake4):
+    def forward(x):
+        out, mean, rstd = normed(x)
+        return [out.sum(), mean, rstd, rstd.view(-1)]
+
+    rows = saved_tensors(trace(forward, torch.randn(1024, 8)), 1)
+    assert [row.held_bytes for row in rows] == [4096, 4096, 0]
+    assert {row.root for row in rows} == {"native_layer_norm"}
+
+
+def test_an_item_of_a_tuple_lives_from_the_tuple_to_its_own_last_use(fake4):
+    def forward(x):
+        out, mean, _ = normed(x)
+        total = out.sum()
+        return [mean, total + torch.ones(8192, device=x.device).sum()]
+
+    profile = live_bytes(trace(forward, torch.randn(1024, 8)))
+    at = profile.nodes.index("native_layer_norm")
+    assert profile.curve[at] == 32768 + 32768 + 4096 + 4096  # the input and all three
+    assert profile.curve[profile.nodes.index("ones")] == 32768 + 4096 + 4 + 32768  # out and rstd are gone
+
+
+def test_a_write_into_an_input_is_seen_through_views(fake4):
+    x = torch.ones(4, 4)
+    assert [n.op for n in inputs_written(trace(lambda x: x.view(-1).add_(1), x))] == ["placeholder"]
+    assert not inputs_written(trace(lambda x: (x + 1).add_(1), x))

@@ -1,0 +1,73 @@
+"""Placements that a graph can know: parameters' own, and what collectives beside a value say of their axis alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace
+
+from workbench import build, fake_world, load_recipe
+from workbench.graph.read.placement import CUT, WHOLE, placement_of
+
+RECIPE = load_recipe("tour").override({"model.n_layers": 1})
+
+
+@pytest.fixture(scope="module")
+def captured():
+    with fake_world(RECIPE.mesh.world_size) as world:
+        return build(RECIPE, world).captured
+
+
+def by_hand(function, *inputs):
+    gm = trace(function, *inputs)
+    gm.meta["workbench"] = {"groups": {"tp": group_name()}, "group_sizes": {group_name(): 4}}
+    return {node.name: placement_of(node) for node in gm.graph.nodes if node.op != "output"}
+
+
+def reduced(x):
+    return C10D.wait_tensor(C10D.all_reduce(x, "sum", group_name()))
+
+
+def test_what_enters_and_leaves_an_all_gather(fake4):
+    said = by_hand(lambda shard: [gather(shard).t()], shards(4)[0])
+    assert next(iter(said.values())) == f"tp: {CUT}"
+    assert said["wait_tensor"] == said["t"] == f"tp: {WHOLE}"
+
+
+def test_what_enters_a_reduction_is_partial_and_a_product_after_it_is_not_guessed(fake4):
+    said = by_hand(lambda x: [reduced(x * 2).exp()], torch.ones(4, DIM))
+    assert said["mul"] == "tp: partial, to be reduced by sum" and said["wait_tensor"] == f"tp: {WHOLE}"
+    assert said["exp"].startswith("unknown: a tensor of this rank")
+
+
+def test_a_part_of_what_is_whole_may_be_this_ranks_own(fake4):
+    said = by_hand(lambda x: [reduced(x).chunk(4)[1].clone(), reduced(x)[1:2].clone()], torch.ones(4, DIM))
+    assert said["getitem_1"].startswith("unknown") and said["clone"].startswith("unknown")
+    assert said["slice_1"].startswith("unknown") and said["clone_1"].startswith("unknown")
+
+
+def test_a_source_of_the_part_that_is_gathered_is_not_called_a_part(fake4):
+    said = by_hand(lambda x: [gather(x.exp().chunk(4)[1])], torch.ones(4, DIM))
+    assert said["getitem_1"] == f"tp: {CUT}" and said["exp"].startswith("unknown")
+
+
+def test_all_items_joined_again_are_whole(fake4):
+    said = by_hand(lambda x: [torch.cat(reduced(x).chunk(4), 1)], torch.ones(4, DIM))
+    assert said["cat"] == f"tp: {WHOLE}"
+
+
+def test_a_graph_without_a_mesh_says_so(fake4):
+    gm = trace(lambda x: [x.exp()], torch.ones(2))
+    gm.meta.clear()
+    assert {placement_of(n) for n in gm.graph.nodes if n.op != "output"} == {"unknown: the graph names no mesh axis"}
+
+
+def test_a_captured_graph_says_it_of_parameters_gradients_and_inputs(captured):
+    nodes = [n for n in captured.graph.nodes if n.op != "output"]
+    said = {n.name: placement_of(n, lambda name: f"parts of {name}") for n in nodes}
+    assert said["primals_1"] == "parts of tok_embeddings.weight"
+    assert said["tangents_1"].startswith("unknown: a tangent, a plain tensor of this rank")
+    gradients = [text for text in said.values() if text.startswith("gradient of")]
+    assert len(gradients) == sum(n.op == "placeholder" and "ParamAOTInput" in str(n.meta["desc"])
+                                 and isinstance(n.meta["val"], torch.Tensor) for n in nodes)
+    assert all(f"dp_shard: {CUT}; tp: unknown" in text for text in gradients)

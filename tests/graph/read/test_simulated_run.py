@@ -1,0 +1,71 @@
+"""The spans of a simulated step add up to the scheduler's own figures, and say why a collective is exposed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench import build, fake_world, load_recipe
+from workbench.errors import WorkbenchError
+from workbench.graph.read.cost import device_spec
+from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, simulated
+from workbench.graph.read.timeline import costs_of, simulate
+
+RECIPE = load_recipe("llama3_block_bucketing").override({"mesh.tp": 2, "model.n_layers": 2})
+
+
+@pytest.fixture(scope="module")
+def record():
+    with fake_world(4) as world:
+        return build(RECIPE, world).records[-1]
+
+
+def test_spans_add_up_to_the_schedulers_figures(record):
+    for gm in (*record.before, *record.after):
+        run, other = simulated(gm), simulate(gm.graph.nodes, costs_of(gm, "h100"))
+        assert run.exposed_ms == pytest.approx(other.exposed_ms)
+        assert run.compute_ms == pytest.approx(other.compute_ms)
+        assert len(run.collectives) == len(costs_of(gm, "h100").collective)
+        for lane in run.lanes:  # one thing at a time on each
+            mine = sorted((s.begin, s.end) for s in run.spans if s.lane == lane)
+            assert all(end <= begin + 1e-9 for (_, end), (begin, _) in itertools.pairwise(mine))
+
+
+def test_forward_and_backward_follow_one_another(record):
+    run = simulated(dict(zip(record.parts, record.after, strict=True)))
+    first = max(s.end for s in run.spans if s.part == "forward")
+    assert min(s.begin for s in run.spans if s.part == "backward") >= first - 1e-9
+    assert run.lanes[0] == COMPUTE and {"dp_shard", "dp_shard.gather", "tp"} == set(run.lanes[1:])
+
+
+def test_exposed_or_hidden_and_by_what_it_is_limited(record):
+    limits = {s.limit for s in simulated(record.before[0]).collectives}
+    assert limits == {"nothing computes between its start and its wait"}
+    after = simulated(record.after[0]).collectives
+    assert HIDDEN in {s.limit for s in after}
+    assert all((s.exposed == 0) == (s.limit == HIDDEN) for s in after)
+    slow = replace(device_spec("h100"), link_gbps=0.5, latency_us=0.1)  # bytes, and not starts, take the time
+    assert "its bytes over the link" in {s.limit for s in simulated(record.after[1], slow).collectives}
+    assert "latency" in {s.limit for s in simulated(record.after[1]).collectives}
+
+
+def test_a_trace_for_perfetto(record, tmp_path):
+    run = simulated(record.after[0])
+    events = json.loads(run.to_perfetto(tmp_path / "step.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == len(run.spans)
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == set(run.lanes)
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(run.total_ms * 1e3, abs=0.01)
+
+
+def test_a_graph_without_values_is_refused():
+    graph = torch.fx.Graph()
+    graph.output(graph.placeholder("x"))
+    with pytest.raises(WorkbenchError, match="the graph graph holds no values"):
+        simulated(torch.fx.GraphModule({}, graph))
+    with pytest.raises(WorkbenchError, match="unknown device 'abacus'"):
+        simulated(torch.fx.GraphModule({}, graph), "abacus")

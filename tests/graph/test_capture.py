@@ -1,0 +1,189 @@
+"""Capture: one graph, with where each node came from, and nothing of torch's left open."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from on_ranks import FSDP_TP, small
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext
+from torch._subclasses import FakeTensorMode
+
+from graph.test_stamping import each_node, storages
+from workbench.authoring.author import author, author_module
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.graph.read.nodes import module_path, nodes_from_line, provenance
+from workbench.pipeline.run_passes import run_joint
+from workbench.torch_api import aot
+from workbench.torch_api.aot import parameter_of
+from workbench.world.fake import fake_world
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def authored():
+    with fake_world(4) as world:
+        yield author(small(FSDP_TP), world)
+
+
+@pytest.fixture(scope="module")
+def joint(authored):
+    return capture(authored)
+
+
+def state():
+    """What a capture could leave behind in the process."""
+    from torch._dynamo import config
+    from torch._functorch import config as functorch
+    from torch._guards import TracingContext
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return {
+        "mode": _get_current_dispatch_mode(), "tracing": TracingContext.try_get(),
+        "fake tensor cache": config.fake_tensor_cache_enabled, "dynamo": config.get_config_copy(),
+        "functorch": functorch.get_config_copy(), "threads": torch._C._is_multithreading_enabled(),
+        "grad": torch.is_grad_enabled(), "meta": torch.fx.traceback.has_preserved_node_meta(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "random": random.getstate(),
+        "generator": torch.random.get_rng_state().tolist(), "autocast": torch.is_autocast_enabled("cpu"),
+        "hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
+    }
+
+
+def test_every_step_leaves_the_process_as_it_was(authored):
+    before = state()
+    joint = capture(authored)
+    assert state() == before
+    assert type(torch.ones(2)) is torch.Tensor  # and not a fake one
+    run_joint(joint, ["inductor_decomposition", "reshard_after_forward"])
+    assert state() == before
+    partition(joint)
+    assert state() == before
+
+
+def test_two_captures_may_be_open_at_once_and_close_in_any_order(authored):
+    before = state()
+    first, second = capture(authored), capture(authored)
+    pair = partition(first)
+    second.close()
+    assert state() == before and len(pair.forward.graph.nodes) > 100
+
+
+def test_a_joint_graph_is_used_once(authored):
+    joint = capture(authored)
+    partition(joint)
+    assert len(joint.graph.graph.nodes) > 100  # it can still be read
+    for use in (partition, lambda j: run_joint(j, ["reshard_after_forward"])):
+        with pytest.raises(WorkbenchError) as caught:
+            use(joint)
+        assert str(caught.value) == "the joint graph of small is closed, or partitioned already: capture again"
+
+
+class Breaks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        if (x * self.w).sum() > 0:
+            return x.sum()
+        return (x * self.w).sum()
+
+
+def test_a_module_that_cannot_be_captured_says_so_and_leaves_nothing(authored):
+    world = authored.world
+    with world.fake_mode:
+        x = torch.empty(3)
+    broken = author_module(Breaks(), world, None, batch=lambda: (x,))
+    before = state()
+    with pytest.raises(WorkbenchError, match="Breaks cannot be captured: "):
+        capture(broken)
+    assert state() == before
+    capture(authored)
+
+
+def test_each_node_says_where_it_came_from(joint):
+    nodes = [n for n in joint.graph.graph.nodes if n.op == "call_function"]
+    assert [n.name for n in nodes if not provenance(n).file.endswith(".py")] == []
+    for tag, wanted in (("is_forward", 0.95), ("is_backward", 0.95)):
+        part = [n for n in nodes if n.meta.get("partitioner_tag") == tag]
+        placed = [n for n in part if module_path(n)]
+        rest = [n for n in part if not module_path(n)]
+        assert len(placed) / len(part) > wanted
+        # the rest is the root module's own: the table of rotations
+        assert all(Path(provenance(n).file).name in ("decoder.py", "llama3.py", "layers.py") for n in rest)
+        assert all("rope" in provenance(n).text or "cos, sin" in provenance(n).text for n in rest)
+
+
+def test_sums_of_gradients_have_a_module(joint):
+    sums = [n for n in joint.graph.graph.nodes if n.meta.get("is_gradient_acc")]
+    assert all(module_path(n) for n in sums)
+
+
+def test_parameters_are_named(joint):
+    named = {parameter_of(n) for n in joint.graph.graph.find_nodes(op="placeholder")} - {None}
+    assert named == set(joint.parameters) | set(joint.buffers)
+    assert "layers.0.attention.wq.weight" in named and len(joint.parameters) == 12
+    gradients = [n.meta["desc"] for n in [joint.graph.graph.output_node()]]
+    assert "layers.0.attention.wq.weight" in str(gradients)
+
+
+def test_from_a_source_line_to_its_nodes_and_back(joint):
+    node = next(n for n in joint.graph.graph.nodes if "scaled_dot_product" in n.name)
+    where = provenance(node)
+    found = nodes_from_line(joint.graph, where.file, where.line)
+    assert node in found and {provenance(n).backward for n in found} == {True, False}
+
+
+def test_it_says_what_it_is(joint):
+    text = repr(joint)
+    assert text.startswith("JointGraph(small: ") and text.endswith("12 parameters, rank 0 of 4)")
+    facts = joint.graph.meta["workbench"]
+    assert facts["graph"] == "joint" and set(facts["groups"]) == {"dp_shard", "tp"}
+    assert sorted(facts["group_sizes"].values()) == [2, 2] and facts["world"] == "fake"
+
+
+def test_a_batch_of_ones_own(authored):
+    with authored.world.fake_mode:
+        batch = tuple(torch.empty((3, 8), dtype=torch.int64) for _ in range(2))
+    joint = capture(authored, batch=batch)
+    shapes = [tuple(v.shape) for v in joint.example_inputs if isinstance(v, torch.Tensor) and v.dtype == torch.int64]
+    assert shapes == [(3, 8), (3, 8)]
+
+
+@pytest.mark.parametrize("dispatch", ["", "capacity"])
+def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch, dispatch):
+    """Names, arguments, values and the memory under them, traced with the cache and without."""
+    recipe = small(FSDP_TP)
+    if dispatch:
+        recipe = recipe.override({"model.family": "deepseek_v3", "model.n_layers": 2, "model.n_heads": 4,
+                                  "model.dispatch": dispatch})
+    module, hits = author(recipe, authored.world), [FakeTensorMode.cache_info().hits]
+    cached = capture(module)
+    hits.append(FakeTensorMode.cache_info().hits)
+    monkeypatch.setattr(aot, "aot_export_joint_with_descriptors", _uncached)
+    plain = capture(module)
+    hits.append(FakeTensorMode.cache_info().hits)
+    assert hits[1] > hits[0] + 300 and hits[2] < hits[1] + 30  # other modes have a few
+    ours, theirs = (each_node(joint.graph.graph) for joint in (cached, plain))
+    assert len(ours) > 500 and ours == theirs
+    assert storages(cached.graph.graph) == storages(plain.graph.graph)
+
+
+def test_sizes_from_the_device_are_traced_without_the_cache(authored):
+    recipe = small(FSDP_TP).override({"model.family": "deepseek_v3", "model.n_layers": 2, "model.n_heads": 4,
+                                      "model.dispatch": "dropless"})
+    module, before = author(recipe, authored.world), FakeTensorMode.cache_info().hits
+    capture(module)
+    assert FakeTensorMode.cache_info().hits < before + 30
+
+
+def _uncached(*args, **keywords):
+    mode = TracingContext.get().fake_mode
+    mode.cache_enabled = False
+    return aot_export_joint_with_descriptors(*args, **keywords)

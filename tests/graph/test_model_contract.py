@@ -1,0 +1,157 @@
+"""What a user's model must be: each breach is one sentence with the model, the parameter or module, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from workbench import ParallelPlan, WorkbenchError, author, author_module, capture, register_model
+from workbench.authoring import families
+from workbench.authoring.simple_fsdp import Precision
+from workbench.graph.partition import partition
+from workbench.recipe.model_sizes import SIZES
+from workbench.recipe.recipe import Recipe, load_recipe
+
+pytestmark = pytest.mark.integration
+SHAPE = (2, 16)
+
+
+class Net(nn.Module):
+    """An embedding and a layer; what it returns is the test's."""
+
+    def __init__(self, give: Callable[[Any, torch.Tensor], Any], *, sparse: bool = False) -> None:
+        super().__init__()
+        self.give = give
+        self.body = nn.ModuleDict({"embed": nn.Embedding(256, 8, sparse=sparse), "norm": nn.BatchNorm1d(8),
+                                   "head": nn.Linear(8, 8)})
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+        return self.give(self.body, self.body["embed"](tokens))
+
+
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Module()
+        self.body.phase = nn.Parameter(torch.ones(8, dtype=torch.complex64))
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (self.body.phase * tokens.sum()).abs().mean()
+
+
+class Nothing(nn.Module):
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return tokens.float().mean()
+
+
+def mean(body: Any, x: torch.Tensor) -> torch.Tensor:
+    return body["head"](x).float().pow(2).mean()
+
+
+def through_norm(body: Any, x: torch.Tensor) -> torch.Tensor:
+    return mean(body, body["norm"](x.transpose(1, 2)).transpose(1, 2))
+
+
+ANY = {
+    "no parameters": (Nothing, "it has no parameters, and so nothing to train: give it an nn.Parameter"),
+    "frozen": (lambda: Net(mean).requires_grad_(False), "all of its parameters are frozen, body.embed.weight first: "
+               "call requires_grad_() on those that are to be trained"),
+    "complex": (Waves, "parameter body.phase is complex64, and shards and gradients are real: store it as a real "
+                "parameter of shape (..., 2), and read it through torch.view_as_complex"),
+    "sparse": (lambda: Net(mean, sparse=True), "module body.embed (Embedding) makes sparse gradients, which can be "
+               "neither captured nor reduced over ranks: build it with sparse=False"),
+    "nothing returned": (lambda: Net(lambda body, x: None), "its forward returns no tensor: return the mean loss, a "
+                         "scalar tensor"),
+    "a number": (lambda: Net(lambda body, x: 1.0), "its forward returns no tensor: return the mean loss, a scalar "
+                 "tensor"),
+    "detached": (lambda: Net(lambda body, x: body["head"](x.detach()).detach().mean()), "what its forward returns "
+                 "depends on no parameter that requires a gradient: look for detach, no_grad, argmax, or a cast to "
+                 "integers on its way"),
+    "transposed into a batch norm": (lambda: Net(through_norm), "the input of module body.norm is not contiguous: its "
+                                     "shape is [2, 8, 16] and its strides are [128, 1, 8]. The strides of a batch "
+                                     "norm's output would be captured wrong: call .contiguous() on what goes into it"),
+}
+OF_RECIPES = {
+    "a tuple": (lambda: Net(lambda body, x: (mean(body, x), x)), "its forward returns a tuple of 2 tensors, "
+                "of shapes [], [2, 16, 8]: return the mean loss alone, a scalar tensor"),
+    "a dictionary": (lambda: Net(lambda body, x: {"loss": mean(body, x)}), "its forward returns a dict of 1 tensor, of "
+                     "shapes []: return the mean loss alone, a scalar tensor"),
+    "a vector": (lambda: Net(lambda body, x: body["head"](x).mean(-1)), "its forward returns a tensor of shape "
+                 "[2, 16]: return the mean loss, a real floating-point scalar"),
+    "logits": (lambda: Net(lambda body, x: body["head"](x)), "its forward returns a tensor of shape [2, 16, 8], made "
+               "in module body.head: return the mean loss, a real floating-point scalar"),
+    "an integer": (lambda: Net(lambda body, x: body["head"](x).argmax()), "its forward returns a scalar in int64: "
+                   "return the mean loss, a real floating-point scalar"),
+    "a complex number": (lambda: Net(lambda body, x: mean(body, x).to(torch.complex64)), "its forward returns a scalar "
+                         "in complex64: return the mean loss, a real floating-point scalar"),
+}
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    yield
+    for family in families.own_families():
+        del families._FAMILIES[family.name], SIZES[family.name]
+
+
+def authored(module: nn.Module, world: Any, precision: Precision | None = None) -> Any:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        with world.fake_mode:
+            return torch.zeros(SHAPE, dtype=torch.int64), torch.zeros(SHAPE, dtype=torch.int64)
+
+    return author_module(module, world, world.mesh_of({"dp_shard": 4}), ParallelPlan(), batch=batch,
+                         precision=precision)
+
+
+def of_recipe(make: Callable[[], nn.Module], **changes: Any) -> Recipe:
+    register_model("own", sizes={"vocab_size": 256, "max_seq_len": 64})(lambda sizes: make())
+    return load_recipe("llama3").override({"name": "mine", "model.family": "own", "data.seq_len": SHAPE[1],
+                                           "data.batch_per_rank": SHAPE[0], "mesh.dp_shard": 4, "mesh.tp": 1,
+                                           **changes})
+
+
+@pytest.mark.parametrize("case", ANY)
+def test_a_module_that_no_step_can_train_is_refused(case: str, fake4: Any) -> None:
+    make, says = ANY[case]
+    module = make()
+    with pytest.raises(WorkbenchError) as refused:
+        capture(authored(module, fake4))
+    assert str(refused.value) == f"model {type(module).__name__}: {says}"
+
+
+@pytest.mark.parametrize("case", OF_RECIPES)
+def test_a_recipes_model_returns_one_scalar_loss(case: str, fake4: Any, registered: None) -> None:
+    make, says = OF_RECIPES[case]
+    with pytest.raises(WorkbenchError) as refused:
+        capture(author(of_recipe(make), fake4))
+    assert str(refused.value) == f"model Net of recipe 'mine': {says}"
+
+
+@pytest.mark.parametrize("give", [
+    mean, lambda body, x: (mean(body, x), x), lambda body, x: body["head"](x),
+    lambda body, x: mean(body, body["norm"](x.transpose(1, 2).contiguous()).transpose(1, 2)),
+    lambda body, x: mean(body, body["norm"](x.flatten(0, 1))),
+], ids=["a loss", "two tensors", "logits", "a contiguous copy", "two dimensions"])
+def test_a_module_without_a_recipe_may_return_what_its_caller_differentiates(give: Any, fake4: Any) -> None:
+    module = Net(give)
+    module.body["embed"].requires_grad_(False)  # some are frozen, and not all
+    assert partition(capture(authored(module, fake4))).backward.graph.nodes
+
+
+def test_a_model_of_half_precision_does_not_become_another_in_silence(fake4: Any, registered: None) -> None:
+    with pytest.raises(WorkbenchError) as refused:
+        authored(Net(mean).half(), fake4)
+    assert str(refused.value) == (
+        "model Net: parameter body.embed.weight is float16, and the step would compute in float32: call .float() on "
+        "the model, and give the dtype to compute in as precision.param")
+    computes = authored(Net(mean).half(), fake4, Precision(torch.float16))
+    assert {n.meta["val"].dtype for n in capture(computes).graph.graph.nodes if "embedding" in n.name and
+            "backward" not in n.name} == {torch.float16}
+    with pytest.raises(WorkbenchError, match=r"^model Net: parameter body\.embed\.weight is bfloat16, and the step "
+                                             "would compute in float32"):
+        author(of_recipe(lambda: Net(mean).bfloat16()), fake4)
+    assert capture(author(of_recipe(lambda: Net(mean).bfloat16(), **{"precision.param": "bfloat16"}), fake4))

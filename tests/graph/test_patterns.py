@@ -1,0 +1,206 @@
+"""Patterns on a captured llama3: found and replaced before decomposition and after, metadata and bits kept."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from on_ranks import calls, small, user_pass
+
+from workbench.authoring.author import author
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition
+from workbench.graph.patterns import find_nodes, replace_pattern
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.torch_api import aot
+from workbench.torch_api.ops import storage_key
+from workbench.world.mesh import World
+
+pytestmark = pytest.mark.integration
+
+DECOMPOSED = pytest.mark.parametrize("decomposed", [False, True], ids=["captured", "decomposed"])
+OWN = {"val", "tensor_meta", "desc"}
+
+
+def gated(x, y):
+    s = torch.nn.functional.silu(x)
+    return s, s * y
+
+
+def gated_the_other_way(x, y):
+    s = torch.nn.functional.silu(x)
+    return s, y * s
+
+
+def turned_twice(x):
+    return x.t().t()
+
+
+def left_alone(x):
+    return x
+
+
+@pytest.fixture(scope="module")
+def joints(fake4):
+    """The joint graph of two layers on dp_shard 2 x tp 2: as captured, and decomposed."""
+    joint = capture(author(small({"dp_shard": 2, "tp": 2}, layers=2), fake4))
+    captured = joint.graph
+    run_joint(joint, ["inductor_decomposition"])
+    return {False: captured, True: joint.graph}
+
+
+@pytest.fixture
+def graph(joints, decomposed):
+    return aot.clone(joints[decomposed])
+
+
+def test_find_by_operator_module_and_line(joints):
+    gm = joints[False]
+    assert find_nodes(gm, op="silu") == find_nodes(gm, op="aten.silu.default") == calls(gm, "aten.silu")
+    assert find_nodes(gm, op=torch.ops.aten.silu) == find_nodes(gm, op=torch.ops.aten.silu.default) != []
+    one, every = (find_nodes(gm, op="mm", module=path) for path in ("layers.1.feed_forward", "layers.*.feed_forward"))
+    assert len(one) == 9 and len(every) == 18 and set(one) < set(every)
+    assert find_nodes(gm, module="layers.*.feed") == []
+    backward = find_nodes(gm, op="*silu*", module="layers.1")
+    assert [n.meta["partitioner_tag"] for n in backward] == ["is_forward", "is_backward"]
+    from workbench.graph.read.nodes import provenance
+
+    place = provenance(backward[0]).place
+    there = find_nodes(gm, line=place)
+    assert set(backward) < set(there) and {provenance(n).place for n in there} == {place}
+    assert find_nodes(gm, op="silu", line=place) == calls(gm, "aten.silu")
+    with pytest.raises(WorkbenchError, match="expected a file and a line, such as 'llama3.py:98'"):
+        find_nodes(gm, line="layers.py")
+
+
+@DECOMPOSED
+def test_new_nodes_have_the_metadata_of_those_they_replace(graph, joints, decomposed):
+    found = replace_pattern(graph, gated, gated_the_other_way)
+    assert found.count == 2 and len(found.nodes) == (10 if decomposed else 4)
+    graph.graph.lint()
+    old = {n.name: n for n in joints[decomposed].graph.nodes}
+    products = [n for n in found.nodes if n.target is torch.ops.aten.mul.Tensor]
+    for new in products:  # the first input is now the second
+        before = next(n for n in old.values() if n.target is new.target and n.meta.get("seq_nr") == new.meta["seq_nr"])
+        assert {k: v for k, v in new.meta.items() if k not in OWN} == {
+            k: v for k, v in before.meta.items() if k not in OWN}
+        assert [a.name for a in reversed(new.args)] != [a.name for a in new.args]
+    for new in found.nodes:
+        assert new.meta["partitioner_tag"] == "is_forward" and "feed_forward" in str(new.meta["nn_module_stack"])
+        assert new.meta["stack_trace"] and new.meta["val"].shape == (2, 16, 192)
+
+
+@DECOMPOSED
+def test_backward_and_forward_places_without_new_nodes(graph, decomposed):
+    before = len(graph.graph.nodes)
+    found = replace_pattern(graph, turned_twice, left_alone)
+    assert found and found.nodes == () and len(graph.graph.nodes) == before - 2 * found.count
+    assert replace_pattern(graph, turned_twice, left_alone).count == 0
+
+
+def test_in_the_backward(joints):
+    gm = aot.clone(joints[False])
+    found = replace_pattern(gm, lambda g, x: torch.ops.aten.silu_backward(g, x),
+                            lambda g, x: torch.ops.aten.silu_backward(g * 1.0, x))
+    assert found.count == 2 and len(found.nodes) == 4
+    for node in found.nodes:
+        assert node.meta["partitioner_tag"] == "is_backward" and node.meta["fwd_nn_module_stack"]
+
+
+def test_views_of_a_new_value_share_its_storage(joints):
+    gm = aot.clone(joints[False])
+    mm = next(n for n in find_nodes(gm, op="mm") if any(u.target is torch.ops.aten.view.default for u in n.users)
+              or any(u.target is torch.ops.aten._unsafe_view.default for u in n.users))
+    shape = [n.meta["val"] for n in mm.args]
+    found = replace_pattern(gm, lambda a, b: a @ b, lambda a, b: torch.mm(a, b).clone(), shape)
+    fresh = next(n for n in found.nodes if n.target is torch.ops.aten.clone.default)
+    views = [u for u in fresh.users if u.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)]
+    assert views and all(storage_key(v.meta["val"]) == storage_key(fresh.meta["val"]) for v in views)
+
+
+@DECOMPOSED
+def test_what_nearly_matches_is_said(graph, decomposed):
+    said = replace_pattern(graph, lambda x, y: torch.nn.functional.silu(x) * y, lambda x, y: y)
+    assert said.count == 0 and not said
+    assert "2 places but for this: " in said.near_miss and "is read outside, by " in said.near_miss
+    assert "the graph has no aten.tan.default" in repr(replace_pattern(graph, lambda x: x.tan(), lambda x: x.sin()))
+
+
+def test_other_numbers_are_said(joints):
+    gm, cube = aot.clone(joints[False]), torch.empty(2, 3, 4, 5)
+    found = replace_pattern(gm, lambda x: x.transpose(3, 1), lambda x: x.transpose(1, 3), [cube])
+    assert found.count == 0 and "but for numbers in arguments" in found.near_miss and "[3, 1]" in found.near_miss
+    assert replace_pattern(gm, lambda x: x.transpose(1, 2), lambda x: x.transpose(2, 1), [cube]).count > 0
+
+
+REFUSED = [
+    (gated, lambda x, y: x * y, "the pattern returns 2 values, and the replacement 1"),
+    (gated, lambda x, y: (x.t(), x * y), "raised"),
+    (gated, lambda x, y: (x.double(), x * y), r"would give float64\[2, 16, 192\]"),
+    (gated, lambda x: (x, x), "the pattern takes 2 inputs, and the replacement 1"),
+    (torch.tan, torch.sin, "does not say how many inputs it takes: wrap it in a lambda"),
+    (lambda x, y: x.t(), lambda x, y: x, "does not use its input y"),
+    (left_alone, left_alone, "the pattern computes nothing"),
+    (lambda x: x.t(), lambda x: x + 1, r"would give .* with strides"),
+    (lambda x: x @ torch.ones(4, 4), left_alone, "the graph has no aten.ones|makes a tensor of its own"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "replacement", "why"), REFUSED)
+def test_a_refusal_changes_nothing(joints, pattern, replacement, why):
+    gm = aot.clone(joints[False])
+    before = [n.format_node() for n in gm.graph.nodes]
+    try:
+        why_not = replace_pattern(gm, pattern, replacement).near_miss
+    except WorkbenchError as error:
+        why_not = str(error)
+    assert re.search(why, why_not), why_not
+    assert before == [n.format_node() for n in gm.graph.nodes]
+
+
+def passed(joint, function):
+    """The verdicts of a registered pass that uses the helper, by check."""
+    with user_pass("own", function):
+        return {v.check: v.outcome for v in run_joint(joint, ["own"])[0].verdicts}
+
+
+@pytest.mark.parametrize("lists", [
+    pytest.param([], id="captured"), pytest.param(["inductor_decomposition"], id="decomposed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("pattern", "replacement"), [(gated, gated_the_other_way), (turned_twice, left_alone)])
+def test_bitwise_on_real_values_and_every_verdict(pattern, replacement, lists):
+    world = World("gloo", 1, 0, torch.device("cpu"))
+
+    def gradients(changed):
+        authored = author(small({}, layers=1), world)
+        joint = capture(authored)
+        run_joint(joint, lists)
+        if changed:
+            def own(gm):
+                assert replace_pattern(gm, pattern, replacement)
+                return gm
+
+            assert set(passed(joint, own).values()) == {Outcome.PASS}
+        step = compile_step(partition(joint))
+        loss = step(*authored.example_batch())
+        loss.backward()
+        return [loss, *(p.grad for p in authored.module.parameters())]
+
+    for a, b in zip(gradients(False), gradients(True), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_after_the_partition(fake4):
+    pair = partition(capture(author(small({"dp_shard": 2, "tp": 2}), fake4)))
+
+    def own(gm):
+        replace_pattern(gm, turned_twice, left_alone)
+        return gm
+
+    with user_pass("own", own, stage="partitioned"):
+        record = run_partitioned(pair, ["own"])[0][0]
+    assert {v.check: v.outcome for v in record.verdicts} == dict.fromkeys(
+        ("lint", "effect", "collectives", "memory"), Outcome.PASS)

@@ -1,0 +1,70 @@
+"""What a module imports, read from its source: for tests of the package's shape."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+
+PRIVATE = re.compile(r"(^|\.)_(?!_)\w")
+NOT_FOR_A_PACKAGE = {"lessons", "notebooks", "tests", "benchmarks"}
+
+
+def all_imports(source: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything imported, wherever in the file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def imported_modules(source: str, known: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each module of the package that is imported, without `workbench.`: the longest that is known.
+
+    Raises ValueError for a relative import, and for one of a folder that is no package.
+    """
+    for line, name in all_imports(source):
+        first, _, rest = name.partition(".")
+        if not first or first in NOT_FOR_A_PACKAGE:
+            raise ValueError(f"line {line} imports {name}: name the module from `workbench` on")
+        while first == "workbench" and rest:  # a public name of the package itself is none
+            if rest in known:
+                yield line, rest
+                break
+            rest = rest.rpartition(".")[0]
+
+
+def private_torch(source: str, module: str) -> list[str]:
+    """Private names of torch that are imported, or reached as an attribute of `torch` or an alias of its modules."""
+    found = []
+    tree = ast.parse(source)
+    aliases = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {a.asname: a.name for a in node.names if a.asname and a.name.split(".")[0] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+            aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for line, name in all_imports(source):
+        if name.split(".")[0] == "torch" and (PRIVATE.search(name) or "testing._internal" in name):
+            found.append(f"{module}:{line}: {name}")
+    for node in ast.walk(tree):
+        dotted = _dotted(node)
+        if dotted is None:
+            continue
+        head, *rest = dotted.split(".")
+        if head in aliases and rest:
+            name = ".".join([aliases[head], *rest])
+            # operators under torch.ops are called by their schema's name, also those with an underscore
+            if PRIVATE.search(name) and not name.startswith("torch.ops."):
+                found.append(f"{module}:{getattr(node, 'lineno', 0)}: {name}")
+    return sorted(set(found))
+
+
+def _dotted(node: ast.AST) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) and parts else None

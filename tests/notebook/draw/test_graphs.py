@@ -1,0 +1,77 @@
+"""A graph's picture counts what is in it; a table of saved tensors shows what keeps a gathered weight alive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from workbench import author, build, capture, fake_world, load_recipe, partition, run_joint
+from workbench.authoring.models import layers
+from workbench.graph.read.memory import saved_tensors
+from workbench.graph.read.nodes import kind_of
+from workbench.notebook import draw
+from workbench.pipeline.build import Built
+
+RECIPE = load_recipe("llama3_block_bucketing").override({"model.n_layers": 1, "mesh.tp": 2})
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    with fake_world(4) as world:
+        return build(RECIPE, world)
+
+
+def test_a_joint_graph_in_both_directions(built: Built) -> None:
+    picture = draw.graph(built.captured, "captured")
+    calls = [n for n in built.captured.graph.nodes if n.op == "call_function"]
+    backward = [n for n in calls if n.meta.get("partitioner_tag") == "is_backward"]
+    lines = picture.text.splitlines()
+    assert lines[0] == (f"captured: {len(calls)} operators, {len(calls) - len(backward)} forward and "
+                        f"{len(backward)} backward")
+    later = Counter(map(kind_of, backward))
+    assert f"matmul: 8 forward, {later['matmul']} backward" in lines and later["matmul"] == 16
+
+
+def test_a_half_counts_once(built: Built) -> None:
+    graph = built.step.pair.backward
+    matmuls = sum(kind_of(n) == "matmul" for n in graph.graph.nodes)
+    assert f"matmul: {matmuls}" in draw.graph(graph).text.splitlines()
+    assert draw.graph(graph).text.startswith("backward graph: ")
+
+
+def test_launches_before_and_after(built: Built) -> None:
+    lines = draw.launches(built.records[-1]).text.splitlines()
+    assert lines[0] == "launches before and after transformer_block_bucketing"
+    assert "all-gather over dp_shard: 12 to 3" in lines
+    assert "reduce-scatter over dp_shard: 12 to 3" in lines
+
+
+def test_saved_tensors_and_the_views_of_gathered_weights() -> None:
+    with fake_world(4) as world:
+        pair = partition(capture(author(RECIPE, world)))
+    every, kept = draw.saved(pair), draw.saved(pair, gathered=True)
+    assert {row[5] for row in every.rows} == {"an activation", "a gathered parameter"}
+    sizes = [row[3] for row in every.rows]
+    assert sizes == sorted(sizes, reverse=True) and 0 not in sizes
+    assert {row[0] for row in kept.rows} == {row[0] for row in every.rows if row[5] == "a gathered parameter"}
+    assert any(" > t" in row[-1] and "all_gather" in row[-1] for row in kept.rows)
+    few = draw.saved(pair, least=sizes[3])
+    assert [row[3] for row in few.rows] == [s for s in sizes if s >= sizes[3]]
+    assert f"of {sum(sizes):,} bytes" in few.notes[0]
+
+
+def test_what_layers_save_alike_is_one_row_with_its_policy_and_line() -> None:
+    recipe = RECIPE.override({"model.n_layers": 3, "joint_passes": ["activation_checkpointing"]})
+    with fake_world(4) as world, capture(author(recipe, world)) as joint:
+        run_joint(joint, recipe.joint_passes)
+        pair = partition(joint)
+    rows, every = draw.saved(pair).rows, saved_tensors(pair.forward, pair.backward)
+    assert sum(row[3] for row in rows) == sum(row.held_bytes for row in every)
+    (mixed,) = [row for row in rows if row[4] == "layers.0-2.feed_forward.w3"]
+    one = next(row for row in every if row.module == "layers.1.feed_forward.w3")
+    assert mixed[0].endswith(" x 3") and mixed[3] == 3 * one.held_bytes
+    assert mixed[2] == "float32" and mixed[6] == "MUST_SAVE"
+    file, line = mixed[7].split(":")
+    assert file == "layers.py" and "self.w3(x)" in Path(layers.__file__).read_text().splitlines()[int(line) - 1]

@@ -1,0 +1,96 @@
+"""What a picture of placements says is what each rank holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from workbench import author, fake_world, load_recipe, simulated_world
+from workbench.notebook import draw
+from workbench.world.simulated import shards
+
+MESHES = [{"mesh.dp_shard": 2, "mesh.tp": 2}, {"mesh.dp_shard": 4, "mesh.tp": 1, "model.ffn_dim": 386},
+          {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 2}, {"mesh.dp_shard": 1, "mesh.tp": 4}]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_slices_are_the_shards(mesh: dict) -> None:
+    recipe = load_recipe("llama3").override({"model.n_layers": 1, **mesh})
+    with simulated_world(1) as alone:
+        model = author(recipe.override({"mesh.dp_replicate": 1, "mesh.dp_shard": 1, "mesh.tp": 1}), alone).module
+        whole = {name: shards(p)[0] for name, p in model.named_parameters()}
+    with simulated_world(recipe.mesh.world_size) as world:
+        checked = 0
+        for name, param in author(recipe, world).module.named_parameters():
+            for rank, bounds in draw.slices(param).items() if isinstance(param, DTensor) else ():
+                where = tuple(slice(start, start + length) for start, length in bounds)
+                assert torch.equal(shards(param)[rank], whole[name][where]), (name, rank)
+                checked += 1
+    assert checked >= 12 * recipe.mesh.world_size - recipe.mesh.world_size
+
+
+def on_four(*placements) -> DTensor:
+    with simulated_world(4) as world:
+        mesh = world.mesh_of({"tp": 4} if len(placements) == 1 else {"dp_shard": 2, "tp": 2})
+        return DTensor.from_local(torch.ones(2, 6), mesh, placements, run_check=False)
+
+
+def test_a_mesh_without_names_and_a_number() -> None:
+    with fake_world(4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        matrix = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0), Shard(1)], run_check=False)
+        assert draw.placements(matrix, "w").text.splitlines()[2] == "rank 1: dim 0 [0:2], dim 1 [3:6]"
+        loss = DTensor.from_local(torch.tensor(1.0), mesh, [Replicate(), Partial()], run_check=False)
+        assert draw.placements(loss, "loss").text == (
+            "loss []: 0 repeats it, 1 holds partial sums\nranks 0, 1, 2, 3: the number")
+        whole = draw.redistribute(loss, [Replicate(), Replicate()]).text
+        assert "all-reduce over 1, 4 B in, 4 B out" in whole
+        part = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
+        rows = DTensor.from_local(torch.ones(2, 3), part, [Shard(0)], run_check=False)
+        assert draw.placements(rows, "w").text.splitlines()[1] == "rank 0: dim 0 [0:2], dim 1 [0:3]"
+
+
+def test_the_text_says_who_holds_what() -> None:
+    assert draw.placements(on_four(Shard(0)), "w").text.splitlines() == [
+        "w [8, 6]: tp cuts dim 0", *(f"rank {r}: dim 0 [{2 * r}:{2 * r + 2}], dim 1 [0:6]" for r in range(4))]
+    assert draw.placements(on_four(Replicate(), Shard(1)), "w").text.splitlines() == [
+        "w [2, 12]: dp_shard repeats it, tp cuts dim 1", "ranks 0, 2: dim 0 [0:2], dim 1 [0:6]",
+        "ranks 1, 3: dim 0 [0:2], dim 1 [6:12]"]
+    assert draw.placements(on_four(Partial()), "w").text.startswith("w [2, 6]: tp holds partial sums")
+
+
+def test_a_rank_that_holds_nothing_is_named() -> None:
+    with simulated_world(4) as world:
+        recipe = load_recipe("llama3").override({"model.n_layers": 1, "mesh.dp_shard": 4, "mesh.tp": 1,
+                                                 "model.vocab_size": 257, "model.ffn_dim": 9})
+        w1 = dict(author(recipe, world).module.named_parameters())["layers.0.feed_forward.w1.weight"]
+    assert draw.placements(w1, "w1").text.splitlines()[-1] == "rank 3: dim 0 nothing, dim 1 [0:128]"
+
+
+def test_a_tensor_that_is_whole_has_no_placements() -> None:
+    with pytest.raises(ValueError, match="w is a Tensor, whole on every rank: there is nothing to place"):
+        draw.placements(torch.ones(2), "w")
+
+
+def test_the_table_adds_up_what_a_rank_holds() -> None:
+    recipe = load_recipe("llama3").override({"model.n_layers": 1, "mesh.dp_shard": 2, "mesh.tp": 2})
+    with simulated_world(4) as world:
+        authored = author(recipe, world)
+        held = [shards(p)[3] for p in authored.module.parameters()]
+    found = draw.parameters(authored, rank=3)
+    assert [row[-1] for row in found.rows] == [t.nbytes for t in held]
+    assert found.notes == (f"12 parameters, {sum(t.nbytes for t in held):,} bytes on rank 3",)
+    assert len(draw.parameters(authored, "layers.0.attention.").rows) == 4
+
+
+def test_a_redistribution_shows_what_is_sent() -> None:
+    with fake_world(4) as world:
+        mesh = world.mesh_of({"dp_shard": 2, "tp": 2})
+        tensor = DTensor.from_local(torch.empty(4, 4), mesh, [Shard(0), Shard(1)], run_check=False)
+    lines = draw.redistribute(tensor, [Replicate(), Shard(1)], "w").text.splitlines()
+    assert lines[:4] == ["w [8, 8]", "before: dp_shard cuts dim 0, tp cuts dim 1",
+                         "all-gather over dp_shard, 64 B in, 128 B out", "after: dp_shard repeats it, tp cuts dim 1"]
+    assert lines[4:] == ["ranks 0, 2: dim 0 [0:8], dim 1 [0:4]", "ranks 1, 3: dim 0 [0:8], dim 1 [4:8]"]
+    assert "no collective" in draw.redistribute(tensor, [Shard(0), Shard(1)]).text

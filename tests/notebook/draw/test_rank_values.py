@@ -1,0 +1,112 @@
+"""One value where the ranks agree, side by side where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from workbench.notebook.draw.rank_values import RankValues
+from workbench.world.cells import Shard, Shown
+
+
+def shown(*values):
+    return repr(RankValues(range(len(values)), values))
+
+
+def test_agreement_is_bit_by_bit_and_shown_once():
+    nan = torch.tensor([1.0, float("nan")])
+    assert shown(nan, nan.clone()) == "ranks 0, 1: tensor([1., nan])"
+    assert shown(*[3] * 5) == "ranks 0 to 4: 3"
+    assert RankValues([0, 1], [{"a": [1, nan]}, {"a": [1, nan.clone()]}]).agree
+    assert not RankValues([0, 1], [torch.tensor(0.0), torch.tensor(-0.0)]).agree
+    assert not RankValues([0, 1], [1, 1.0]).agree
+    assert RankValues([0, 1], [{"b", "a"}, {"a", "b"}]).agree and RankValues([0, 1], [{}, {}]).agree
+
+
+def test_plain_values_are_grouped():
+    assert shown(5, 7, 5, 7) == "the ranks differ\nranks 0, 2: 5\nranks 1, 3: 7"
+
+
+def test_tensors_are_compared_by_their_facts_and_where_they_differ():
+    a, b = torch.zeros(2, 3), torch.zeros(2, 3)
+    b[1, 2] = 4
+    assert shown(a, b).splitlines()[:5] == [
+        "the ranks differ",
+        "         rank 0   rank 1",
+        "shape    [2, 3]   [2, 3]",
+        "dtype    float32  float32",
+        "differs           in 1 of 6, first at [1, 2]: 4, not 0",
+    ]
+    assert "in shape" in shown(a, torch.zeros(3)) and "in dtype" in shown(a, a.double())
+    assert "in bits only" in shown(torch.tensor(0.0), torch.tensor(-0.0))
+    assert "in 1 of 1, first at []: 2, not 1" in shown(torch.tensor(1), torch.tensor(2))
+    assert "in 1 of 2, first at [1]" in shown(torch.tensor([1j, 2j]), torch.tensor([1j, 3j]))
+
+
+def test_shards_show_their_placement_and_replicas_that_parted_are_told():
+    def shard(value, placement):
+        return Shard(torch.full((2,), value), (4,), (placement,), ("tp",))
+
+    text = shown(shard(0.0, "S(0)"), shard(1.0, "S(0)"))
+    assert "placement  tp: S(0)  tp: S(0)" in text and "parted" not in text
+    assert "and yet not equal: the ranks have parted." in shown(shard(0.0, "R"), shard(1.0, "R"))
+    assert shown(shard(0.0, "R"), shard(0.0, "R")).startswith("ranks 0, 1:\nShard of [4] (tp: R):\ntensor")
+
+
+def test_only_the_entries_that_differ_are_shown():
+    @dataclass
+    class Point:
+        x: int
+        y: list[int]
+
+    assert shown({"a": 1, "b": 2}, {"a": 1, "b": 3}).splitlines() == [
+        "['b'] differs", "rank 0: 2", "rank 1: 3", "1 of 2 entries agree"]
+    assert shown(Point(1, [2, 3]), Point(1, [2, 4])).splitlines()[0] == ".y[1] differs"
+    assert "the ranks differ" in shown({"a": 1}, {"b": 1})
+    many = [{i: rank for i in range(20)} for rank in (0, 1)]
+    assert shown(*many).splitlines()[-1] == "0 of 20 entries agree, 12 more differ"
+
+
+def test_modules_differ_in_their_parameters():
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    assert shown(first, first).startswith("ranks 0, 1: Linear(")
+    assert ".weight differs" in shown(first, second) and ".bias differs" in shown(first, second)
+
+
+def test_addresses_say_nothing():
+    one, other = object(), object()
+    assert RankValues([0, 1], [one, other]).agree and " at 0x" not in shown(one, other)
+    assert shown(Shown("<thing>"), Shown("<thing>")) == "ranks 0, 1: <thing>"
+
+
+def test_tensors_without_values_of_their_own_are_shown():
+    meta, other = torch.empty(2, device="meta"), torch.empty(3, device="meta")
+    assert shown(meta, meta.clone()) == "ranks 0, 1: tensor(..., device='meta', size=(2,))"
+    assert "in shape" in shown(meta, other) and "one has no values" in shown(meta, torch.ones(2))
+    assert "in strides" in shown(torch.empty(2, 2, device="meta"), torch.empty(2, 2, device="meta").t())
+    one = torch.tensor([1 + 2j])
+    assert RankValues([0, 1], [one.conj(), torch.tensor([1 - 2j])]).agree
+    assert RankValues([0, 1], [one.conj().imag, torch.tensor([-2.0])]).agree
+
+
+def test_where_no_entry_differs_the_whole_is_shown():
+    assert shown({"a": 1, "b": 2}, {"b": 2, "a": 1}) == "the ranks differ\nrank 0: {'a': 1, 'b': 2}\n" \
+        "rank 1: {'b': 2, 'a': 1}"
+    assert shown([1, 2], (1, 2)) == "the ranks differ\nrank 0: [1, 2]\nrank 1: (1, 2)"
+    assert shown(Shown("<a>"), Shown("<b>")) == "the ranks differ\nrank 0: <a>\nrank 1: <b>"
+
+
+def test_many_values_are_cut():
+    assert shown(*range(20)).splitlines()[-1] == "and 12 more values, all different"
+
+
+def test_html_holds_the_same_and_escapes():
+    page = RankValues([0, 1], ["<a>", "<b>"])._repr_html_()
+    assert "&lt;a&gt;" in page and "<a>" not in page and "rank 1" in page
+
+
+def test_it_is_a_sequence_in_rank_order():
+    values = RankValues([1, 3], [10, 30])
+    assert list(values) == [10, 30] and values[1] == 30 and values[:1] == [10] and len(values) == 2

@@ -1,0 +1,82 @@
+"""What a pass did, as a picture, as lines, on the clock and in memory: the text forms hold the facts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from workbench import build, fake_world, load_recipe
+from workbench.checks.record import PassRecord
+from workbench.graph.read.memory import live_bytes
+from workbench.graph.read.simulated_run import simulated
+from workbench.notebook import draw
+from workbench.recipe.contracts import Stage
+
+RECIPE = load_recipe("tour").override({"model.n_layers": 1})
+
+
+@pytest.fixture(scope="module")
+def built():
+    with fake_world(RECIPE.mesh.world_size) as world:
+        return build(RECIPE, world)
+
+
+def test_a_step_counts_what_changed(built):
+    record = built.records[-1]
+    lines = draw.step(record).text.splitlines()
+    assert lines[0] == "transformer_block_bucketing: PASS"
+    for line, part, found in zip(lines[1:], record.parts, record.diffs(), strict=True):
+        assert line.startswith(f"{part}: {found.summary}")
+
+
+def test_a_pass_that_only_tags_shows_its_tags(built):
+    record = built.records[1]
+    assert record.name == "activation_checkpointing"
+    number = len(record.tagged()[0])
+    said = draw.step(record).text
+    assert "joint: no node changed" in said and f"joint: {number} tagged for the partitioner (" in said and number > 50
+
+
+def test_a_pass_that_did_nothing_shows_nothing(built):
+    graphs = built.records[-1].after
+    idle = PassRecord("idle", Stage.PARTITIONED, None, graphs, graphs, 0.0, 0.0)
+    assert draw.step(idle).text.splitlines() == ["idle: UNKNOWN", "forward: no node changed",
+                                                 "backward: no node changed"]
+    assert draw.changes(idle).rows == ()
+
+
+def test_changes_stand_side_by_side_and_name_axes(built):
+    record = built.records[-1]
+    table = draw.changes(record, limit=10_000)
+    before = [row[1] for row in table.rows if row[0] == "forward" and row[1]]
+    removed = sum(mark == "-" for mark, _ in record.diffs()[0].lines)
+    assert len(before) == removed and table.notes == ()
+    launches = [row[2] for row in table.rows if "_c10d_functional.all_gather_into_tensor_out(" in row[2]]
+    assert launches and all(", dp_shard.gather)" in text for text in launches)
+    assert not re.search(r"[0-9a-f]{40}", repr(table))  # a process group's name differs from run to run
+    assert re.search(r"forward: \d+ more changed lines", repr(draw.changes(record, limit=3)))
+
+
+def test_a_timeline_before_and_after(built):
+    record = built.records[-1]
+    text = draw.timeline(record).text
+    for when, graphs in (("before", record.before), ("after", record.after)):
+        run = simulated(dict(zip(record.parts, graphs, strict=True)))
+        assert f"{when} transformer_block_bucketing: {run}" in text
+    assert "dp_shard.gather: " in text and "hidden" in text
+
+
+def test_memory_marks_the_peak_and_its_holders(built):
+    pair = built.step.pair
+    peak = max((live_bytes(gm) for gm in pair.graphs), key=lambda p: p.peak_bytes)
+    lines = draw.memory(pair).text.splitlines()
+    assert f"peak {peak.peak_bytes:,} B" in lines[0] and f"at {peak.peak_node}" in lines[0]
+    assert lines[1].strip().startswith(f"{peak.holders[0][1]:,} B  {peak.holders[0][0]}")
+    both = draw.memory(built.records[-1]).text.splitlines()
+    assert [line.split(" ")[0] for line in both[:2]] == ["before", "after"]
+
+
+def test_the_same_picture_twice_is_the_same_text(built):
+    for make in (draw.step, draw.timeline, draw.memory):
+        assert make(built.records[-1]).text == make(built.records[-1]).text

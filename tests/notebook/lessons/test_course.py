@@ -1,0 +1,134 @@
+"""The course from the command line: all notebooks with one page, scores that are kept, and bad input."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook.lessons.test_headless import notebook
+from workbench.cli import main
+from workbench.notebook.lessons.course import run_course, values_of
+from workbench.notebook.lessons.lesson import LessonError, lesson_names, load_lesson
+from workbench.notebook.lessons.scores import keep_score, load_scores
+
+pytestmark = pytest.mark.integration
+CHECK = """
+from workbench import load_lesson
+lesson = load_lesson("00_tour")
+lesson.check("save_less", {"saved bytes": 500_000}, at_most={"saved bytes": 250_000})"""
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(folder))
+    monkeypatch.setenv("WORKBENCH_SCORES", str(tmp_path / "scores.json"))
+    return folder
+
+
+def test_one_page_of_what_ran_and_what_failed(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "print('steps', steps)")
+    (notebooks / "00_tour.ipynb").rename(notebooks / "02_capture_a_joint_graph.ipynb")
+    notebook(notebooks, "raise ValueError('a bad <cell>')")
+    out = tmp_path / "out"
+    assert main(["course", "0", "02", "--jobs", "2", "--out", str(out)]) == 1
+    shown, said = capsys.readouterr()
+    assert shown == f"results: {out / 'index.html'}\n"
+    assert "02_capture_a_joint_graph: done (" in said and "ValueError: a bad <cell>" in said
+    page = (out / "index.html").read_text()
+    assert '<a href="00_tour.ipynb">' in page and "a bad &lt;cell&gt;" in page
+    assert {p.name for p in out.iterdir()} == {"00_tour.ipynb", "02_capture_a_joint_graph.ipynb",
+                                              "02_capture_a_joint_graph.html", "index.html"}
+
+
+def test_a_run_over_its_limit_is_ended(notebooks: Path, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    notebook(notebooks, f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    found, = run_course(["00_tour"], tmp_path / "out", timeout=12)
+    assert found.problem == "not done after 12 s: give it more with --timeout"
+    for _ in range(100):
+        if not Path(f"/proc/{pid.read_text()}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the kernel was left behind")
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    (["00_tour.steps=1"], "lesson '00_tour': parameters.steps: must be from 2 to 1000, got 1"),
+    (["00_tour.tp=3"], "lesson '00_tour': parameters.tp: must be one of 1, 2, 4, got 3"),
+    (["00_tour.step=5"], "lesson '00_tour': parameters.step: unknown parameter; did you mean 'steps'?"),
+    (["steps=5"], "--set steps=5: write LESSON.PARAMETER=VALUE, such as 00_tour.steps=5"),
+    (["02.world_size=16"], "--set 02.world_size=16: 02_capture_a_joint_graph is not among the lessons of this run"),
+])
+def test_bad_input_before_the_first_cell(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    assert main(["course", "00", "--out", str(out), "--set", *changed]) == 2
+    assert capsys.readouterr().err == f"workbench: error: {message}\n" and not out.exists()
+
+
+def test_profiles() -> None:
+    for name in lesson_names():
+        lesson = load_lesson(name)
+        assert values_of(lesson, "laptop", {}) == {k: p.default for k, p in lesson.parameters.items()}
+        assert values_of(lesson, "small", {}) != values_of(lesson, "laptop", {})
+    with pytest.raises(LessonError, match="steps: must be from"):
+        values_of(load_lesson("00_tour"), "small", {"steps": 0})
+
+
+def test_what_needs_gpus_is_left_out(notebooks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook(notebooks)
+    lesson = load_lesson("00_tour").model_copy(update={"needs": "multi_gpu"})
+    monkeypatch.setattr("workbench.notebook.lessons.course.load_lesson", lambda name: lesson)
+    monkeypatch.setattr("workbench.notebook.lessons.course.gpus", lambda: 1)
+    found, = run_course(["00_tour"], tmp_path / "out")
+    assert found.left_out and found.problem == "needs 2 GPU(s), and this machine has 1"
+
+
+def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook(notebooks, CHECK)
+    assert main(["check", "0"]) == 1
+    assert capsys.readouterr().out == "save_less: 50% (workbench hint 00 save_less)\n"
+    mine = tmp_path / "mine.ipynb"
+    whole: dict[str, Any] = json.loads((notebooks / "00_tour.ipynb").read_text())
+    mine.write_text(json.dumps(whole).replace("500_000", "200_000"))
+    assert main(["check", "00_tour", "--notebook", str(mine)]) == 0
+    assert capsys.readouterr().out == "save_less: 100%\n"
+    assert load_scores()["00_tour"]["save_less"]["score"] == 1
+    own = json.dumps(whole).replace("steps = 20", "steps = 7").replace("500_000", "500_000 if steps != 7 else 1")
+    mine.write_text(own)
+    assert main(["check", "00", "--notebook", str(mine)]) == 0  # with the reader's own parameters
+    capsys.readouterr()
+    hints = load_lesson("00_tour").checkpoint("save_less").hints
+    for many in (*range(1, len(hints) + 1), len(hints)):
+        assert main(["hint", "0", "save_less"]) == 0
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            f"hint {i} of {len(hints)}: {hint}" for i, hint in enumerate(hints[:many], 1)]
+    assert main(["lessons"]) == 0
+    assert "[100%] save_less: " in capsys.readouterr().out
+    assert main(["hint", "0", "save_les"]) == 2
+    assert "did you mean 'save_less'?" in capsys.readouterr().err
+    assert main(["check", "0", "--notebook", str(tmp_path / "none.ipynb")]) == 2
+    keep_score("02_capture_a_joint_graph", "saved_bytes", 0.996)
+    capsys.readouterr()
+    assert main(["lessons"]) == 0
+    assert "[99%] saved_bytes: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "says"), [("", "is no Jupyter notebook"), ("{}", "is no Jupyter notebook"),
+                                            (None, "checks nothing of lesson '00_tour': is it another's notebook?")])
+def test_a_notebook_that_cannot_be_graded_is_no_wrong_answer(notebooks: Path, tmp_path: Path, text: str | None,
+                                                             says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook(notebooks)
+    given = tmp_path / "given.ipynb"
+    given.write_text((notebooks / "00_tour.ipynb").read_text() if text is None else text)
+    assert main(["check", "0", "--notebook", str(given)]) == 2
+    assert says in capsys.readouterr().err and not load_scores().get("00_tour")

@@ -1,0 +1,141 @@
+"""Notebooks without a browser: parameters are checked before the first cell, a failing cell is named and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import papermill
+import pytest
+
+from workbench.cli import main
+from workbench.notebook.lessons.headless import NotebookError, from_text, run_lesson
+from workbench.notebook.lessons.lesson import LessonError
+from workbench.pipeline.progress import PROGRESS, REPORTS
+
+pytestmark = pytest.mark.integration
+
+RUN = """
+from workbench import load_recipe, run
+recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": dp_shard, "model.n_layers": 1})
+report = run(recipe, world="fake")
+report"""
+
+
+def notebook(folder: Path, *cells: str) -> None:
+    tags = [["parameters"], *([] for _ in cells)]
+    made: list[dict[str, Any]] = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tag}, "source": source, "outputs": [],
+         "execution_count": None}
+        for i, (tag, source) in enumerate(zip(tags, ["dp_shard = 2\nsteps = 20\ntp = 2", *cells], strict=True))
+    ]
+    whole = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "00_tour.ipynb").write_text(json.dumps(whole))
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(folder))
+    return folder
+
+
+def test_a_tour_leaves_its_notebook_its_page_and_its_verdicts(
+    notebooks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, RUN)
+    out = tmp_path / "out"
+    assert main(["tour", "--set", "dp_shard=4", "--out", str(out)]) == 0
+    shown, progress = capfd.readouterr()
+    assert "llama3_fsdp on 4 fake ranks (dp_shard 4), level light" in shown
+    assert f"executed notebook: {out / '00_tour.ipynb'}\n" in shown
+    assert f"as a page:         {out / '00_tour.html'}\n" in shown
+    assert "00_tour: 100%" in progress and "3/3" in progress
+    cells = json.loads((out / "00_tour.ipynb").read_text())["cells"]
+    assert "dp_shard = 4" in "".join(cells[1]["source"])
+    assert [o["output_type"] for o in cells[2]["outputs"]] == ["execute_result"]  # no bars
+    assert "llama3_fsdp on 4 fake ranks" in (out / "00_tour.html").read_text()
+    assert "IPKernelApp" not in progress
+    assert not {REPORTS, PROGRESS} & set(os.environ)
+
+
+def test_wrong_parameters_are_refused_before_the_first_cell(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert main(["tour", "--set", "stepz=3", "dp_shard=3", "tp=two", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "workbench: error: lesson '00_tour': parameters.stepz: unknown parameter; did you mean 'steps'?",
+        "workbench: error: lesson '00_tour': parameters.dp_shard: must be one of 2, 4, got 3",
+        "workbench: error: lesson '00_tour': parameters.tp: expected a whole number, got text 'two'"]
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+    with pytest.raises(LessonError, match="must be from 2 to 1000, got 1"):
+        run_lesson("00_tour", {"steps": 1}, tmp_path / "out")
+
+
+def test_an_unknown_parameter_given_to_papermill_alone_fails(notebooks: Path, tmp_path: Path) -> None:
+    notebook(notebooks, "from workbench import load_lesson, parameters\n"
+                        "parameters(load_lesson('00_tour'), dp_shard=dp_shard, steps=steps, tp=tp)")
+    given, done = str(notebooks / "00_tour.ipynb"), str(tmp_path / "done.ipynb")
+    papermill.execute_notebook(given, done, {"steps": 3}, kernel_name="python3", language="python",
+                               progress_bar=False)
+    with pytest.raises(papermill.PapermillExecutionError) as failed:
+        papermill.execute_notebook(given, done, {"steps": 3, "stepz": 3}, kernel_name="python3", language="python",
+                               progress_bar=False)
+    assert failed.value.ename == "LessonError"
+    assert failed.value.evalue == "lesson '00_tour': parameters.stepz: unknown parameter; did you mean 'steps'?"
+
+
+def test_a_cell_that_exits_is_a_failing_cell(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "import sys\nsys.exit(0)", "print('not reached')")
+    assert main(["tour", "--out", str(tmp_path / "out")]) == 1
+    assert "00_tour.ipynb: code cell 3 failed, which starts `import sys`\nSystemExit: 0\n" in capsys.readouterr().err
+
+
+def test_a_failing_cell_is_named_and_the_notebook_kept(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "done = 1", "# half way\nraise ValueError(f'no {steps}')", "never = 1")
+    out = tmp_path / "out"
+    assert main(["tour", "--out", str(out)]) == 1
+    told = capsys.readouterr().err
+    assert (f"workbench: error: 00_tour.ipynb: code cell 4 failed, which starts `# half way`\n"
+            f"ValueError: no 10\nthe notebook up to there is kept: {out / '00_tour.ipynb'}\n") in told
+    assert "Traceback" not in told
+    assert "ValueError" in (out / "00_tour.ipynb").read_text()
+    assert not (out / "00_tour.html").exists()
+    assert issubclass(NotebookError, Exception)
+
+
+def test_no_page_of_an_earlier_run_stands_for_one_that_failed(notebooks: Path, tmp_path: Path) -> None:
+    notebook(notebooks, "done = 1")
+    page = run_lesson("00_tour", {}, tmp_path / "out", progress=False).page
+    assert page.exists()
+    notebook(notebooks, "1 / 0")
+    with pytest.raises(NotebookError):
+        run_lesson("00_tour", {}, tmp_path / "out", progress=False)
+    assert not page.exists()
+
+
+def test_what_a_magic_refuses_is_told(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(notebooks, "%load_ext workbench", "%%ranks -n 2 --backend nccl\nrank")
+    assert main(["tour", "--out", str(tmp_path / "out")]) == 1
+    assert ("starts `%%ranks -n 2 --backend nccl`\nUsageError: ranks(backend='nccl'): no CUDA GPU can be used here. "
+            "Use backend='gloo' or 'auto'.\nthe notebook up to there is kept:") in capsys.readouterr().err
+
+
+def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tour", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (f"workbench: error: {notebooks / '00_tour.ipynb'}: no such notebook: run from "
+                                       f"a checkout, or set WORKBENCH_NOTEBOOKS\n")
+
+
+def test_text_becomes_the_parameters_type() -> None:
+    assert from_text("00_tour", {"steps": "5", "tp": "two"}) == {"steps": 5, "tp": "two"}

@@ -1,0 +1,280 @@
+"""Lessons: strict, parameters checked, guesses and answers scored."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from base64 import b64decode
+from collections.abc import Callable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.lessons.grading import GRADERS, CheckResult, closeness, grade, predict, register_check
+from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
+from workbench.notebook.lessons.scores import load_scores, take_hint
+
+ROOT = Path(__file__).parents[3]
+GOOD = """
+name = "l"
+title = "T"
+question = "Q?"
+about = "A"
+learn = ["x"]
+minutes = 5
+recipe = "tour"
+key_points = ["k"]
+[parameters.steps]
+type = "int"
+default = 20
+min = 2
+max = 100
+[parameters.lr]
+type = "float"
+default = 1e-3
+min = 0
+[parameters.kind]
+type = "str"
+default = "a"
+choices = ["a", "b"]
+[profiles.small]
+steps = 3
+[[questions]]
+name = "gathers"
+ask = "How many?"
+[[museum]]
+name = "tied"
+bug = "Gradients twice."
+seen = "torch 2.0"
+verdict = "numerics FAIL"
+[[checkpoints]]
+name = "sum"
+task = "Add up."
+hints = ["one", "two"]
+"""
+
+
+@pytest.fixture
+def lesson(tmp_path: Path) -> Lesson:
+    path = tmp_path / "l.toml"
+    path.write_text(GOOD)
+    return load_lesson(path)
+
+
+def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(LessonError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", lesson_names())
+def test_the_lessons(name: str) -> None:
+    lesson = load_lesson(name)
+    assert lesson.name == name
+    assert set(lesson.prerequisites) <= set(lesson_names()) - {name}
+    assert lesson.question in lesson._repr_markdown_()
+    assert parameters(lesson).model_dump() == {k: p.default for k, p in lesson.parameters.items()}
+    for point in lesson.checkpoints:
+        if ":" not in point.check:
+            assert point.check in GRADERS
+    small = lesson.profiles["small"]
+    assert parameters(lesson, **small) != parameters(lesson)
+
+
+def test_prerequisites_have_no_cycle() -> None:
+    needed = {name: set(load_lesson(name).prerequisites) for name in lesson_names()}
+    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 13
+    with pytest.raises(CycleError):
+        TopologicalSorter(needed | {"00_tour": {"12_inside_inductor"}}).prepare()
+
+
+@pytest.mark.parametrize("name", lesson_names())
+def test_every_checkpoint_has_a_solution_and_no_other_lies_beside(name: str) -> None:
+    """That each solution passes, and that the task fails as shipped, is tested by the notebook."""
+    path = ROOT / "lessons" / "solutions" / f"{name}.py"
+    functions = {n.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)}
+    assert functions == {c.name for c in load_lesson(name).checkpoints}
+    assert {p.stem for p in path.parent.glob("*.py")} == set(lesson_names())
+
+
+def test_the_first_three_lessons_guess_and_grade() -> None:
+    assert {"00_tour", "01_author_with_dtensor", "02_capture_a_joint_graph"} <= set(lesson_names())
+    for name in lesson_names()[:3]:
+        assert load_lesson(name).questions and load_lesson(name).checkpoints
+
+
+def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(GOOD.replace('title = "T"', 'titel = "T"').replace("minutes = 5", 'minutes = "5"')
+                    .replace('hints = ["one", "two"]', "hints = []"))
+    assert error_of(load_lesson, path).splitlines() == [f"{path}: {line}" for line in (
+        "title: this key is required", "minutes: expected a whole number, got text '5'",
+        "checkpoints[0].hints: must not be empty",
+        "titel: unknown key; did you mean 'title'?",
+    )]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("default = 20", "default = 1", "parameters.steps.default: must be from 2 to 100, got 1"),
+    ('default = "a"', 'default = "c"', "parameters.kind.default: must be one of a, b, got c"),
+    ('recipe = "tour"', 'recipe = "tuor"', "recipe: no recipe 'tuor'; did you mean 'tour'?"),
+    ('type = "int"', 'type = "integer"', "parameters.steps.type: expected 'int', 'float', 'str' or 'bool', got text "
+                                         "'integer'"),
+    ("steps = 3", "steps = 1", "profiles.small.steps: must be from 2 to 100, got 1"),
+    ("steps = 3", "step = 3", "profiles.small.step: unknown parameter; did you mean 'steps'?"),
+    ("[[checkpoints]]", '[[museum]]\nname = "tied"\nbug = "b"\nseen = "s"\nverdict = "FAIL"\n[[checkpoints]]',
+     "museum: 'tied' stands there twice: give each its own name"),
+    ("[[checkpoints]]", '[[questions]]\nname = "gathers"\nask = "Again?"\n[[checkpoints]]',
+     "questions: 'gathers' stands there twice: give each its own name"),
+])
+def test_bad_input_word_for_word(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(GOOD.replace(old, new))
+    assert error_of(load_lesson, path) == f"{path}: {message}"
+
+
+def test_names_that_are_not_there(lesson: Lesson) -> None:
+    assert error_of(load_lesson, "00_tuor") == "lesson '00_tuor': no lesson of this name; did you mean '00_tour'?"
+    assert error_of(lesson.predict, "gather") == "lesson 'l': questions: no question 'gather'; did you mean 'gathers'?"
+    assert error_of(lesson.check, "x", 1) == "lesson 'l': checkpoints: no checkpoint 'x'; known: sum"
+
+
+def test_a_lesson_by_its_number() -> None:
+    assert {lesson_named(text) for text in ("2", "02", "02_capture_a_joint_graph")} == {"02_capture_a_joint_graph"}
+    assert error_of(load_lesson, lesson_named("99")).startswith("lesson '99': no lesson of this name")
+
+
+def test_parameters(lesson: Lesson) -> None:
+    p = parameters(lesson, steps=3, lr=1)
+    assert (p.steps, p.lr, p.kind) == (3, 1.0, "a")
+    with pytest.raises(ValueError, match="frozen"):
+        p.steps = 4
+
+
+def test_parameters_all_problems_word_for_word(lesson: Lesson) -> None:
+    found = error_of(parameters, lesson, steps="3", lr=True, kind="c", step=1)
+    assert found.splitlines() == [f"lesson 'l': parameters.{line}" for line in (
+        "steps: expected a whole number, got text '3'", "lr: expected a number, got true",
+        "kind: must be one of a, b, got c", "step: unknown parameter; did you mean 'steps'?")]
+    assert error_of(parameters, lesson, steps=101) == "lesson 'l': parameters.steps: must be from 2 to 100, got 101"
+    assert error_of(parameters, lesson, lr=-1) == "lesson 'l': parameters.lr: must be at least 0, got -1"
+    assert error_of(parameters, lesson, lr=float("nan")) == (
+        "lesson 'l': parameters.lr: expected a finite number, got nan")
+
+
+def test_parameters_that_papermill_injects_must_be_the_lessons(lesson: Lesson, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*cells: str) -> None:
+        monkeypatch.setattr("__main__.In", ["", *cells], raising=False)
+
+    run("steps = 5\nstepz = 7", "# Parameters\nsteps = 6\n", "# Parameters\ndef mine(): pass")
+    assert parameters(lesson, steps=6).steps == 6
+    run("steps = 5", "# Parameters\nsteps = 6\nstepz = [\n    7]\nq = 1\n")
+    assert error_of(parameters, lesson, steps=6).splitlines() == [
+        "lesson 'l': parameters.stepz: unknown parameter; did you mean 'steps'?",
+        "lesson 'l': parameters.q: unknown parameter; known: steps, lr, kind"]
+
+
+def test_predict_keeps_the_first_guess(lesson: Lesson) -> None:
+    assert str(lesson.predict("gathers")) == "How many? no guess"
+    guess = lesson.predict("gathers", 12)
+    assert (str(guess), guess.points) == ("How many? guessed 12", None)
+    assert lesson.predict("gathers", 10) is guess
+    assert str(guess.score(10)) == "How many? guessed 12, it is 10, score 83%"
+    assert str(predict("Which?").score("a")) == "Which? no guess, it is a"
+
+
+@pytest.mark.parametrize(("guess", "truth", "score"), [
+    (10, 10, 1), (5, 10, 0.5), (20, 10, 0.5), (-5, 10, 0), (0, 10, 0), (0, 0, 1), (float("inf"), 3, 0),
+    ("A  b", "a b", 1), ("a", "b", 0), ("10", 10, 0), (True, True, 1), (True, 1, 0),
+])
+def test_closeness(guess: object, truth: object, score: float) -> None:
+    assert closeness(guess, truth) == score
+
+
+def test_a_figure_that_is_no_number_meets_no_target() -> None:
+    found = grade("targets", {"peak": float("nan"), "saved": 1.0}, {"at_most": {"peak": 5, "saved": 2}})
+    assert found[:2] == (0.5, "peak nan, wanted at most 5")
+    assert "nan of at most 5" in CheckResult("peak", *found[:2], figures=found[2])._drawing()
+
+
+def test_what_is_not_passed_is_not_100_percent() -> None:
+    score, message, _ = grade("equal", 1_000_000, {"truth": 1_001_000})
+    result = CheckResult("bytes", score, message)
+    assert str(result) == "bytes: 99%, too low" and "100%" not in result._repr_html_() + result._drawing()
+    assert str(CheckResult("bytes", 2 / 3, "")) == "bytes: 67%" and str(CheckResult("bytes", 1, "")) == "bytes: 100%"
+
+
+def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
+    todo = lesson.check("sum", None, truth=100)
+    assert (todo.passed, todo.hints, todo.message) == (False, (), "to do: Add up.")
+    assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low\nhint 1: one"
+    assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
+    assert lesson.check("sum", 120, truth=100).message == "too high"
+    assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
+    right = lesson.check("sum", 98, truth=100)
+    assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
+
+
+def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
+    wrong = CheckResult("n", 0.75, "n 4", ("less",), (("n<1", 4, 2), ("m", 1, 1)))
+    text, _, data = wrong._repr_html_().partition("base64,")
+    assert text.startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
+    bars = ElementTree.fromstring(b64decode(data.partition('"')[0])).findall("{*}rect")[1:]
+    assert [(bar.get("width"), bar.get("fill")) for bar in bars[::2]] == [
+        ("270", "#e69f00"), ("360", "#e69f00"), ("360", "#009e73")]
+    assert [int(limit.get("x", 0)) + 1 - 240 for limit in bars[1::2]] == [360, 180, 360]
+
+
+def test_scores_are_kept(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine" / "scores.json"
+    monkeypatch.setenv("WORKBENCH_SCORES", str(path))
+    assert load_scores() == {}
+    lesson.check("sum", None, truth=100)
+    assert not path.exists()  # not tried
+    for answer in (50, 98, 60):
+        lesson.check("sum", answer, truth=100)
+    assert load_scores() == {"l": {"sum": {"score": 1.0}}}
+    assert [take_hint("l", "sum", 2) for _ in range(3)] == [1, 2, 2]
+    path.write_text('{"l": 3}')
+    with pytest.raises(WorkbenchError) as caught:
+        lesson.check("sum", 50, truth=100)
+    assert str(path) in str(caught.value) and "remove it, or set WORKBENCH_SCORES" in str(caught.value)
+    monkeypatch.setenv("WORKBENCH_SCORES", "")
+    assert take_hint("l", "sum", 2) == 2  # with no file to count in, there is no next one
+
+
+def test_scores_that_cannot_be_written_are_a_warning(
+    lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKBENCH_SCORES", str(tmp_path / "file" / "scores.json"))
+    with pytest.warns(UserWarning, match="scores are not kept"):
+        assert lesson.check("sum", 98, truth=100).passed
+
+
+def test_errors_travel_between_processes() -> None:
+    with pytest.raises(LessonError) as caught:
+        load_lesson("nothing")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems) == (str(caught.value), caught.value.problems)
+
+
+def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.notebook.lessons.grading.GRADERS", dict(GRADERS))
+    register_check("even")(lambda answer: answer % 2 == 0)
+    assert grade("even", 3, {}) == (0.0, "not yet", ())
+    assert grade("equal", 99, {"truth": 100}) == (0.99, "too low", ())
+    assert grade("workbench.notebook.lessons.grading:equal", 100, {"truth": 100}) == (1.0, "right", ())
+    assert grade("targets", {"n": 4, "m": 1}, {"at_most": {"n": 2, "m": 1}}) == (
+        0.75, "n 4, wanted at most 2", (("n", 4, 2), ("m", 1, 1)))
+    assert grade("targets", {"n": 2, "m": 0}, {"at_most": {"n": 2, "m": 0}})[:2] == (1.0, "every target met")
+    assert grade("targets", {"n": 3}, {"at_most": {"n": 0}})[0] == 0
+    with pytest.raises(WorkbenchError) as caught:
+        grade("odd", 3, {})
+    assert str(caught.value) == "no check 'odd': one of close, equal, targets, even, or workbench.module:function"
+    with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
+        grade("workbench.notebook.lessons.grading:nothing", 3, {})

@@ -1,0 +1,258 @@
+"""`%%ranks` in a shell of this process: what it shows, completes, refuses and leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from IPython.core.completer import CompletionContext, provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from workbench.notebook.draw.picture import Table
+from workbench.notebook.draw.rank_values import RankValues
+from workbench.world.ranks import RankError
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def shell():
+    made = InteractiveShell()
+    made.run_cell("%load_ext workbench")
+    yield made
+    made.run_cell("%unload_ext workbench")
+
+
+@pytest.fixture
+def cell(shell):
+    """Runs a cell: (value, what was printed, error)."""
+
+    def run(source):
+        with capture_output(display=False) as printed:
+            done = shell.run_cell(source, store_history=True)
+        return done.result, printed.stdout + printed.stderr, done.error_in_exec
+
+    run("%%ranks -n 2 --backend gloo\nimport torch, torch.distributed as dist\nrank = dist.get_rank()")
+    return run
+
+
+def magics(shell):
+    return shell.magics_manager.registry["RanksMagics"]
+
+
+def test_one_namespace_from_cell_to_cell_and_the_last_expression(cell):
+    assert cell("%%ranks\nmodel = torch.nn.Linear(2, 2, bias=False).requires_grad_(False)")[0] is None
+    value, _, _ = cell("%%ranks\nmodel.weight.fill_(rank)\nmodel(torch.ones(2))")
+    assert isinstance(value, RankValues) and torch.equal(value[1], torch.tensor([2.0, 2.0])) and not value.agree
+    assert cell("%%ranks\nrank;")[0] is None
+    assert cell("%%ranks\nNone")[0] is None
+
+
+def test_what_agrees_and_what_cannot_be_sent(cell):
+    assert repr(cell("%%ranks\n1 + 1")[0]) == "ranks 0, 1: 2"
+    value = cell("%%ranks\nimport threading\nthreading.Lock()")[0]
+    assert repr(value) == "ranks 0, 1: <unlocked _thread.lock object>"
+    value = cell("%%ranks\nclass Point:\n    def __repr__(self):\n        return 'a point'\nPoint()")[0]
+    assert repr(value) == "ranks 0, 1: a point" and type(value[0]).__name__ == "Point"
+
+
+def test_a_dtensor_comes_as_the_shards_that_it_is(cell):
+    value, _, _ = cell("""%%ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor, Shard
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+{"d": distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]), "mesh": mesh}""")
+    assert value[1]["d"].shape == (4,) and value[1]["d"].placements == ("S(0)",)
+    assert torch.equal(value[1]["d"].local, torch.tensor([2.0, 3.0]))
+    assert "['d'] differs" in repr(value) and "tp: S(0)" in repr(value) and "1 of 2 entries agree" in repr(value)
+
+
+def test_what_a_functional_collective_gives_is_waited_for(cell):
+    value, _, _ = cell("""%%ranks
+import torch.distributed._functional_collectives as functional
+functional.all_gather_tensor(torch.ones(1) * rank, 0, dist.group.WORLD)""")
+    assert torch.equal(value[0], torch.tensor([0.0, 1.0])) and value.agree
+
+
+def test_the_backend_that_runs_may_be_named_again(cell, shell):
+    pids = magics(shell).pool.pids
+    for name in ("gloo", "auto"):
+        assert "ended" not in cell(f"%%ranks --backend {name}\nrank")[1] and magics(shell).pool.pids == pids
+
+
+def test_only_some_ranks_and_names_that_are_sent(cell, shell):
+    shell.user_ns["steps"] = 7
+    value, _, _ = cell("%%ranks --only 1 --send steps\nsteps + rank")
+    assert list(value) == [8] and value.ranks == (1,)
+
+
+def test_names_are_brought_back(cell, shell):
+    cell("%%ranks --bring found,rank\nfound = [torch.ones(2) * (rank + 1)]")
+    assert torch.equal(shell.user_ns["found"][0], torch.ones(2)) and shell.user_ns["rank"] == 0
+    cell("%%ranks --only 1 --bring found\nNone")
+    assert torch.equal(shell.user_ns["found"][0], torch.ones(2) * 2)
+    pids = magics(shell).pool.pids
+    _, printed, _ = cell("%%ranks --bring nowhere\nNone")
+    assert "UsageError: %%ranks --bring nowhere: rank 0 has no such name" in printed
+    assert magics(shell).pool.pids == pids
+
+
+def test_an_error_on_the_only_rank_that_ran_keeps_all(cell, shell):
+    pids = magics(shell).pool.pids
+    assert cell("%%ranks --only 1\nnothing")[2].kept and magics(shell).pool.pids == pids
+
+
+def test_a_cell_that_is_meant_to_fail(cell):
+    _, printed, error = cell("%%ranks --fails\nnothing")
+    assert error is None and printed.startswith("RankError: rank 0 failed: NameError")
+    assert "The ranks live on" in printed
+    assert "the cell was meant to fail, and every rank came to its end" in cell("%%ranks --fails\n1")[1]
+
+
+def test_grouped_output(cell):
+    assert cell("%%ranks --echo grouped\nprint('hello')\nprint(rank)")[1] == (
+        "[rank 0] hello\n[rank 0] 0\n[rank 1] hello\n[rank 1] 1\n")
+    assert cell("%%ranks --echo rank0\nprint(rank)")[1] == "[rank 0] 0\n"
+
+
+def test_the_same_error_everywhere_keeps_the_ranks_and_shows_the_cells_line(cell, shell):
+    pids = magics(shell).pool.pids
+    _, _, error = cell("%%ranks\nkept = 5\n\nnothing.there")
+    assert isinstance(error, RankError) and error.kept
+    shown = "\n".join(error._render_traceback_())
+    name = f"cell {len(shell.user_ns['In']) - 1}"
+    assert f'File "{name}", line 4, in <module>\n    nothing.there' in shown
+    assert shown.endswith("The ranks live on, with all they hold.") and "run_cell" not in shown
+    assert repr(cell("%%ranks\nkept")[0]) == "ranks 0, 1: 5" and magics(shell).pool.pids == pids
+
+
+def test_an_error_on_one_rank_ends_them_and_the_next_cell_works(cell):
+    _, _, error = cell("%%ranks\nif rank == 1:\n    raise ValueError('boom')\ndist.barrier()")
+    assert error.headline == "rank 1 failed: ValueError: boom"
+    shown = "\n".join(error._render_traceback_())
+    assert "rank 0: waiting in the collective barrier, called from <module> (cell" in shown
+    assert shown.endswith("The ranks were ended, with all they held: the next %%ranks starts new ones.")
+    assert "NameError: name 'rank' is not defined" in str(cell("%%ranks\nrank")[2])
+
+
+def test_a_function_of_an_earlier_cell_keeps_its_lines(cell, shell):
+    cell("%%ranks\ndef deep():\n    return 1 / 0")
+    name = f"cell {len(shell.user_ns['In']) - 1}"
+    _, _, error = cell("%%ranks\ndeep()")
+    assert f'File "{name}", line 3, in deep\n    return 1 / 0' in str(error)
+
+
+def test_unlike_dtypes_that_gloo_adds_up_are_refused(cell):
+    _, _, error = cell("%%ranks\ndist.all_reduce(torch.ones(2, dtype=torch.int32 if rank else torch.float32))")
+    assert "their values are wrong" in str(error)
+
+
+def test_checks_name_the_operators_and_restart_says_so(cell):
+    _, printed, error = cell("%%ranks --check\nimport torch, torch.distributed as dist\n"
+                             "dist.all_reduce(torch.ones(2 + dist.get_rank()))")
+    assert "2 ranks ended, with all they held: 2 new ones start, with checks.\n" in printed
+    assert "the ranks run different collectives: rank" in error.headline and "of float [3]" in error.headline
+    cell("%ranks stop")
+
+
+def test_status_restart_and_stop(cell, shell):
+    cell("%%ranks\ndist.barrier()")
+    table, _, _ = cell("%ranks status")
+    assert isinstance(table, Table) and [row[0] for row in table.rows] == [0, 1]
+    assert [row[2] for row in table.rows] == ["idle", "idle"] and "barrier, number" in table.rows[0][5]
+    pids = magics(shell).pool.pids
+    cell("%ranks restart")
+    assert cell("%ranks status")[1] == "no ranks run: a cell that begins with %%ranks starts them\n"
+    value, _, _ = cell("%%ranks\nimport os\nos.getpid()")
+    assert not set(pids) & set(value)
+    cell("%ranks stop")
+    assert magics(shell).pool is None
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ("%%ranks\ndef f(x:\n    pass", "SyntaxError: '(' was never closed"),
+    ("%%ranks\n!ls", "Magics and shell commands do not work on the ranks: only Python does."),
+    ("%%ranks --only 5\n1", "UsageError: %%ranks --only 5: the ranks are 0 to 1"),
+    ("%%ranks --only a\n1", "UsageError: %%ranks --only a: expected ranks, such as 0,1"),
+    ("%%ranks --send nowhere\n1", "UsageError: %%ranks --send nowhere: the notebook has no such name"),
+    ("%%ranks --send lock\n1", "UsageError: the function or an argument cannot be sent to the ranks: TypeError"),
+    ("%%ranks --timeout -1\n1", "UsageError: ranks(timeout=-1.0): timeout must be a number of seconds above 0."),
+    ("%%ranks --echo loud\n1", "UsageError: argument --echo: invalid choice: 'loud'"),
+    ("%%ranks -n many\n1", "UsageError: argument -n: invalid int value: 'many'"),
+    ("%%ranks status\n1", "UsageError: %ranks status takes no cell"),
+    ("%ranks", "UsageError: %ranks takes one of status, restart, stop"),
+])
+def test_bad_input_is_one_message_and_the_ranks_live_on(cell, shell, source, message):
+    import threading
+
+    shell.user_ns["lock"] = threading.Lock()
+    pids = magics(shell).pool.pids
+    _, printed, error = cell(source)
+    assert message in printed + str(error) and "Traceback" not in printed
+    assert magics(shell).pool.pids == pids
+
+
+def test_completion_knows_the_names_of_the_ranks(cell, shell):
+    cell("%%ranks\nonly_on_ranks = torch.ones(1)")
+
+    def complete(token, text):
+        found = magics(shell).complete(CompletionContext(token, text, len(token), 1, None))
+        return [completion.text for completion in found["completions"]]
+
+    assert complete("only_on", "%%ranks\nonly_on") == ["only_on_ranks"]
+    assert "only_on_ranks.numpy" in complete("only_on_ranks.num", "%%ranks\nonly_on_ranks.num")
+    assert complete("only_on", "only_on") == []
+    with provisionalcompleter():
+        offered = [c.text for c in shell.Completer.completions("%%ranks\nonly_on", len("%%ranks\nonly_on"))]
+    assert "only_on_ranks" in offered
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ("-n 0", "n must be a whole number, 1 or more"), ("-n 3 --only 7", "the ranks are 0 to 2"),
+    ("-n 3 --timeout 0", "timeout must be a number of seconds above 0"), ("--check --only x", "expected ranks"),
+])
+def test_what_is_refused_ends_no_ranks(cell, options, says):
+    cell("%%ranks\nkept = 5")
+    _, printed, error = cell(f"%%ranks {options}\nkept")
+    assert says in str(error) and "ended" not in printed
+    assert repr(cell("%%ranks\nkept")[0]) == "ranks 0, 1: 5"
+
+
+def test_annotations_are_what_the_cell_says(cell):
+    assert repr(cell("%%ranks\ndef f(x: int): ...\nf.__annotations__")[0]) == "ranks 0, 1: {'x': <class 'int'>}"
+
+
+def test_other_sizes_start_other_ranks(cell, shell):
+    _, printed, _ = cell("%%ranks -n 3\nimport torch.distributed as dist")
+    assert printed == "2 ranks ended, with all they held: 3 new ones start.\n"
+    assert repr(cell("%%ranks\ndist.get_world_size()")[0]) == "ranks 0, 1, 2: 3"
+
+
+def test_what_the_notebook_registered_is_known_on_the_ranks(cell):
+    from workbench.authoring import families
+    from workbench.passes import registry
+    from workbench.recipe.contracts import CONTRACTS
+    from workbench.recipe.model_sizes import SIZES
+
+    registering = """
+from workbench import register_model, register_pass
+@register_pass("of_a_cell", stage="joint", numerics="exact", changes="{0}")
+def of_a_cell(gm, example_inputs, *, options):
+    return "{0}"
+@register_model("of_a_cell", sizes={{"vocab_size": 8, "max_seq_len": 8}})
+def make(sizes):
+    return "{0}"
+"""
+    asking = """%%ranks
+from workbench.passes.registry import find_pass
+from workbench.authoring.families import find_family
+found = find_pass("of_a_cell")
+found.function(None, None, options=None), found.contract.changes, find_family("of_a_cell").make.__wrapped__({})"""
+    try:
+        for said in ("once", "twice"):
+            assert cell(registering.format(said))[2] is None
+            value, _, error = cell(asking)
+            assert error is None and value.agree and value[1] == (said, said, said)
+    finally:
+        CONTRACTS.pop("of_a_cell"), registry._PASSES.pop("of_a_cell")
+        del families._FAMILIES["of_a_cell"], SIZES["of_a_cell"]

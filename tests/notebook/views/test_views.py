@@ -1,0 +1,180 @@
+"""What the views answer, how much they send, and that a saved notebook keeps none of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from workbench import WorkbenchError, build, capture, fake_world, load_lesson, load_recipe, show
+from workbench.authoring.author import author
+from workbench.notebook.show import outputs
+from workbench.notebook.views import GraphView, MemoryView, PassStepper, TimelineView
+from workbench.notebook.views.view import module
+
+RECIPE = load_recipe("tour").override({"model.n_layers": 2})
+PAYLOAD, STATE = 2_000_000, 6_000
+
+
+@pytest.fixture(scope="module")
+def built():
+    with fake_world(RECIPE.mesh.world_size) as world:
+        return build(RECIPE, world)
+
+
+@pytest.fixture
+def stepper(built):
+    return PassStepper(built.records)
+
+
+def answer(view, message):
+    """What a page that sends `message` gets: the messages, and their buffers."""
+    sent = []
+    view.send = lambda content, buffers=None: sent.append((content, buffers))
+    view._answer(None, message, [])
+    return sent
+
+
+def test_the_module_is_sent_when_the_page_asks(stepper):
+    ((content, buffers),) = answer(stepper, {"call": "module"})
+    version, source = module()
+    assert content == {"module": version} and buffers == [source] and version == stepper.version
+    assert len(source) == stepper.sent
+
+
+def test_what_a_step_shows_at_first_is_one_answer(built, stepper):
+    for step, record in enumerate(built.records):
+        for part in record.parts:
+            ((content, _),) = answer(stepper, {"id": "1", "call": "first", "args": {"step": step, "part": part}})
+            assert content["value"] == {"view": stepper.ask("view", step=step, part=part, opened=None),
+                                        "step": stepper.ask("step", step=step, part=part),
+                                        "hunks": stepper.ask("hunks", step=step, part=part, context=1)}
+
+
+def test_errors_go_to_the_page_by_name(stepper):
+    ((content, _),) = answer(stepper, {"id": "7", "call": "details", "args": {"id": "nowhere", "step": 0}})
+    assert content == {"id": "7", "error": "KeyError: 'nowhere'"}
+    ((content, _),) = answer(stepper, {"id": "8", "call": "msg", "args": {}})
+    assert content["error"] == "WorkbenchError: a view of kind 'stepper' does not know 'msg'"
+
+
+def test_a_saved_notebook_keeps_a_few_lines(built):
+    for view in (PassStepper(built.records), TimelineView(built.records[-1]), MemoryView(built.step.pair),
+                 GraphView(built.captured)):
+        assert len(json.dumps(view.get_state(), default=str)) < STATE
+
+
+def test_a_reader_who_steps_through_all_is_sent_less_than_the_limit(built, stepper):
+    answer(stepper, {"call": "module"})
+    for step, about in enumerate(stepper.ask("steps")["steps"]):
+        for part in about["parts"]:
+            for call, given in (("view", {"opened": None}), ("step", {}), ("hunks", {"context": 4})):
+                answer(stepper, {"id": "x", "call": call, "args": {"step": step, "part": part, **given}})
+    assert 500_000 < stepper.sent < PAYLOAD
+
+
+def test_steps_carry_their_verdicts_and_changes(built, stepper):
+    steps = stepper.ask("steps")["steps"]
+    assert [s["name"] for s in steps] == [r.name for r in built.records]
+    assert ("lint", "PASS", "") in [tuple(v) for v in steps[0]["verdicts"]]
+    last = len(steps) - 1
+    about = stepper.ask("step", step=last, part="backward")
+    assert built.records[last].diffs()[1].summary in about["summary"]
+    hunks = stepper.ask("hunks", step=last, part="forward", context=0)["hunks"]
+    assert hunks and all(mark in "-+>" for hunk in hunks for mark, _ in hunk)
+    tagged = stepper.ask("view", step=1, part="joint", opened=None)
+    assert any("tagged" in box.marks for box in tagged["boxes"])
+    assert stepper.ask("hunks", step=1, part="joint", context=1)["why"] == "no line of the graph changed"
+
+
+def test_an_operator_tells_all_that_is_known(built, stepper):
+    found = stepper.ask("find", query="layers.1.feed_forward.w2 layers.py", step=3, part="forward")
+    assert found["count"] > 5
+    name = next(n.name for n in built.records[3].after[0].graph.nodes if n.name.startswith("_pre_bucket"))
+    (where,) = [i for i in stepper.tree(step=3, part="forward").id_of if i.endswith(f"/{name}")]
+    rows = dict(stepper.ask("details", id=where, step=3, part="forward")["rows"])
+    assert rows["history"] == "added by transformer_block_bucketing"
+    assert {"operator", "result", "bytes", "module", "source", "reads", "read by"} <= rows.keys()
+
+
+def test_a_parameter_tells_its_placement(built):
+    view = outputs(built.step.pair)[-1]
+    where = next(i for i in view.tree().id_of if "layers/0/attention/wq/primals" in i)
+    rows = dict(view.ask("details", id=where)["rows"])
+    assert rows["parameter"] == "layers.0.attention.wq.weight"
+    assert rows["placement"] == "dp_shard cuts dim 0, tp cuts dim 0" and "ParamAOTInput" in rows["descriptor"]
+
+
+def test_every_other_value_tells_its_placement_or_why_not(built):
+    view = GraphView(built.step.pair.by_part)
+    said = {id.rpartition("/")[2]: dict(view.ask("details", id=id)["rows"])["placement"] for id in view.tree().named}
+    gathered = next(n.name for n in built.step.pair.graphs[0].graph.nodes if "all_gather_into_tensor" in n.name)
+    assert said[gathered].startswith("dp_shard: every rank holds the same; tp: unknown")
+    assert all(text for text in said.values()) and sum(text.startswith("unknown: ") for text in said.values()) > 20
+
+
+def test_the_way_to_an_operator_in_a_folded_layer(built):
+    view = GraphView(built.captured)
+    target = view.ask("find", query="layers.1.feed_forward.w2")["ids"][0]
+    way = view.ask("way", id=target, opened=view.tree().first_look(), fold=True)
+    assert way["fold"] is False  # layer 0 stands for it while it is folded
+    assert target in {box.id for box in view.ask("view", **way)["boxes"]}
+
+
+def test_memory_keeps_its_peak_and_timeline_every_collective(built):
+    (curve,) = MemoryView(built.step.pair).ask("curves")["curves"]
+    assert max(size for _, size, _ in curve["points"]) == curve["peak"]
+    runs = TimelineView(built.records[-1]).ask("runs")["runs"]
+    for run in runs:
+        assert sum(bar[0] != "compute" for bar in run["spans"]) == run["collectives"]
+
+
+def test_show_picks_a_picture_and_a_view_for_each_noun(built, capsys):
+    with fake_world(RECIPE.mesh.world_size) as world:
+        joint = capture(author(RECIPE, world))
+        kinds = {}
+        for name, what in {"recipe": RECIPE, "world": world, "joint": joint, "pair": built.step.pair, "built": built,
+                           "record": built.records[-1], "records": built.records, "graph": built.captured,
+                           "verdict": built.records[0].verdicts[0], "lesson": load_lesson("00_tour")}.items():
+            made = outputs(what)
+            kinds[name] = [getattr(each, "kind", type(each).__name__) for each in made]
+    assert kinds == {"recipe": ["Picture"], "world": ["Table"], "joint": ["Picture", "graph"],
+                     "pair": ["Picture", "Picture", "graph"], "built": ["Picture", "Table", "stepper"],
+                     "record": ["Picture", "stepper"], "records": ["Table", "stepper"], "graph": ["Picture", "graph"],
+                     "verdict": ["Table"], "lesson": ["Table"]}
+    assert [getattr(o, "kind", "") for o in outputs(built, "graph")] == ["", "", "graph"]
+    assert [getattr(o, "kind", "") for o in outputs(built, "passes")] == ["", "stepper"]
+    show(built.records[-1], "timeline")
+    said = capsys.readouterr().out
+    assert "before transformer_block_bucketing: simulated on h100" in said and "TimelineView" not in said
+
+
+def test_what_has_no_picture_is_refused():
+    with pytest.raises(WorkbenchError, match="int has no picture: show takes a recipe, world, graph"):
+        show(3)
+    with pytest.raises(WorkbenchError, match="has no picture for view 'memory'"):
+        show(RECIPE, "memory")
+    with pytest.raises(WorkbenchError, match="Recipe has no picture for view 'passes'"):
+        show(RECIPE, "passes")
+    with pytest.raises(WorkbenchError, match="view must be one of graph, passes, timeline, memory"):
+        show(RECIPE, "sideways")
+    with pytest.raises(WorkbenchError, match="no pass has run: there is nothing to step through"):
+        PassStepper([])
+
+
+def test_a_graph_from_elsewhere_and_an_empty_one_have_views():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.relu, (x,)))
+    elsewhere = torch.fx.GraphModule({}, graph)
+    seen = GraphView(elsewhere).ask("view", opened=None)
+    assert seen["missing"] == ("no module paths: operators stand in their order", "no source lines",
+                               "no values: shapes, bytes and costs are unknown")
+    rows = dict(GraphView(elsewhere).ask("details", id="graph/relu")["rows"])
+    assert rows["result"] == rows["module"] == rows["source"] == "not recorded"
+    exported = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph_module
+    assert GraphView(exported).ask("view", opened=None)["boxes"]
+    empty = torch.fx.Graph()
+    empty.output(())
+    assert GraphView(torch.fx.GraphModule({}, empty)).ask("view", opened=None)["boxes"] == ()

@@ -1,0 +1,319 @@
+"""`build`: every step in one call, what it refuses before it starts, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from graph.test_capture import state
+from on_ranks import FSDP4, FSDP_TP, build_with, small, user_pass
+
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.pipeline.build import build, check_buildable
+from workbench.pipeline.numerics_proof import loosest, prove_numerics
+from workbench.world.mesh import current_world
+
+pytestmark = pytest.mark.integration
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+TOUR = ("inductor_decomposition", "activation_checkpointing", "reshard_after_forward"), (
+    "transformer_block_bucketing",)
+
+
+@pytest.fixture(scope="module")
+def built(fake4):
+    """Two builds on one world, and the process's state around them."""
+    before = state(), dict(os.environ)
+    first = build(small(FSDP_TP, *TOUR), fake4)
+    second = build(small(FSDP_TP, *TOUR), fake4, level="full")
+    return first, second, before, (state(), dict(os.environ))
+
+
+def test_two_builds_in_one_process_leave_it_as_it_was(built):
+    first, second, before, after = built
+    assert before == after
+    ops = [[str(n.target) for n in b.step.pair.forward.graph.nodes] for b in (first, second)]
+    assert ops[0] == ops[1]
+
+
+def test_what_it_tells(built):
+    first, second, *_ = built
+    assert list(first.seconds) == ["author", "capture", "joint passes", "partition", "passes", "compile"]
+    assert {r.outcome for r in first.records} == {Outcome.PASS} and first.pipeline == []
+    assert first.saved_bytes > 0 and first.flop > 1e6
+    assert first.captured is not first.records[-2].after[0]
+    assert repr(first).startswith("Built(small on fake: inductor_decomposition PASS, ")
+    # a fake world proves no numerics, and says so
+    assert {r.verdict("numerics").outcome for r in second.records} == {Outcome.UNKNOWN}
+    assert [v.outcome for v in second.pipeline] == [Outcome.UNKNOWN]
+
+
+def test_the_loosest_contract_is_that_of_the_list(built):
+    first, *_ = built
+    assert loosest([]).numerics == "exact"
+    assert loosest(first.records).name == "inductor_decomposition"
+    assert loosest(first.records[1:]).name == "transformer_block_bucketing"
+
+
+def test_unknown_passes_are_refused_first():
+    with pytest.raises(WorkbenchError, match="unknown pass 'mine': register it with @register_pass"):
+        check_buildable(small(FSDP_TP, ("mine",)), "gloo")
+
+
+def test_a_users_pass_is_held_to_the_rules():
+    recipe = small(FSDP_TP, ("mine", "reshard_after_forward"))
+    with user_pass("mine", lambda gm: gm, after={"reshard_after_forward"}), pytest.raises(WorkbenchError) as caught:
+        check_buildable(recipe, "gloo")
+    assert str(caught.value) == ("recipe 'small': pass 'reshard_after_forward' must come before 'mine': swap them")
+    with user_pass("mine", lambda gm: gm, needs={"cuda"}):
+        with pytest.raises(WorkbenchError, match=r"'mine' needs CUDA \(it runs on a GPU only\), and world gloo has"):
+            check_buildable(recipe, "gloo")
+        check_buildable(recipe, "fake")  # it shows what stands before
+    tp_only = small({"tp": 2}, ("needs_shards",))
+    with (user_pass("needs_shards", lambda gm: gm, needs={"fsdp"}),
+          pytest.raises(WorkbenchError, match="pass 'needs_shards' needs FSDP: set mesh.dp_shard")):
+        check_buildable(tp_only, "gloo")
+
+
+def test_no_compiler_is_said_before_anything_is_captured(monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    recipe = small(FSDP_TP, ("inductor_decomposition",), ("full_inductor_compilation",))
+    with pytest.raises(WorkbenchError, match=r"needs a C\+\+ compiler and none was found: install g\+\+"):
+        check_buildable(recipe, "gloo")
+
+
+def test_an_error_leaves_nothing_open(fake4):
+    def raises(gm):
+        raise ValueError("x")
+
+    before = state()
+    for stage in ("joint", "partitioned"):
+        with user_pass("raises", raises, stage=stage), pytest.raises(WorkbenchError, match="raised ValueError: x"):
+            lists = (("raises",), ()) if stage == "joint" else ((), ("raises",))
+            build(small(FSDP_TP, *lists), fake4)
+        assert state() == before
+
+
+def full(recipe):
+    found = build(recipe, current_world(), level="full")
+    gradients = [p.grad for p in found.authored.module.parameters()]
+    return ({r.name: {v.check: str(v.outcome) for v in r.verdicts} for r in found.records},
+            [str(v) for v in found.pipeline], str(found.schedule.outcome), all(g is None for g in gradients))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=str)
+def test_every_verdict_on_real_ranks(pool4, mesh):
+    for records, pipeline, schedule, clean in pool4.run(full, small(mesh, *TOUR)):
+        assert set(records) == {*TOUR[0], *TOUR[1]} and schedule == "PASS" and clean
+        for verdicts in records.values():
+            assert set(verdicts) == {"lint", "effect", "collectives", "memory", "numerics"}
+            assert set(verdicts.values()) == {"PASS"}
+        assert len(pipeline) == 1 and pipeline[0].startswith("numerics: PASS")
+
+
+@pytest.mark.ranks
+def test_at_capture_numerics_are_those_of_the_list(pool4):
+    recipe = small(FSDP4, ({"name": "inductor_decomposition", "at": "capture"},))
+    records, pipeline, _, _ = pool4.run(full, recipe)[0]
+    assert records["inductor_decomposition"]["numerics"] == "UNKNOWN" and pipeline[0].startswith("numerics: PASS")
+
+
+def without_a_recipe():
+    """A module of one's own on dp_shard 4: passes, partition, compile, numerics."""
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from workbench.authoring.author import author_module
+    from workbench.authoring.plans import ParallelPlan
+    from workbench.graph.capture import capture
+    from workbench.graph.lower import compile_step
+    from workbench.graph.partition import partition
+    from workbench.pipeline.run_passes import prove_partition, run_joint, run_partitioned
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.nn.functional.dropout(torch.relu(layer(x)), 0.5)
+            return x.square().mean()
+
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
+    torch.manual_seed(0)
+    module, x = Net(), torch.randn(4, 16)
+    authored = author_module(module, current_world(), mesh, ParallelPlan(units=("layers.*",)), batch=lambda: (x,))
+    joint = capture(authored)
+    records = run_joint(joint, ["activation_checkpointing", "reshard_after_forward"])
+    pair = partition(joint)
+    prove_partition(records, pair)
+    later, bodies = run_partitioned(pair, ["transformer_block_bucketing"])
+    step = compile_step(pair, bodies)
+    whole = prove_numerics(records + later, step)
+    step(x).backward()
+    return ([(r.name, str(r.outcome)) for r in records + later], [str(v) for v in whole],
+            all(p.grad is not None for p in module.parameters()))
+
+
+@pytest.mark.ranks
+def test_a_module_of_ones_own_without_a_recipe_with_dropout(pool4):
+    for records, whole, trained in pool4.run(without_a_recipe):
+        assert {outcome for _, outcome in records} == {"PASS"} and len(records) == 3
+        assert whole[0].startswith("numerics: PASS") and trained
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_full_inductor_on_one_tiny_model(pool4):
+    recipe = small(FSDP4, ("inductor_decomposition",), ("transformer_block_bucketing", "full_inductor_compilation"))
+    tiny = recipe.override({"model.dim": 16, "model.n_heads": 2, "model.n_kv_heads": 1, "model.ffn_dim": 32})
+    for records, pipeline, _, _ in pool4.run(full, tiny):
+        assert records["full_inductor_compilation"] == {"effect": "PASS", "numerics": "PASS"}
+        assert pipeline[0].startswith("numerics: PASS")
+
+
+def normed(kind: str = "") -> None:
+    """Register a family with running statistics, a counter of its calls and a buffer that each forward replaces."""
+    from torch import nn
+
+    from workbench import register_model
+    from workbench.authoring.plans import ParallelPlan
+
+    class Normed(nn.Module):
+        def __init__(self, vocab_size):
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(vocab_size, 8), nn.BatchNorm1d(8)
+            self.head = nn.Linear(8, vocab_size)
+            self.register_buffer("total", torch.zeros(8), persistent=False)
+            self.calls, self.history = 0, []
+
+        def forward(self, tokens, targets):
+            self.calls += 1
+            self.history.append(self.calls)
+            x = self.norm(self.embed(tokens).flatten(0, 1))
+            if kind == "replaced":
+                self.total = self.total + x.detach().sum(0)
+            else:
+                self.total.add_(x.detach().square().sum(0))
+            if kind == "parameter":
+                with torch.no_grad():
+                    self.head.bias.mul_(0.5)
+            return nn.functional.cross_entropy(self.head(x), targets.flatten())
+
+    @register_model("normed", sizes={"vocab_size": 256, "max_seq_len": 16},
+                    plan=ParallelPlan(units=("embed", "norm", "head")))
+    def make(sizes):
+        return Normed(sizes["vocab_size"])
+
+
+def normed_recipe(passes=()):
+    from workbench.recipe.recipe import Recipe
+
+    return Recipe(name="small", mesh={"dp_shard": 2}, model={"family": "normed"}, data={"seq_len": 16}, passes=passes,
+                  training={"steps": 3})
+
+
+def left(authored):
+    """All that a module holds, as plain data."""
+    module = authored.module
+    named = (*module.named_parameters(), *module.named_buffers())
+    values = {n: getattr(t.detach(), "_local_tensor", t).tolist() for n, t in named}
+    return (values, {n: p.grad is None for n, p in module.named_parameters()}, module.calls, list(module.history),
+            [m.training for m in module.modules()], torch.get_rng_state().tolist())
+
+
+def checked_then_trained(kind, passes):
+    """Level full and time: what differs from a module that nothing has run, then after three steps from eager."""
+    from workbench.authoring.author import author
+    from workbench.graph.replay_rehearsal import rehearse
+    from workbench.pipeline.time_proof import prove_time
+    from workbench.pipeline.train import train
+
+    normed(kind)
+    recipe = normed_recipe(passes)
+    plain = author(recipe, current_world())
+    before = left(plain)
+    built = rehearsed(recipe, rehearse) if "cudagraph" in passes else build(recipe, current_world(), level="full")
+    prove_time(built.records, built.step)
+    after = left(built.authored)
+    told = [str(v) for v in built.pipeline], [str(r.verdict("numerics")) for r in built.records]
+    train(plain), train(built.authored, built.step)
+    ours, eager = (dict(a.module.named_buffers()) for a in (built.authored, plain))
+    return before == after, told, [name for name in eager if not torch.equal(ours[name], eager[name])], list(eager)
+
+
+def rehearsed(recipe, rehearse):
+    """As build(level="full") does, with what replays on a CPU."""
+    from workbench.pipeline import build as module
+
+    original = module.partition
+    module.partition = lambda joint: rehearse(original(joint))
+    module.check_buildable, checked = lambda *_: None, module.check_buildable
+    try:
+        return build(recipe, current_world(), level="full")
+    finally:
+        module.partition, module.check_buildable = original, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("passes", [("transformer_block_bucketing",), ("cudagraph",)], ids=str)
+@pytest.mark.parametrize("kind", ["", "parameter"])
+def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2, kind, passes):
+    for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, kind, passes):
+        assert same and differing == []
+        assert sorted(buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "total"]
+        assert pipeline[0].startswith("numerics: PASS") and records[0].startswith("numerics: PASS")
+
+
+@pytest.mark.ranks
+def test_a_buffer_that_only_eager_replaces_is_told(pool2):
+    for same, (pipeline, _), differing, _ in pool2.run(checked_then_trained, "replaced", ()):
+        assert same and differing == ["total"]
+        assert pipeline[0].startswith("numerics: FAIL (rank ") and "; buffer total: " in pipeline[0]
+
+
+def with_its_update(kind):
+    """A pass that drops an update of a buffer, scales it, or writes it into the buffer itself."""
+    from workbench.authoring.author import author
+    from workbench.torch_api import aot
+
+    def change(gm):
+        output = gm.graph.output_node()
+        values, descs = list(output.args[0]), output.meta["desc"]
+        at = next((i for i, d in enumerate(descs) if aot.written_by(d) == "norm.running_mean"), None)
+        if at is None:
+            return gm  # the backward
+        old = next(n for n in gm.graph.find_nodes(op="placeholder") if aot.parameter_of(n) == "norm.running_mean")
+        with gm.graph.inserting_before(output):
+            if kind == "dropped":
+                values[at] = old
+            elif kind == "scaled":
+                values[at] = gm.graph.call_function(torch.ops.aten.mul.Tensor, (values[at], 1.5))
+            else:
+                gm.graph.call_function(torch.ops.aten.copy_.default, (old, values[at]))
+                gm.graph.call_function(torch.ops.aten.mul_.Tensor, (old, 1.5))
+                values[at] = old
+            values[at].meta = values[at].meta or dict(old.meta)
+        output.args = (tuple(values),)
+        return gm
+
+    normed()
+    before = left(author(normed_recipe(), current_world()))
+    built = build_with(normed_recipe(), "wrong", change, stage="partitioned")
+    return str(built.records[-1].verdict("numerics")), str(built.pipeline[0]), before == left(built.authored)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["dropped", "scaled", "in place"])
+def test_a_pass_that_changes_a_buffers_update_is_told_with_its_name(pool2, kind):
+    for record, pipeline, same in pool2.run(with_its_update, kind):
+        assert record.startswith("numerics: FAIL") and "; new value of norm.running_mean: " in record
+        assert pipeline.startswith("numerics: FAIL") and "; buffer norm.running_mean: " in pipeline
+        assert same

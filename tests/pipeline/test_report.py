@@ -1,0 +1,183 @@
+"""Reports: what makes them ok, how ranks are merged, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.checks.verdicts import CHECKS, Outcome, Verdict
+from workbench.pipeline.expert_load import ExpertLoad
+from workbench.pipeline.report import (
+    Expectation,
+    PassRow,
+    Report,
+    check_expectations,
+    complete,
+    gravest_rank,
+    median_step,
+    merge_rows,
+)
+from workbench.pipeline.roofline import roofline
+from workbench.pipeline.run import run
+from workbench.pipeline.train import Training
+from workbench.recipe.contracts import Numerics, Stage
+from workbench.recipe.recipe import Recipe, load_recipe
+
+PASS, FAIL, NO_EFFECT, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN
+UNSEEN = Verdict("time", UNKNOWN, "a fake world has no speed: run on real ranks")
+
+
+def row(*verdicts: Verdict, name: str = "reshard_after_forward", tolerance: float | None = None,
+        **more: Any) -> PassRow:
+    numerics = Numerics.EXACT if tolerance is None else Numerics.LOSSY
+    return PassRow(name, Stage.JOINT, numerics, tolerance, 0.1, 0.01, complete(verdicts, {}), **more)
+
+
+def report(*rows: PassRow, recipe: Recipe | None = None, **more: Any) -> Report:
+    given: dict[str, Any] = {
+        "recipe": recipe or load_recipe("tour"), "world": {"kind": "gloo", "size": 2, "axes": {"dp_shard": 2}},
+        "level": "light", "machine": {}, "versions": {}, "seconds": {}, "passes": list(rows),
+        "schedule": Verdict("collectives", PASS, "8 collectives in the same order on 2 ranks"),
+        "pipeline": complete([], {}), "saved_bytes": 1234,
+        "roofline": roofline(1.5e6, "float32", 256, 3.5e11, 0.02),
+        "training": Training([5.0, 4.0, 3.0], [2.0, 1.5, 1.0], [0.9, 0.02, 0.02], 256, None),
+    }
+    return Report(**given | more)
+
+
+GOOD = [Verdict(c, PASS, f"{c} held") for c in CHECKS]
+
+
+def test_ok_unless_something_failed() -> None:
+    assert report(row(*GOOD)).ok
+    assert report(row(UNSEEN)).ok
+    failed = report(row(*GOOD[:-1], Verdict("numerics", FAIL, "output 3 differs")))
+    assert failed.problems == ["reshard_after_forward: numerics: FAIL (output 3 differs)"]
+    assert not report(row(*GOOD), schedule=Verdict("collectives", FAIL, "rank 1 differs")).ok
+    assert not report(row(*GOOD), pipeline=[Verdict("numerics", FAIL, "against eager")]).ok
+    missed = report(row(*GOOD), expectations=[Expectation("loss_falls", FAIL, "from 3 to 4")])
+    assert missed.problems == ["expected loss_falls: from 3 to 4"]
+
+
+def test_no_effect_fails_a_strict_recipe_alone() -> None:
+    idle = row(*GOOD, Verdict("effect", NO_EFFECT, "group size 1"))
+    assert report(idle).ok
+    assert report(idle).idle == [("reshard_after_forward", "group size 1")]
+    strict = load_recipe("tour").model_copy(update={"strict": True})
+    assert report(idle, recipe=strict).problems == [
+        "reshard_after_forward: NO_EFFECT, and the recipe is strict (group size 1)"]
+    assert report(replace(idle, allowed_idle=True), recipe=strict).ok
+
+
+def test_what_was_not_checked_is_unknown_and_says_why() -> None:
+    found = complete([Verdict("lint", PASS, "")], {"numerics": "level light"})
+    assert [v.check for v in found] == list(CHECKS)
+    assert {v.check: v.message for v in found if v.outcome is UNKNOWN}["numerics"] == "level light"
+    assert row(UNSEEN).outcome is UNKNOWN
+    assert row(*GOOD, Verdict("effect", NO_EFFECT, "x")).verdict("effect").outcome is NO_EFFECT
+
+
+def test_the_gravest_rank_is_named() -> None:
+    good, bad = Verdict("lint", PASS, "fine"), Verdict("lint", FAIL, "lost an output")
+    assert gravest_rank([good, good]) == good
+    assert gravest_rank([good, good, bad]).message == "rank 2: lost an output"
+    merged = merge_rows([[row(good)], [row(bad)]])
+    assert merged[0].verdict("lint") == Verdict("lint", FAIL, "rank 1: lost an output")
+
+
+@pytest.mark.parametrize(("losses", "outcome"), [
+    ([5.0, 4.0], PASS), ([4.0, 5.0], FAIL), ([5.0], UNKNOWN), ([5.0, 9.0, 9.0, 9.0, 9.0, 4.9], PASS)])
+def test_the_loss_falls(losses: list[float], outcome: Outcome) -> None:
+    training = Training(losses, losses, losses, 1, None)
+    assert [e.outcome for e in check_expectations(load_recipe("tour"), training, 0)] == [outcome]
+
+
+def test_saved_bytes_are_expected() -> None:
+    recipe = load_recipe("llama3").override({"expect.max_saved_bytes": 100})
+    assert check_expectations(recipe, None, 100)[0].outcome is PASS
+    assert check_expectations(recipe, None, 101)[0].message == "101 bytes saved, at most 100"
+    assert check_expectations(load_recipe("tour"), None, 0)[0].outcome is UNKNOWN
+
+
+def test_figures() -> None:
+    shown = report()
+    assert median_step(shown.training) == 0.02
+    assert shown.tokens_per_second == 256 / 0.02
+    assert shown.roofline.step_seconds == pytest.approx(1.5e6 * 256 / 3.5e11)
+    assert shown.roofline.step_seconds is not None
+    assert shown.roofline.fraction == pytest.approx(shown.roofline.step_seconds / 0.02)
+    fake = roofline(1.0, "float32", 1, None, None, "no ranks")
+    assert (fake.step_seconds, fake.fraction, fake.reason) == (None, None, "no ranks")
+
+
+def test_table() -> None:
+    lossy = row(*GOOD, name="inductor_decomposition", tolerance=5e-6)
+    idle = row(*GOOD[:1], Verdict("effect", NO_EFFECT, "no annotated node matched " * 6), UNSEEN)
+    text = report(lossy, idle).table()
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("norm-relative tolerance 5e-06") == 1
+    assert "\033" not in text
+    assert text.splitlines()[0] == "tour on 2 gloo ranks (dp_shard 2), level light"
+    assert text.splitlines()[-1] == "PASS, with 1 NO_EFFECT"
+    assert "  effect      NO_EFFECT: no annotated node matched" in text
+    assert "  time: a fake world has no speed: run on real ranks" in text
+    assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)
+    brief = report(lossy, idle).table(reasoned=False)
+    assert "no annotated node" not in brief and "NO_EFFECT" in brief
+
+
+def test_experts_load_is_a_line_of_the_text_and_stays_in_the_json() -> None:
+    load = ExpertLoad(["layers.1.moe"], [[[[3, 1], [3, 1]]], [[[2, 2], [2, 2]]]], [[[1, 1]], [[0, 0]]])
+    training = Training([5.0, 4.0], [2.0, 1.5], [0.9, 0.02], 256, None, load)
+    shown = report(row(*GOOD), training=training)
+    line = "experts: fullest expert over the mean 1.50 to 1.00, dropped 2 to 0 of 8 copies a step"
+    assert line in shown.table().splitlines()
+    assert json.loads(shown.to_json())["training"]["load"] == {
+        "layers": ["layers.1.moe"], "tokens": load.tokens, "dropped": load.dropped}
+    assert "experts:" not in report(row(*GOOD)).table()
+
+
+def test_html_holds_facts_and_no_measured_figures() -> None:
+    timed = row(*GOOD[:3], Verdict("numerics", PASS, "at most 2.2e-07"), Verdict("time", PASS, "15.7 ms"),
+                name="<evil>", tolerance=1e-5)
+    page = report(timed)._repr_html_()
+    assert "15.7" not in page and "2.2e-07" not in page and "tokens/s" not in page
+    assert "&lt;evil&gt;" in page and "<evil>" not in page
+    assert page.count("norm-relative tolerance 1e-05") == 1
+
+
+def test_json(tmp_path: Path) -> None:
+    text = report(row(*GOOD)).to_json(tmp_path / "r.json")
+    data = json.loads(text)
+    assert (tmp_path / "r.json").read_text() == text
+    assert data["format_version"] == 1 and data["ok"] is True
+    assert data["passes"][0]["outcome"] == "PASS" and data["roofline"]["ceiling"] == 3.5e11
+    assert data["training"]["losses"] == [5.0, 4.0, 3.0]
+
+
+def test_flop_a_token_are_the_models() -> None:
+    """Six for each weight that a token meets, and attention's: 2 matmuls forward, 4 backward, unmasked."""
+    recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1})
+    found = run(recipe, world="fake", progress=False)
+    s, seq = recipe.model.sizes(), recipe.data.seq_len
+    head = s["dim"] // s["n_heads"]
+    weights = s["dim"] * (2 * s["dim"] + 2 * s["n_kv_heads"] * head) + 3 * s["dim"] * s["ffn_dim"]
+    weights += s["dim"] * s["vocab_size"]
+    attention = s["n_heads"] * head * seq
+    low, high = 6 * weights + 12 * attention, 6 * weights + 14 * attention  # the backward may repeat the scores
+    assert low <= found.roofline.flop_per_token <= high
+    split = run(recipe.override({"mesh.tp": 2}), world="fake", progress=False)
+    assert split.roofline.flop_per_token == pytest.approx(found.roofline.flop_per_token)
+
+
+def test_a_fake_world_trains_nothing_and_claims_nothing() -> None:
+    found = run(load_recipe("tour").override({"model.n_layers": 1}), world="fake", level="full", progress=False)
+    assert found.ok and found.training is None and found.step_seconds is None
+    assert {r.verdict("numerics").outcome for r in found.passes} == {UNKNOWN}
+    assert {v.outcome for v in found.pipeline} == {UNKNOWN}
+    assert [e.outcome for e in found.expectations] == [UNKNOWN]
+    assert found.roofline.ceiling is None and "fake" in found.roofline.reason

@@ -1,0 +1,263 @@
+"""The pipeline catches a bad pass: each seeded fault is registered as a user would, and must be seen."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from faults import (
+    GATHER,
+    changed_placeholder,
+    dropped_wait,
+    edited_then_raises,
+    lost_output,
+    naive_retrace,
+    only_the_wait_is_tagged,
+    other_order,
+    round_a_constant,
+    started_collectives,
+    strict_build,
+)
+from on_ranks import FSDP4, FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
+
+from workbench.authoring.author import author
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.passes.reshard import gathered_weights_freed, tags_differ
+from workbench.pipeline.run_passes import each_no_effect, prove_partition, run_joint, run_partitioned, saved_bytes
+from workbench.recipe.contracts import Options
+from workbench.recipe.sections import PassSpec
+from workbench.world.fake import fake_world
+from workbench.world.ranks import RankError
+
+pytestmark = pytest.mark.integration
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+@pytest.fixture(scope="module")
+def captured():
+    """One authored model on a fake mesh of 4, and its joint graph, which no test may use up."""
+    with fake_world(4) as world:
+        authored = author(small(FSDP_TP), world)
+        yield capture(authored)
+
+
+@pytest.fixture
+def joint(captured):
+    """The captured graph, put back afterwards."""
+    kept = captured.graph
+    yield captured
+    captured.graph = kept
+
+
+def run_one(joint, function, **contract):
+    with user_pass("bad", function, **contract) as name:
+        return run_joint(joint, [name])[0]
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    (dropped_wait, "without a wait"),
+    (lost_output, "outputs before"),
+    (changed_placeholder, "placeholder"),
+    (naive_retrace, "lost their metadata"),
+])
+def test_lint_catches(joint, fault, said):
+    record = run_one(joint, fault)
+    assert record.outcome is Outcome.FAIL
+    assert record.verdict("lint").outcome is Outcome.FAIL and said in record.verdict("lint").message
+
+
+def test_a_pass_that_does_nothing_is_told_apart(joint):
+    record = run_one(joint, lambda gm: gm)
+    assert record.outcome is Outcome.NO_EFFECT and record.verdict("lint").outcome is Outcome.PASS
+    assert list(each_no_effect([record])) == [("bad", "every node is as it was before the pass")]
+
+
+def test_fewer_bytes_are_seen(joint):
+    def half(gm):
+        gather = calls(gm, GATHER)[0]
+        gather.meta["val"] = gather.meta["val"][: gather.meta["val"].shape[0] // 2]
+        return gm
+
+    assert run_one(joint, half).verdict("collectives").outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    (lambda gm: None, "pass 'bad' on the joint graph returned NoneType: return the GraphModule, also where it was "
+                      "changed in place"),
+    (lambda gm: 3, "pass 'bad' on the joint graph returned int: return the GraphModule, also where it was changed in "
+                   "place"),
+    (edited_then_raises, "pass 'bad' on the joint graph raised ValueError: no bucket fits"),
+])
+def test_a_pass_that_breaks_leaves_the_graph_before_it(joint, function, said):
+    before, nodes, groups = joint.graph, len(joint.graph.graph.nodes), dict(joint.graph.meta["workbench"]["groups"])
+    with pytest.raises(WorkbenchError) as caught:
+        run_one(joint, function)
+    assert str(caught.value) == said
+    assert joint.graph is before and len(before.graph.nodes) == nodes
+    assert before.meta["workbench"]["groups"] == groups
+    before.graph.lint()
+    run_one(joint, lambda gm: gm)  # and it can be worked on
+
+
+def test_a_graph_out_of_order_is_told_before_the_next_pass(joint):
+    def misplace(gm):
+        mm = calls(gm, "aten.mm")[0]
+        next(iter(mm.users)).append(mm)
+        return gm
+
+    assert run_one(joint, misplace).verdict("lint").outcome is Outcome.FAIL
+    with pytest.raises(WorkbenchError, match="a graph reads mm before it is made: see the lint verdict"):
+        run_one(joint, lambda gm: gm)
+
+
+def test_a_pass_works_on_a_copy(joint):
+    before = joint.graph
+    text = before.print_readable(print_output=False)
+
+    def rename(gm):
+        mm = calls(gm, "aten.mm")[0]
+        insert(gm, mm, torch.ops.aten.neg.default, mm)
+        mm.meta["touched"] = True
+        return gm
+
+    record = run_one(joint, rename)
+    assert record.before == (before,) and record.after == (joint.graph,)
+    assert before.print_readable(print_output=False) == text
+    assert not any("touched" in n.meta for n in before.graph.nodes)
+    assert [len(d.added) for d in record.diffs()] == [1]
+
+
+class Wanted(Options):
+    factor: float
+
+
+def test_options_are_checked(joint):
+    with user_pass("bad", lambda gm: gm, options=Wanted), pytest.raises(WorkbenchError) as caught:
+        run_joint(joint, [PassSpec(name="bad", options={"factro": 2})])
+    assert str(caught.value) == "pass 'bad': factor: Field required; factro: Extra inputs are not permitted"
+
+
+def test_a_pass_of_another_stage_is_refused_before_anything_runs(joint):
+    with pytest.raises(WorkbenchError) as caught:
+        run_joint(joint, ["reshard_after_forward", "transformer_block_bucketing"])
+    assert str(caught.value) == ("pass 'transformer_block_bucketing' runs on the partitioned stage, and run_joint runs "
+                                 "joint passes: give it to the other list")
+    assert not any("recompute" in n.meta for n in joint.graph.graph.nodes)
+
+
+def test_an_unknown_pass_is_refused(joint):
+    with pytest.raises(WorkbenchError, match="unknown pass 'no_such': register it"):
+        run_joint(joint, ["no_such"])
+
+
+def test_one_pass_is_no_list_of_passes(joint, pair):
+    for run, given, name in ((run_joint, joint, "run_joint"), (run_partitioned, pair, "run_partitioned")):
+        for alone, shown in (("graph_cleanup", "'graph_cleanup'"), (PassSpec(name="graph_cleanup"), "'graph_cleanup'")):
+            with pytest.raises(WorkbenchError) as caught:
+                run(given, alone)
+            assert str(caught.value) == f"{name} takes a list of passes, and got {shown}: write [{shown}]"
+
+
+@pytest.fixture
+def pair(captured):
+    return partition(capture(captured.authored))
+
+
+def test_a_partitioned_pass_that_breaks_on_the_backward_leaves_both(pair):
+    before = pair.graphs
+
+    def second(gm):
+        if gm.meta["workbench"]["graph"] == "backward":
+            raise KeyError("x")
+        gm.graph.erase_node(gm.graph.output_node())
+        return gm
+
+    with (user_pass("bad", second, stage="partitioned") as name,
+          pytest.raises(WorkbenchError, match="on the backward graph raised KeyError")):
+        run_partitioned(pair, [name])
+    assert pair.graphs == before
+    with user_pass("bad", dropped_wait, stage="partitioned") as name:
+        records, bodies = run_partitioned(pair, [name])
+    assert bodies is None
+    assert records[0].verdict("lint").message.startswith("forward: collective ")
+
+
+def test_a_gathered_weight_kept_alive_through_views_is_seen(captured):
+    def effect(graphs, options):
+        return gathered_weights_freed(graphs, type("O", (), {"policy": "always"}))
+
+    def freed(joint_passes):
+        joint = capture(captured.authored)
+        records = run_joint(joint, joint_passes)
+        pair = partition(joint)
+        prove_partition(records, pair)
+        return records[0], saved_bytes(pair)
+
+    with user_pass("bad", only_the_wait_is_tagged, partition_effect=effect, effect=tags_differ) as name:
+        naive, held = freed([name])
+    assert naive.outcome is Outcome.NO_EFFECT
+    found = naive.verdict("effect")
+    assert found.message.endswith("saved tensors still alias gathered parameters")
+    kept = found.evidence["saved_gathered_parameters"]
+    assert kept and not all(n.startswith("wait_tensor") for n in kept)  # views, and not the wait alone
+    ours, less = freed(["reshard_after_forward"])
+    assert ours.verdict("effect").outcome is Outcome.PASS
+    assert ours.verdict("effect").evidence["saved_gathered_parameters"] == []
+    assert less < held
+
+
+# on real ranks
+
+
+@pytest.mark.ranks
+def test_collectives_swapped_on_one_rank_are_refused_before_any_runs(pool2):
+    for said, ran, later in pool2.run(started_collectives, small({"dp_shard": 2})):
+        assert said.startswith("rank ") and said.endswith("the ranks would hang")
+        assert "all_gather_into_tensor" in said and ran == [] and later > 50
+
+
+def verdicts_of(recipe, function, numerics):
+    return outcomes(build_with(recipe, "bad", function, numerics=numerics), "bad")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("numerics", ["exact", "reduction_order"])
+def test_a_rounded_constant_fails(pool4, numerics):
+    for found in pool4.run(verdicts_of, small(FSDP4), round_a_constant, numerics):
+        assert found["lint"][0] == "PASS" and found["numerics"][0] == "FAIL"
+
+
+@pytest.mark.ranks
+def test_a_changed_reduction_order_over_four_ranks(pool4):
+    for found in pool4.run(verdicts_of, small(FSDP4), other_order, "exact"):
+        assert found["lint"][0] == "PASS" and found["numerics"][0] == "FAIL"
+    for found in pool4.run(verdicts_of, small(FSDP4), other_order, "reduction_order"):
+        assert found["numerics"][0] == "PASS"
+
+
+@pytest.mark.ranks
+def test_a_pass_that_raises_on_one_rank_names_it(pool2):
+    def on_one(recipe):
+        def fails(gm):
+            if dist.get_rank() == 1:
+                raise ValueError("only here")
+            return gm
+
+        return build_with(recipe, "bad", fails)
+
+    with pytest.raises(RankError, match="rank 1 failed: .*pass 'bad' on the joint graph raised ValueError: only here"):
+        pool2.run(on_one, small({"dp_shard": 2}))
+
+
+@pytest.mark.ranks
+def test_a_strict_recipe_refuses_a_pass_without_effect(pool2):
+    listed = small({"dp_shard": 2}, ({"name": "activation_checkpointing", "policy": "none"},))
+    for said in pool2.run(strict_build, listed):
+        assert said == ("recipe 'small' is strict and these passes had no effect: activation_checkpointing: the policy "
+                        "is none")

@@ -1,0 +1,393 @@
+"""Recipes: strict, all problems at once, exact round trips, and no torch to read one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.edits import parse_value
+from workbench.recipe.model_sizes import SIZES
+from workbench.recipe.recipe import Recipe, RecipeError, diff_recipes, load_recipe, parse_recipe, recipe_names
+from workbench.recipe.rules import _model_problems
+from workbench.recipe.sections import DataSpec, MeshSpec, ModelSpec, PassSpec
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = {"name": "r", "mesh": {"dp_shard": 2}, "passes": ["transformer_block_bucketing"]}
+
+
+def error_of(call: Callable[..., Any], *args: Any) -> str:
+    with pytest.raises(RecipeError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_reads_and_round_trips(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert parse_recipe(tomllib.loads(recipe.to_toml()), "again") == recipe
+
+
+def test_the_recipes_by_name() -> None:
+    assert recipe_names() == [
+        "deepseek_v3",
+        "deepseek_v3_autobucketing",
+        "deepseek_v3_block_bucketing",
+        "deepseek_v3_capacity_full_inductor_cudagraph",
+        "deepseek_v3_checkpointing",
+        "deepseek_v3_flex",
+        "deepseek_v3_flex_block_bucketing_regional",
+        "deepseek_v3_regional",
+        "llama3",
+        "llama3_autobucketing",
+        "llama3_block_bucketing",
+        "llama3_block_bucketing_cudagraph",
+        "llama3_block_bucketing_overlap",
+        "llama3_block_bucketing_overlap_cleanup",
+        "llama3_block_bucketing_overlap_cudagraph",
+        "llama3_checkpointing",
+        "llama3_checkpointing_block_bucketing",
+        "llama3_checkpointing_full_inductor_block_bucketing_cudagraph",
+        "llama3_flex",
+        "llama3_flex_autobucketing_regional",
+        "llama3_flex_block_bucketing_regional",
+        "llama3_flex_block_bucketing_regional_cudagraph",
+        "llama3_fsdp",
+        "llama3_full_inductor",
+        "llama3_full_inductor_block_bucketing",
+        "llama3_full_inductor_block_bucketing_cudagraph",
+        "llama3_full_inductor_block_bucketing_overlap_cudagraph",
+        "llama3_hsdp",
+        "llama3_regional",
+        "llama3_tp",
+        "tour",
+    ]
+    for name in ("llama3", "llama3_autobucketing", "llama3_block_bucketing", "llama3_full_inductor", "tour"):
+        recipe = load_recipe(name)
+        assert recipe.mesh.axes == {"dp_shard": 2, "tp": 4}
+        assert recipe.override({"mesh.tp": 2}).mesh.world_size == 4
+    assert load_recipe("tour").pass_names == (
+        "inductor_decomposition", "activation_checkpointing", "reshard_after_forward", "transformer_block_bucketing",
+    )
+
+
+def test_round_trip_of_every_kind_of_value(tmp_path: Path) -> None:
+    text = """
+name = "all"
+strict = true
+joint_passes = [{name = "activation_checkpointing", save = ["aten.mm.default"], every_nth_matmul = 3}]
+passes = [{name = "transformer_block_bucketing", buckets = ["a", ["b", "c"]]}, "my_own_pass"]
+model = {flavor = "1b", n_layers = 3, rope_theta = 1e4}
+mesh = {dp_replicate = 2, dp_shard = 2, tp = 2}
+data = {path = "/some where/\\"x\\"", seq_len = 128}
+precision = {param = "bfloat16"}
+training = {lr = 1e-5, clip = "off"}
+expect = {no_effect = ["my_own_pass"]}
+"""
+    path = tmp_path / "all.toml"
+    path.write_text(text)
+    recipe = load_recipe(path)
+    assert recipe.training.clip is None
+    assert recipe.training.lr == 1e-5
+    assert recipe.passes[0].options == {"buckets": ("a", ("b", "c"))}
+    path.write_text(recipe.to_toml())
+    again = load_recipe(path)
+    assert again == recipe
+    assert again.to_toml() == recipe.to_toml()
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+
+
+def test_reading_recipes_imports_no_torch() -> None:
+    code = ("import sys, workbench.recipe.recipe as r, workbench.notebook.lessons.lesson as l\n"
+            "[r.load_recipe(n) for n in r.recipe_names()]; [l.load_lesson(n) for n in l.lesson_names()]\n"
+            "sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("""
+nam = "x"
+model = 3
+passes = ["transformer_block_bucketng", {name = "autobucketing_reordering", bucket_cap_mb = -1, bucket_cap = 2}]
+mesh = {dp_shrad = 2, ep = "2"}
+[training]
+steps = 0
+lr = "1e-3"
+optimizer = "sgd"
+deterministic = 1
+""")
+    assert error_of(load_recipe, path).splitlines() == [f"{path}: {line}" for line in (
+        "name: this key is required",
+        "model: expected a table, got 3",
+        "mesh.ep: expected a whole number, got text '2'",
+        "mesh.dp_shrad: unknown key; did you mean 'dp_shard'?",
+        "training.steps: must be more than 0, got 0",
+        "training.optimizer: expected 'adamw', got text 'sgd'",
+        "training.lr: expected a number, got text '1e-3'",
+        "training.deterministic: expected true or false, got 1",
+        "nam: unknown key; did you mean 'name'?",
+        "passes[0]: unknown pass 'transformer_block_bucketng'; did you mean 'transformer_block_bucketing'?",
+        "passes[1].bucket_cap_mb: must be more than 0.0, got -1",
+        "passes[1].bucket_cap: unknown key; did you mean 'bucket_cap_mb'?",
+    )]
+
+
+def test_a_free_order_is_free_beside_another_mistake():
+    swapped = ["graph_cleanup", "transformer_block_bucketing"]
+    data = {"name": "x", "mesh": {"dp_shard": 2}, "passes": swapped, "training": {"lr": "x"}}
+    with pytest.raises(RecipeError) as told:
+        parse_recipe(data, "r")
+    assert len(told.value.problems) == 2
+    with pytest.raises(RecipeError) as told:
+        parse_recipe({**data, "free_order": True}, "r")
+    assert [p.key for p in told.value.problems] == ["training.lr"]
+
+
+def test_sizes_of_a_users_own_model_have_no_rules_of_ours():
+    assert _model_problems({"vocab_size": 256, "max_seq_len": 32, "n_experts": 4, "dim": 7}) == []
+
+
+EXPERTS = {"family": "deepseek_v3"}
+
+
+@pytest.mark.parametrize(("change", "lines"), [
+    ({"model": EXPERTS, "mesh": {"dp_shard": 6, "ep": 3}}, [
+        "mesh.ep: model.n_experts 8 does not divide by mesh.ep 3: change one of them"]),
+    ({"model": EXPERTS, "mesh": {"dp_shard": 2, "tp": 2, "ep": 4}}, [
+        "mesh.ep: dp_shard 2 does not divide by mesh.ep 4: change one of them"]),
+    ({"model": EXPERTS, "mesh": {"dp_shard": 2, "tp": 2, "ep": 8, "ep_over": "dp_shard x tp"}}, [
+        "mesh.ep: dp_shard x tp 4 does not divide by mesh.ep 8: change one of them"]),
+    ({"model": EXPERTS | {"n_dense_layers": 3}, "mesh": {"dp_shard": 2, "ep": 2}}, [
+        "mesh.ep: the model has no experts to place on 2 ranks: set it to 1"]),
+    ({"model": EXPERTS | {"top_k": 5}}, [
+        "model.top_k: 5 experts a token, and 2 of 4 groups hold 4: lower it, or raise model.top_groups"]),
+    ({"model": EXPERTS | {"top_groups": 5}}, ["model.top_groups: 5 of 4 groups cannot be chosen: at most 4"]),
+    ({"model": EXPERTS | {"n_groups": 3}}, [
+        "model.n_groups: model.n_experts 8 does not divide by model.n_groups 3: change one of them"]),
+    ({"model": EXPERTS | {"capacity_factor": 0.5}}, [
+        "model.capacity_factor: 0.5 leaves too few rows even where the load is balanced: make it 1 or more"]),
+    ({"model": EXPERTS | {"qk_rope_dim": 15}}, [
+        "model.qk_rope_dim: 15 is odd, and rotary embeddings rotate pairs: make it even"]),
+    ({"model": EXPERTS | {"n_dense_layers": 4}}, ["model.n_dense_layers: 4 of 3 layers: lower it"]),
+    ({"model": EXPERTS | {"n_kv_heads": 2}}, ["model: deepseek_v3 has no n_kv_heads: leave it out"]),
+    ({"model": {"top_k": 2}}, ["model: llama3 has no top_k: leave it out"]),
+    ({"model": EXPERTS | {"flavor": "8b"}}, ["model.flavor: unknown flavor '8b': one of debug, 16b, 671b"]),
+    ({"mesh": {}}, ["passes[0]: pass 'transformer_block_bucketing' needs FSDP, and the mesh has dp_shard 1 and "
+                    "dp_replicate 1: set mesh.dp_shard to 2 or more, or drop the pass"]),
+    ({"mesh": {"dp_shard": 2, "tp": 3}}, [
+        "mesh.tp: model.n_heads 8 does not divide by mesh.tp 3: change one of them",
+        "mesh.tp: model.n_kv_heads 4 does not divide by mesh.tp 3: change one of them",
+        "data.seq_len: data.seq_len 64 does not divide by mesh.tp 3 (the sequence is split over the tp axis): "
+        "change one of them"]),
+    ({"mesh": {"dp_shard": 2, "ep": 2}}, ["mesh.ep: the model has no experts to place on 2 ranks: set it to 1"]),
+    ({"mesh": {"dp_shard": 0}}, ["mesh.dp_shard: must be more than 0, got 0"]),
+    ({"mesh": {"dp_shard": True}}, ["mesh.dp_shard: expected a whole number, got true"]),
+    ({"model": {"n_heads": 6, "dim": 100}}, [
+        "model.dim: model.dim 100 does not divide by model.n_heads 6: change one of them",
+        "model.n_kv_heads: model.n_heads 6 does not divide by model.n_kv_heads 4: change one of them"]),
+    ({"model": {"dim": 24}}, ["model.dim: a head has 3 channels (24 / 8), and rotary embeddings rotate pairs: "
+                              "make it even"]),
+    ({"model": {"flavor": "2b"}}, ["model.flavor: unknown flavor '2b': one of debug, 1b, 8b"]),
+    ({"model": {"family": "gpt"}}, ["model.family: unknown family 'gpt': one of llama3, deepseek_v3, or register "
+                                    "it with @register_model first"]),
+    ({"data": {"seq_len": 4096}}, ["data.seq_len: 4096 is more than model.max_seq_len 2048: make it smaller, or that "
+                                   "larger"]),
+    ({"precision": {"param": "float8"}}, ["precision.param: expected 'float32', 'bfloat16' or 'float64', "
+                                          "got text 'float8'"]),
+    ({"training": {"lr": float("nan")}}, ["training.lr: expected a finite number, got nan"]),
+    ({"training": {"clip": 0}}, ["training.clip: must be more than 0.0, got 0"]),
+    ({"expect": {"no_effect": ["cse"]}}, ["expect.no_effect: pass 'cse' is not in the recipe: list it, or drop it "
+                                          "here"]),
+    ({"passes": "transformer_block_bucketing"}, ["passes: expected a list, got text 'transformer_block_bucketing'"]),
+    ({"passes": [{"name": "transformer_block_bucketing", "buckets": [["a", 2]]}]},
+     ["passes[0].buckets[0]: expected text, got ['a', 2]", "passes[0].buckets[0][1]: expected text, got 2"]),
+    ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
+     ["passes[0].buckets[0]: expected text or a list, got 1"]),
+    ({"passes": ["full_inductor_compilation"]}, [
+        "joint_passes, passes: pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to the "
+        "list, before it"]),
+    ({"passes": ["autobucketing_reordering", "transformer_block_bucketing"]}, [
+        "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: keep one "
+        "of them"]),
+    ({"format_version": 2}, ["format_version: this workbench reads version 1, and the file is version 2: update the "
+                             "workbench"]),
+    ({"data": {"path": ""}}, ["data.path: must not be empty"]),
+    ({"name": ""}, ["name: must not be empty"]),
+])
+def test_bad_input_word_for_word(change: dict, lines: list[str]) -> None:
+    assert error_of(parse_recipe, BLOCKS | change, "f.toml").splitlines() == [f"f.toml: {line}" for line in lines]
+
+
+def test_rules_are_told_beside_type_errors() -> None:
+    found = error_of(parse_recipe, {"name": 3, "mesh": {"tp": 3}}, "f.toml")
+    assert "name: expected text, got 3" in found
+    assert "n_heads 8 does not divide by mesh.tp 3" in found
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"name = \n", "not valid TOML: Invalid value (at line 1, column 8)"),
+    (b"name = '\xff'\n", "not UTF-8 text"),
+    (b"name = 'a'\n[mesh]\ntp = 1\n\ntp = 2\n", "mesh.tp: stands there twice, the second time in line 5: keep one"),
+    (b"name = 'a'\npasses = [\n  'x',\n]\npasses = [\n  'y',\n]\n",
+     "passes: stands there twice, the second time in line 5: keep one"),
+    (b"mesh.tp = 1\nmesh.tp = 2\n", "mesh.tp: stands there twice, the second time in line 2: keep one"),
+    (b"mesh = {tp = 1, tp = 2}\n", "mesh.tp: stands there twice, the second time in line 1: keep one"),
+    (b"[mesh]\ntp = 1\n[data]\n[mesh]\n", "mesh: stands there twice, the second time in line 4: keep one"),
+])
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    assert error_of(load_recipe, path) == f"{path}: {message}"
+    assert error_of(load_recipe, tmp_path / "none.toml") == f"{tmp_path}/none.toml: no such file"
+    assert error_of(load_recipe, str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+def test_a_file_of_an_editor_that_writes_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfname = 'a'\n")
+    assert load_recipe(path) == parse_recipe({"name": "a"}, "f")
+
+
+def test_names_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert error_of(load_recipe, "lama3") == "recipe 'lama3': no recipe of this name; did you mean 'llama3'?"
+    assert error_of(load_recipe, "zzz") == ("recipe 'zzz': no recipe of this name; known: "
+                                            + ", ".join(recipe_names()))
+    monkeypatch.setenv("WORKBENCH_RECIPES", str(tmp_path / "none"))
+    assert error_of(load_recipe, "llama3") == (f"{tmp_path}/none: no such folder of recipes: install from a checkout "
+                                               "with `pip install -e .`, or set WORKBENCH_RECIPES")
+
+
+def test_a_users_own_pass_is_left_to_build_and_a_near_name_is_not() -> None:
+    assert parse_recipe({"name": "x", "passes": ["count_nodes"]}, "f").pass_names == ("count_nodes",)
+    assert error_of(parse_recipe, {"name": "x", "joint_passes": ["inductor_decompositon"]}, "f") == (
+        "f: joint_passes[0]: unknown pass 'inductor_decompositon'; did you mean 'inductor_decomposition'?")
+
+
+def test_override_reads_toml_values() -> None:
+    recipe = parse_recipe(BLOCKS | {"mesh": {"dp_shard": 2, "tp": 4}}, "f")
+    changed = recipe.override({
+        "mesh.tp": "2", "training.lr": "1e-2", "training.deterministic": "false", "training.clip": None,
+        "model.flavor": "1b", "data.path": "123", "name": "007", "data.seq_len": 32,
+        "passes.transformer_block_bucketing.separate_gather_group": "false",
+    })
+    assert (changed.mesh.tp, changed.training.lr, changed.training.deterministic) == (2, 0.01, False)
+    assert (changed.training.clip, changed.model.flavor, changed.data.path, changed.name) == (None, "1b", "123", "007")
+    assert changed.passes[0].options == {"separate_gather_group": False}
+    assert recipe.mesh.tp == 4, "the first recipe must not change"
+    assert changed.override({"training.clip": "0.5"}).training.clip == 0.5
+    assert changed.override({"passes": '["autobucketing_reordering"]'}).pass_names == ("autobucketing_reordering",)
+    assert changed.override({"data.path": None}).data.path is None
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"mesh.pt": 2}, "recipe 'r' with mesh.pt=2: mesh.pt: unknown key; did you mean 'mesh.tp'?"),
+    ({"lr": 2}, "recipe 'r' with lr=2: lr: unknown key; did you mean 'training.lr'?"),
+    ({"mesh.tp": "two"}, "recipe 'r' with mesh.tp=two: mesh.tp: expected a whole number, got text 'two'"),
+    ({"mesh.tp.x": 2}, "recipe 'r' with mesh.tp.x=2: mesh.tp.x: unknown key; did you mean 'mesh.tp'?"),
+    ({"passes.autobucketing.x": 1}, "recipe 'r' with passes.autobucketing.x=1: passes.autobucketing.x: no pass "
+                                    "'autobucketing' in passes; known: transformer_block_bucketing"),
+    ({"passes.transformer_block_bucketing.bucket": 1},
+     "recipe 'r' with passes.transformer_block_bucketing.bucket=1: passes.transformer_block_bucketing.bucket: pass "
+     "'transformer_block_bucketing' has no option 'bucket'; did you mean 'buckets'?"),
+    ({"passes.transformer_block_bucketing": 1},
+     "recipe 'r' with passes.transformer_block_bucketing=1: passes.transformer_block_bucketing: name one option of the "
+     "pass: passes.transformer_block_bucketing.OPTION"),
+    ({"passes": '[{"name": "graph_cleanup"}]'},
+     "recipe 'r' with passes=[{\"name\": \"graph_cleanup\"}]: passes: this is JSON, and values are TOML: write "
+     '[{name = "graph_cleanup"}]'),
+    ({"passes.transformer_block_bucketing.buckets": '{"a b": [1.5, true, "x\\ty"], "c": null}'},
+     "recipe 'r' with passes.transformer_block_bucketing.buckets={\"a b\": [1.5, true, \"x\\ty\"], \"c\": null}: "
+     "passes.transformer_block_bucketing.buckets: this is JSON, and values are TOML: write "
+     '{"a b" = [1.5, true, "x\\ty"]}'),
+])
+def test_override_refuses_word_for_word(changes: dict, message: str) -> None:
+    assert error_of(parse_recipe(BLOCKS, "f").override, changes) == message
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("1e-3", 1e-3), ("2", 2), ("true", True), ('"a"', "a"), ("[1, 2]", [1, 2]), ("no", "no"), ("007", "007"),
+    ("1\nx = 2", "1\nx = 2"), ("", ""),
+])
+def test_parse_value(text: str, value: object) -> None:
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+def test_text_that_reads_as_json_stays_text_where_a_key_takes_text() -> None:
+    assert parse_recipe(BLOCKS, "f").override({"about": '{"a": 1}'}).about == '{"a": 1}'
+    assert parse_recipe(BLOCKS, "f").override({"about": '"a"'}).about == "a"
+
+
+def test_diff() -> None:
+    a = parse_recipe(BLOCKS, "f")
+    b = a.override({"mesh.dp_shard": 4, "data.path": "/x", "passes.transformer_block_bucketing.buckets": ["layers.0"]})
+    assert diff_recipes(a, a) == []
+    assert diff_recipes(a, b) == [
+        ("mesh.dp_shard", 2, 4),
+        ("data.path", None, "/x"),
+        ("passes.transformer_block_bucketing.buckets", None, ("layers.0",)),
+    ]
+
+
+def test_recipes_made_in_python_keep_the_rules() -> None:
+    assert error_of(lambda: Recipe(name="x", mesh=MeshSpec(tp=3), data=DataSpec(seq_len=63),
+                                   model=ModelSpec(n_kv_heads=8)))
+    recipe = Recipe(name="x", mesh=MeshSpec(dp_replicate=2), passes=(PassSpec(name="transformer_block_bucketing"),))
+    assert recipe.mesh.fsdp
+    assert recipe.mesh.axes == {"dp_replicate": 2}
+
+
+def test_mesh() -> None:
+    mesh = MeshSpec(dp_replicate=2, dp_shard=3, tp=4)
+    assert (mesh.world_size, mesh.dp, list(mesh.axes)) == (24, 6, ["dp_replicate", "dp_shard", "tp"])
+    assert not MeshSpec(tp=4).fsdp
+
+
+def test_a_recipe_shows_itself_in_one_line() -> None:
+    assert repr(load_recipe("llama3_block_bucketing")) == (
+        "Recipe llama3_block_bucketing: llama3 debug on dp_shard 2 x tp 4; passes: transformer_block_bucketing")
+    assert repr(Recipe(name="x")) == "Recipe x: llama3 debug on one rank; passes: none"
+
+
+def test_sizes_are_the_models_own() -> None:
+    from dataclasses import asdict
+
+    from workbench.authoring.models.llama3 import FLAVORS
+
+    chosen = {"attention", "mask", "document_token"}
+    own = {name: {k: v for k, v in asdict(config).items() if k not in chosen} for name, config in FLAVORS.items()}
+    assert own == SIZES["llama3"]
+    assert ModelSpec(flavor="1b", n_layers=2).sizes() == own["1b"] | {"n_layers": 2}
+
+
+def test_committed_schemas_are_current() -> None:
+    code = "import json; from workbench.notebook.lessons.schemas import schema_texts; print(json.dumps(schema_texts()))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name, text in json.loads(run.stdout).items():
+        assert (ROOT / "lessons" / name).read_text() == text, f"lessons/{name} is stale: run `make schemas`"
+
+
+def test_the_schema_takes_the_recipes_and_no_others() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "lessons" / "recipe.schema.json").read_text())
+    for path in (ROOT / "lessons" / "recipes").glob("*.toml"):
+        jsonschema.validate(tomllib.loads(path.read_text()), schema)
+    for bad in ({"name": "x", "mehs": {}}, {"name": "x", "passes": [{"name": "cudagraph_x", "x": 1}, 3]},
+                {"name": "x", "passes": [{"name": "autobucketing_reordering", "foo": 2}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
+
+
+def test_every_contract_takes_its_defaults() -> None:
+    for contract in CONTRACTS.values():
+        assert contract.options() is not None

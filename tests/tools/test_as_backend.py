@@ -1,0 +1,271 @@
+"""The same passes under torch.compile: values of eager, records and verdicts as in a recipe, and clear refusals."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from on_ranks import FSDP_TP, calls, small, user_pass
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+
+from workbench.authoring.author import author
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.pipeline.train import Batches, gradients
+from workbench.recipe.recipe import Recipe
+from workbench.tools.as_backend import Backend, _groups, as_backend
+from workbench.torch_api.aot import parameter_of
+from workbench.world.fake import fake_world
+from workbench.world.mesh import current_world
+
+LIGHT = ["lint", "effect", "collectives", "memory"]
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down, self.dropout = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.dropout(torch.relu(self.up(x))))
+
+
+class Mlp(nn.Module):
+    """(batch, 8) and targets (batch, 8) -> mean squared error."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.register_buffer("scale", torch.full((8,), 0.5))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return ((x * self.scale - y) ** 2).mean()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def batch(rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 8), torch.randn(rows, 8)
+
+
+def step_of(module: nn.Module, function: Any, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Loss and gradients of one step."""
+    torch.manual_seed(1)
+    module.zero_grad()
+    loss = function(*inputs)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in module.parameters())]
+
+
+def compiled(backend: Backend, module: nn.Module | None = None) -> tuple[nn.Module, Any]:
+    module = module or Mlp()
+    return module, torch.compile(module, backend=backend)
+
+
+@pytest.mark.compat
+@pytest.mark.integration
+def test_a_plain_module_gets_the_values_of_eager_and_a_record_of_each_pass():
+    def relus_become_clamps(gm):
+        for node in calls(gm, "aten.relu"):
+            node.target, node.args = torch.ops.aten.clamp_min.default, (node.args[0], 0)
+        return gm
+
+    with user_pass("relus_become_clamps", relus_become_clamps) as mine:
+        backend = as_backend([mine, {"name": "activation_checkpointing", "policy": "full"}, "graph_cleanup"])
+        module, function = compiled(backend)
+        inputs = batch()
+        eager = copy.deepcopy(module)
+        for ours, theirs in zip(step_of(module, function, inputs), step_of(eager, eager, inputs), strict=True):
+            assert torch.equal(ours, theirs)
+    assert [r.name for r in backend.records] == [mine, "activation_checkpointing", "graph_cleanup"]
+    for record in backend.records:
+        assert record.outcome is Outcome.PASS and {v.check for v in record.verdicts} == set(LIGHT)
+    assert backend.records[1].verdicts[-1].evidence["recomputed_matmuls"] > 0  # what the partitioner made of the tags
+    forward = backend.graphs[0].pair.forward
+    assert calls(forward, "aten.clamp_min") and not calls(forward, "aten.relu")
+    named = [parameter_of(n) for n in forward.graph.find_nodes(op="placeholder")]
+    assert {n for n, _ in (*module.named_parameters(), *module.named_buffers())} == set(filter(None, named))
+    shown = backend.table()
+    assert "numerics: UNKNOWN, no graph is run while torch.compile compiles" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("graph_cleanup"))
+    assert row.split()[1:] == ["PASS", "PASS", "PASS", "UNKNOWN", "PASS", "UNKNOWN"]
+
+
+@pytest.mark.integration
+def test_dropout_is_saved_and_not_drawn_again():
+    module, function = compiled(as_backend([{"name": "activation_checkpointing", "policy": "full"}]), Mlp(0.5))
+    plain = copy.deepcopy(module)
+    torch._dynamo.reset()
+    unpassed = torch.compile(plain, backend=as_backend([]))
+    inputs = batch()
+    for ours, theirs in zip(step_of(module, function, inputs), step_of(plain, unpassed, inputs), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.integration
+def test_other_shapes_are_another_graph_and_a_forward_alone_is_left_as_it_is():
+    backend = as_backend(["graph_cleanup"])
+    module, function = compiled(backend)
+    inputs = batch()
+    with torch.no_grad():
+        assert torch.equal(function(*inputs), module(*inputs))
+    assert backend.forward_only == 1 and not backend.records and "call the compiled module first" in backend.table()
+    for rows in (4, 6):
+        eager = copy.deepcopy(module)
+        given = batch(rows)
+        for ours, theirs in zip(step_of(module, function, given), step_of(eager, eager, given), strict=True):
+            assert torch.equal(ours, theirs)
+    assert len(backend.graphs) == 2 and repr(backend) == (
+        "Backend(graph_cleanup: 2 graphs compiled, 1 without a backward)")
+
+
+@pytest.mark.integration
+def test_a_pass_without_effect_warns_and_fails_where_strict():
+    idle = {"name": "activation_checkpointing", "policy": "none"}
+    module, function = compiled(as_backend([idle]))
+    with pytest.warns(UserWarning, match="pass 'activation_checkpointing' had no effect: the policy is none"):
+        function(*batch())
+    torch._dynamo.reset()
+    _, function = compiled(as_backend([idle], strict=True), module)
+    with pytest.raises(Exception, match="these passes had no effect: activation_checkpointing: the policy is none"):
+        function(*batch())
+    torch._dynamo.reset()
+    allowed = Recipe(name="r", joint_passes=(idle,), expect={"no_effect": ("activation_checkpointing",)}, strict=True)
+    _, function = compiled(as_backend(allowed), module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(*batch())
+
+
+@pytest.mark.integration
+def test_a_pass_that_breaks_the_graph_is_told_in_its_record():
+    def forgets_a_gradient(gm):
+        output = gm.graph.output_node()
+        given = list(output.args[0])
+        given[1] = None
+        output.args = (given,)
+        return gm
+
+    with user_pass("forgets_a_gradient", forgets_a_gradient) as mine:
+        backend = as_backend([mine])
+        _, function = compiled(backend)
+        function(*batch())
+        assert backend.records[0].verdict("lint").outcome is Outcome.FAIL
+
+
+@pytest.mark.integration
+def test_a_pass_that_raises_is_named():
+    def breaks(gm):
+        raise ValueError("here")
+
+    with user_pass("breaks", breaks) as mine:
+        _, function = compiled(as_backend([mine]))
+        with pytest.raises(Exception, match="pass 'breaks' on the joint graph raised ValueError: here"):
+            function(*batch())
+
+
+@pytest.mark.parametrize(("listed", "message"), [
+    (["mine"], "unknown pass 'mine': register it with @register_pass"),
+    (["graph_cleanup", "activation_checkpointing"],
+     "pass 'activation_checkpointing' runs on the joint graph, before 'graph_cleanup': list it earlier"),
+    (["cudagraph"], "pass 'cudagraph' cannot run under torch.compile"),
+    (["graph_cleanup", "graph_cleanup"], "pass 'graph_cleanup' is listed twice"),
+    ([{"name": "activation_checkpointing", "polcy": "full"}], "polcy: Extra inputs are not permitted"),
+    (["full_inductor_compilation"], "requires 'inductor_decomposition'"),
+    ("graph_cleanup", r"^as_backend takes a list of passes, and got 'graph_cleanup': write \['graph_cleanup'\]$"),
+    ({"name": "activation_checkpointing"},
+     r"^as_backend takes a list of passes, and got .*: write \[\{'name': 'activation_checkpointing'\}\]$"),
+])
+def test_a_list_that_cannot_work_is_refused_at_once(listed, message):
+    with pytest.raises(WorkbenchError, match=message):
+        as_backend(listed)
+
+
+@pytest.mark.integration
+def test_a_pass_that_needs_fsdp_is_refused_by_name_without_it():
+    _, function = compiled(as_backend(["transformer_block_bucketing"]))
+    with pytest.raises(Exception, match="pass 'transformer_block_bucketing' needs FSDP, and no parameter of the "
+                                        "compiled module is a DTensor"):
+        function(*batch())
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_full_inductor_under_torch_compile():
+    backend = as_backend(["inductor_decomposition", "full_inductor_compilation"])
+    module, function = compiled(backend)
+    inputs = batch()
+    eager = copy.deepcopy(module)
+    for ours, theirs in zip(step_of(module, function, inputs), step_of(eager, eager, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert {r.outcome for r in backend.records} == {Outcome.PASS}
+    assert "lint        " in backend.table()
+
+
+def under_compile(mesh: dict[str, int], joint: tuple[Any, ...], passes: tuple[Any, ...], told: bool) -> dict[str, Any]:
+    """Two AdamW steps of a small llama3 under torch.compile, and eagerly from the same start."""
+    torch._dynamo.reset()
+    world, recipe = current_world(), small(mesh, joint, passes)
+    ours, theirs = author(recipe, world), author(recipe, world)
+    backend = as_backend(recipe, authored=ours if told else None)
+    function = torch.compile(ours.module, backend=backend, fullgraph=True)
+    seen: list[list[dict[str, torch.Tensor]]] = [[], []]
+    for found, authored, step in zip(seen, (ours, theirs), (function, theirs.module), strict=True):
+        optimizer = torch.optim.AdamW(authored.module.parameters(), lr=1e-3, foreach=False)
+        for index in range(2):
+            loss = step(*Batches(authored).at(index))
+            loss.backward()
+            found.append({"loss": loss.detach()} | {n: g.clone() for n, g in gradients(authored).items()})
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    differing = {name for a, b in zip(*seen, strict=True) for name in a if not torch.equal(a[name], b[name])}
+    facts = backend.graphs[0].pair.forward.meta["workbench"]
+    return {"differing": sorted(differing), "outcomes": {r.name: str(r.outcome) for r in backend.records},
+            "schedule": str(backend.graphs[0].schedule), "axes": sorted({a.split(".")[0] for a in facts["groups"]}),
+            "graphs": len(backend.graphs), "tensors": len(seen[0][0])}
+
+
+def test_groups_are_those_of_the_meshes_with_or_without_names():
+    with fake_world(4):
+        named = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+        unnamed = init_device_mesh("cpu", (4,))
+        inputs = [distribute_tensor(torch.ones(4), mesh, [Replicate()] * mesh.ndim) for mesh in (named, unnamed)]
+        groups, sizes = _groups([torch.ones(1), *inputs, inputs[0]])
+        assert list(groups) == ["fsdp", "tp", "axis0"] and list(sizes.values()) == [2, 2, 4]
+        assert groups["tp"] == named.get_group("tp").group_name
+        assert _groups([torch.ones(1)]) == ({}, {})
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [
+    ({"dp_shard": 2}, ("reshard_after_forward",), ("transformer_block_bucketing", "graph_cleanup"), True),
+    ({"dp_shard": 2}, ("activation_checkpointing", "reshard_after_forward"),
+     ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False),
+    pytest.param(FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), True,
+                 marks=pytest.mark.slow),
+], ids=["fsdp", "fsdp, groups from the DTensors", "fsdp x tp"])
+def test_a_module_of_dtensors_on_real_ranks(pool2, pool4, mesh, joint, passes, told):
+    for found in (pool4 if mesh is FSDP_TP else pool2).run(under_compile, mesh, joint, passes, told):
+        assert found["differing"] == [] and found["tensors"] == 13
+        assert set(found["outcomes"].values()) == {"PASS"} and len(found["outcomes"]) == len(joint) + len(passes)
+        assert "PASS" in found["schedule"] and found["graphs"] == 1 and found["axes"] == sorted(mesh)
+
+
+@pytest.mark.integration
+def test_what_was_authored_is_what_is_compiled():
+    with fake_world(2) as world:
+        authored = author(small({"dp_shard": 2}), world)
+    _, function = compiled(as_backend([], authored=authored))
+    with pytest.raises(Exception, match=r"has a parameter 'layers.0.up.weight', and the authored one has none of that"):
+        function(*batch())

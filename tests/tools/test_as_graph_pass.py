@@ -1,0 +1,162 @@
+"""A pass as a plain function of a graph, in torchtitan's own pass lists and without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from on_ranks import FSDP_TP, calls, small, user_pass
+from torch import nn
+
+from workbench.authoring.author import author
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.tools.as_graph_pass import NOT_SEEN, as_graph_pass
+from workbench.torch_api.ops import collective_kind
+from workbench.world.fake import fake_world
+from workbench.world.ranks import ranks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[2]
+BLOCKS = ["layers.0", "layers.1"]
+TITAN = pytest.mark.skipif(  # in CI it is an error
+    importlib.util.find_spec("torchtitan") is None and not os.environ.get("CI"),
+    reason="needs torchtitan 0.2.2: pip install --no-deps torchtitan==0.2.2")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in BLOCKS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def clamp_for_relu(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    for node in calls(gm, "aten.relu"):
+        node.target, node.args = torch.ops.aten.clamp_min.default, (node.args[0], 0)
+    return gm
+
+
+def through_torchtitan(passes: list[Any], root: str) -> dict[str, Any]:
+    """One step of a small module under torchtitan's FSDP and its compiler toolkit, and the same eagerly."""
+    sys.path.insert(0, root)
+    from benchmarks.reference import fill_in
+
+    fill_in()
+    import torchtitan.distributed.parallel_dims as dims
+    from torch.distributed.device_mesh import init_device_mesh
+    from torchtitan.experiments.compiler_toolkit import graph_utils
+    from torchtitan.experiments.simple_fsdp.simple_fsdp import data_parallel
+
+    dims.device_type = "cpu"
+    graph_utils.DTensor = torch.Tensor  # the builder wants inputs on a tp axis, and there is none
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+    torch.manual_seed(0)
+    module = data_parallel(Mlp(), mesh, mode="fully_shard")
+    x = torch.randn(4, 8)
+    module(x).backward()
+    eager = [p.grad.to_local().clone() for p in module.parameters()]
+    loss = module(x).detach()
+    module.zero_grad()
+
+    applied: list[str] = []
+    logging.getLogger().setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: applied.append(record.getMessage())  # type: ignore[method-assign]
+    graph_utils.logger.addHandler(handler)
+    with user_pass("clamp_for_relu", clamp_for_relu) as mine:
+        joint = [as_graph_pass(mine)]
+        later = [as_graph_pass(spec) for spec in passes]
+        forward, backward = graph_utils.make_compiler_with_passes(later)
+        step = graph_utils.joint_graph_builder(module, (x,), {}, fw_compiler=forward, bw_compiler=backward,
+                                               joint_custom_passes=joint)
+        ours = step((x,), {})
+        ours.backward()
+    records = [r for each in (*joint, *later) for r in each.records]
+    gathers = [[sum(collective_kind(n.target) == "all_gather" for g in graphs for n in g.graph.nodes)
+                for graphs in (r.before, r.after)] for r in records]
+    return {
+        "bitwise": torch.equal(loss, ours) and all(
+            torch.equal(p.grad.to_local(), g) for p, g in zip(module.parameters(), eager, strict=True)),
+        "outcomes": {r.name: str(r.outcome) for r in records}, "gathers": dict(zip(
+            [r.name for r in records], gathers, strict=True)),
+        "clamps": len(calls(records[-1].after[0], "aten.clamp_min")), "applied": applied,
+    }
+
+
+@TITAN
+@pytest.mark.ranks
+@pytest.mark.compat
+@pytest.mark.slow
+def test_passes_of_ours_and_of_a_user_run_in_torchtitans_lists():
+    listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
+    with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
+        for found in pool.run(through_torchtitan, listed, str(ROOT)):
+            assert found["bitwise"]
+            assert found["outcomes"] == dict.fromkeys(
+                ("clamp_for_relu", "transformer_block_bucketing", "graph_cleanup"), "PASS")
+            was, now = found["gathers"]["transformer_block_bucketing"]
+            assert now < was and found["clamps"] == len(BLOCKS)
+            told = [line for line in found["applied"] if line.startswith("Applying pass")]
+            assert told == ["Applying pass: transformer_block_bucketing", "Applying pass: graph_cleanup"] * 2
+
+
+@pytest.mark.integration
+def test_graphs_that_were_captured_elsewhere_get_the_same_verdicts():
+    with fake_world(4) as world:
+        joint = capture(author(small(FSDP_TP), world))
+        tags = as_graph_pass({"name": "activation_checkpointing", "policy": "full"})
+        del joint.graph.meta["workbench"]
+        with joint.context():
+            joint.graph = tags(joint.graph)
+        pair = partition(joint)
+        idle = as_graph_pass({"name": "transformer_block_bucketing", "buckets": ("layer.0",)})
+        buckets = as_graph_pass({"name": "transformer_block_bucketing", "buckets": ("layers.0",)})
+        for graph_pass in (idle, buckets):
+            for which in ("forward", "backward"):
+                with pair.context(which) as inputs:
+                    given = pair.by_part[which]
+                    given.meta.pop("workbench", None)
+                    text = given.code
+                    result = graph_pass(given, inputs)
+                    assert given.code == text and result is not given
+    assert [(v.check, v.outcome) for v in tags.records[0].verdicts][-1] == ("effect", Outcome.UNKNOWN)
+    assert tags.records[0].verdicts[-1].message == NOT_SEEN
+    (nothing,), (done,) = idle.records, buckets.records
+    assert nothing.verdict("effect").outcome is Outcome.NO_EFFECT
+    assert "no module path matches the buckets ['layer.0']" in nothing.verdict("effect").message
+    assert done.outcome is Outcome.PASS and done.parts == ("forward", "backward")
+    assert repr(buckets) == "GraphPass(transformer_block_bucketing: PASS)"
+
+
+def test_what_makes_a_callable_is_no_graph_pass():
+    for name in ("full_inductor_compilation", "cudagraph"):
+        with pytest.raises(WorkbenchError, match=f"pass '{name}' runs on the .* as_graph_pass, for graphs alone, runs"):
+            as_graph_pass(name)
+    with pytest.raises(WorkbenchError, match="unknown pass 'mine'"):
+        as_graph_pass("mine")
+    with pytest.raises(WorkbenchError, match="polcy: Extra inputs"):
+        as_graph_pass({"name": "activation_checkpointing", "polcy": "full"})
+    assert as_graph_pass("graph_cleanup").__name__ == "graph_cleanup"

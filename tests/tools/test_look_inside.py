@@ -1,0 +1,204 @@
+"""What Inductor makes of small functions; each fact is seen to change with its cause. No kernel is compiled here."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import cpu_vec_isa
+from torch._inductor.async_compile import AsyncCompile
+
+from workbench.authoring.models.layers import FeedForward
+from workbench.errors import WorkbenchError
+from workbench.graph.read.buffers import read_buffers
+from workbench.tools.look_inside import _explained, look_inside, watched
+
+pytestmark = pytest.mark.integration
+TOKENS, DIM, HIDDEN = 64, 128, 384
+X, SQUARE = torch.randn(TOKENS, DIM), torch.randn(DIM, DIM)
+
+
+@pytest.fixture(scope="module")
+def two():
+    return nn.Sequential(FeedForward(DIM, HIDDEN), FeedForward(DIM, HIDDEN))
+
+
+def raised(*args, **kwargs):
+    with pytest.raises(WorkbenchError) as caught:
+        look_inside(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_kernels_know_their_nodes_and_lines():
+    def function(x, w):
+        wide = x @ w
+        gated = torch.tanh(wide) * 2
+        return gated - wide
+
+    seen = look_inside(function, X, SQUARE)
+    first, second = seen.kernels.kernels
+    assert (first.kind, seen.lines(first)) == ("extern", ("wide = x @ w",))
+    assert (second.kind, second.nodes) == ("cpp", ("tanh", "mul", "sub"))
+    assert seen.lines(second) == ("gated = torch.tanh(wide) * 2", "return gated - wide")
+    assert not seen.kernels.not_found and not seen.kernels.missing
+
+
+@pytest.mark.parametrize(("config", "allocations", "peak"), [
+    ({}, 4, 229_376), ({"inplace_buffers": False}, 6, 294_912), ({"allow_buffer_reuse": False}, 6, 229_376),
+    ({"inplace_buffers": False, "allow_buffer_reuse": False}, 8, 294_912), ({"memory_planning": True}, 2, 229_376)])
+def test_options_change_the_memory_as_under_torch_compile(two, config, allocations, peak, monkeypatch):
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_: lambda *given: None)  # its kernels compute nothing
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
+    with watched() as graphs, torch.no_grad():
+        torch.compile(two, options=config)(X)
+    (theirs,) = graphs
+    ours = look_inside(two, X, config=config)
+    assert ours.buffers == read_buffers(theirs.code, theirs.sizes)
+    assert (len(ours.buffers.buffers), ours.buffers.allocations, ours.buffers.peak) == (8, allocations, peak)
+    assert ours.estimate == theirs.estimate
+
+
+def test_inputs_have_their_own_names_in_the_graph_and_those_of_torch_compile_in_the_code():
+    seen = look_inside(lambda x, arg0_1: torch.mm(x, arg0_1) @ SQUARE, X, SQUARE)
+    assert [n.name for n in seen.graph.graph.find_nodes(op="placeholder")][1:] == ["x", "arg0_1"]
+    assert "        arg0_1, arg1_1, arg2_1 = args\n" in seen.code
+    torch.testing.assert_close(seen(X, SQUARE), X @ SQUARE @ SQUARE)
+
+
+def test_the_order_and_its_estimate():
+    def function(x, a, b):
+        wide = [x @ each for each in (a, b)]
+        return [each.T @ x for each in wide]
+
+    given = torch.randn(TOKENS, 4), torch.randn(4, 512), torch.randn(4, 512)
+    as_is = look_inside(function, *given)
+    kept = look_inside(function, *given, config={"reorder_for_peak_memory": False, "reorder_for_locality": False})
+    wide = TOKENS * 512 * 4
+    assert as_is.estimate <= as_is.buffers.peak and kept.estimate <= kept.buffers.peak  # inputs are the caller's
+    assert kept.estimate - as_is.estimate > wide / 2 and kept.buffers.peak - as_is.buffers.peak > wide / 2
+
+
+def test_an_estimate_is_made_without_the_pass_that_prepares_it():
+    column = torch.randn(DIM, 1)  # a small output: torch 2.11 takes outputs off its estimate
+    seen = look_inside(lambda x, w, c: x @ w @ c, X, SQUARE, column, config={"reorder_for_peak_memory": False})
+    assert seen.estimate >= X.nbytes
+
+
+def test_sizes_that_a_run_decides():
+    def function(x, keep):
+        return torch.relu(x[keep.nonzero()[:, 0]] @ SQUARE)
+
+    seen = look_inside(function, X, torch.ones(TOKENS, dtype=torch.bool))
+    assert seen.buffers.unknown and seen.buffers.peak == 0
+    assert "u0" in seen.code and seen.estimate == 0
+
+
+def test_a_node_by_eager_breaks_the_fusion():
+    block = FeedForward(DIM, HIDDEN)
+    assert look_inside(block, X).kernels.kinds == {"cpp": 1, "extern": 3}
+    assert look_inside(block, X, eager=["exp"]).kernels.kinds == {"cpp": 2, "extern": 4}
+    assert look_inside(block, X, eager=["exp", "neg"]).kernels.kinds == {"cpp": 1, "extern": 5}
+
+
+def test_bad_input_word_for_word():
+    assert raised(torch.relu, X, eager=["rellu"]) == (
+        "look_inside: eager: the graph has no operator node 'rellu': did you mean 'relu'?")
+    assert raised(torch.relu, X, config={"memory_plan": True}) == (
+        "look_inside: Inductor has no option 'memory_plan': did you mean 'memory_planning'?")
+    assert raised(lambda x: x.add_(1), X) == (
+        "look_inside: the function changes an input or a buffer: give one that returns new tensors")
+
+
+def test_asserts_name_the_output_and_the_input():
+    seen = look_inside(lambda x, w: x @ w, X, SQUARE, config={"nan_asserts": True})
+    assert torch.equal(seen(X, SQUARE), X @ SQUARE)
+    for given, said in ([(X * 1e30, SQUARE * 1e30), "output 0 of the graph holds an infinity"],
+                        [(X * float("nan"), SQUARE), "input x of the graph holds NaN.*not arg0_1.isnan"]):
+        with pytest.raises(WorkbenchError, match=said):
+            seen(*given)
+    silent = look_inside(lambda x, w: x @ w, X, SQUARE)
+    assert silent(X * float("nan"), SQUARE).isnan().all()
+
+
+def test_an_assert_behind_a_kernel_names_it(tmp_path):
+    lines = ["def call(triton_poi_log_0, buf1):", "    triton_poi_log_0.run(buf1, 64)",
+             "    assert not buf1.isnan().any().item()"]
+    file = tmp_path / "written.py"
+    file.write_text("\n".join(lines))
+    linecache.checkcache()
+    scope: dict = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+
+    class Kernel:
+        def run(self, *args):
+            pass
+
+    with pytest.raises(AssertionError) as caught:
+        scope["call"](Kernel(), X * float("nan"))
+    assert str(_explained(caught.value, {})).startswith("buf1, which triton_poi_log_0 reads or writes holds NaN")
+    other = AssertionError("of something else")
+    with pytest.raises(AssertionError):
+        raise other
+    assert _explained(other, {}) is other
+
+
+def test_a_backend_gets_the_wrapper_and_leaves_no_trace():
+    from torch._inductor.codegen import common
+
+    common.init_backend_registration()
+    before, got = dict(common.device_codegens), []
+    seen = look_inside(lambda x, w: x @ w @ w, X, SQUARE, backend=lambda graph: got.append(graph) or graph.forward)
+    assert [n.target.__name__ for n in seen.wrapper.graph.nodes if n.op == "call_function"] == [
+        "empty_strided", "mm.out"] * 2
+    assert got == [seen.wrapper] and torch.equal(seen(X, SQUARE), X @ SQUARE @ SQUARE)
+    assert common.device_codegens == before
+    with pytest.raises(WorkbenchError, match="read `wrapper`"):
+        _ = seen.buffers
+    assert look_inside(lambda x, w: x @ w, X, SQUARE).wrapper is None
+    assert "a backend gets an FX graph of Triton's and libraries' kernels alone" in raised(
+        torch.relu, X, backend=lambda graph: graph.forward)
+
+
+def test_parts_and_why_not(monkeypatch, two):
+    from torch._inductor.scheduler import Scheduler
+
+    config = {"triton.cudagraphs": True, "graph_partition": True}
+    (whole,) = look_inside(two, X, config=config).parts
+    assert (whole.recorded, whole.why_not, len(whole.steps)) == (False, ("cpu ops",), 8)
+    assert look_inside(two, X, config={"graph_partition": False}).parts == ()
+    # as on a GPU, where only what the host must do stands between
+    monkeypatch.setattr(Scheduler, "should_partition",
+                        lambda self, node: "copies" if "op2" in node.get_name() else None)
+    parts = look_inside(two, X, config=config).parts
+    assert [(p.recorded, p.why_not) for p in parts] == [(True, ()), (False, ("copies",)), (True, ())]
+    assert [len(p.steps) for p in parts] == [2, 1, 5]
+
+
+def test_whatever_is_lowered_is_watched():
+    with watched() as graphs:
+        out = torch.compile(lambda x, w: x @ w)(X, SQUARE)
+        assert torch.equal(out, X @ SQUARE)
+    torch.compile(lambda x, w: x @ w @ w)(X, SQUARE)
+    assert [len(g.steps) for g in graphs] == [1] and graphs[0].generated == ()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+def test_the_users_kernel_needs_triton():
+    from workbench.tools.user_kernel import scaled_sum
+
+    with pytest.raises(WorkbenchError, match="Triton is not installed"):
+        scaled_sum(X, X, 0.5)
+
+
+@pytest.mark.gpu
+def test_the_users_kernel_among_inductors():
+    from workbench.tools.user_kernel import scaled_sum
+
+    x, y = torch.rand(2, 4096, device="cuda")
+    with watched() as graphs:
+        out = torch.compile(lambda x, y: torch.relu(scaled_sum(torch.sin(x), y, 0.5)))(x, y)
+    torch.testing.assert_close(out, torch.relu(x.sin() + y / 2))
+    assert any("scaled_sum_kernel" in name for name in graphs[-1].generated) and len(graphs[-1].generated) > 1

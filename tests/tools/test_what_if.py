@@ -1,0 +1,378 @@
+"""`what_if`: exactly what a change affects runs again, and the answer is that of a fresh build, node for node."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+from on_ranks import FSDP_TP, small
+
+from workbench.authoring.author import author
+from workbench.authoring.plans import LLAMA3_PLAN
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.graph.read.collectives import Groups, context_of
+from workbench.passes import registry
+from workbench.passes.registry import register_pass
+from workbench.pipeline.build import build
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.recipe import RecipeError
+from workbench.tools import what_if as studies
+from workbench.tools.what_if import what_if
+from workbench.world.mesh import current_world
+
+pytestmark = pytest.mark.integration
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+JOINT = ("inductor_decomposition", "activation_checkpointing", "reshard_after_forward")
+LATER = ("transformer_block_bucketing", "overlap_collectives")
+ALL = ["author", "capture", *JOINT, "partition", *LATER]
+BUCKETING = "passes.transformer_block_bucketing.separate_gather_group"
+
+
+@pytest.fixture(scope="module")
+def started(fake4):
+    return what_if(small(FSDP_TP, JOINT, LATER), fake4)
+
+
+@pytest.fixture
+def study(started):
+    """A study of its own that shares what the first has made."""
+    own = copy.copy(started)
+    own.history, own._kept, own._used, own._undo = [], dict(started._kept), list(started._used), []
+    return own
+
+
+def test_what_was_read_of_other_variants_goes(study):
+    for horizon in (1, 2, 3):
+        study.change({"passes.overlap_collectives.horizon": horizon})
+    before = study._kept[study._stages[-2].key]
+    assert before.pair is not study.pair
+    assert set(before.seen._snapshots) <= set(before.pair.graphs) and len(before.seen._estimates) <= 1
+
+
+def test_a_stage_behind_others_than_before_says_so(study):
+    found = study.change({"passes": ["overlap_collectives"]})
+    assert [(ran.stage, ran.why) for ran in found.ran] == [("overlap_collectives", "after other stages than before")]
+
+
+def test_an_option_that_is_too_long_for_a_path_names_no_file():
+    class Options:
+        def model_dump(self):
+            return {"text": "x" * 5000}
+
+    assert studies._read(Options()) == {"text": "x" * 5000}
+
+
+def listing(graphs):
+    """Everything of the graphs that a pass or a check may read, but for what torch numbers anew in each process group,
+    module and capture."""
+    found, numbers = [], {}
+    for graph in graphs:
+        groups, axes = Groups(context_of(graph)), {n: axis for axis, n in context_of(graph)["groups"].items()}
+
+        def name(m, groups=groups, axes=axes):  # DTensor hands groups of an equal mesh of before to a new one
+            return f"'{axes.get(m[1]) or groups.axis(m[1]) or m[1]}'"
+
+        def text(value, name=name):
+            return re.sub(r"'(\d+|[0-9a-f]{40})'", name, re.sub(r"'\d{9,}'| at 0x\w+", "", str(value)))
+
+        for n in graph.graph.nodes:
+            meta = {k: text(v) for k, v in n.meta.items() if k not in ("val", "tensor_meta", "from_node", "seq_nr")}
+            if "seq_nr" in n.meta:  # torch counts on from capture to capture
+                meta["seq_nr"] = numbers.setdefault(n.meta["seq_nr"], len(numbers))
+            value = n.meta.get("val")
+            shape = (tuple(value.shape), value.stride(), value.dtype) if hasattr(value, "stride") else type(value)
+            found.append((n.op, n.name, str(n.target), text(n.args), text(n.kwargs), shape, meta))
+    return found
+
+
+def fresh(study):
+    return build(study.recipe, study.world).step.pair
+
+
+def again(difference):
+    return [ran.stage for ran in difference.ran]
+
+
+def test_the_first_answer_runs_all(started, fake4):
+    assert [ran.stage for ran in started.ran] == ALL and started.history == []
+    assert listing(started.pair.graphs) == listing(fresh(started).graphs)
+    assert {r.name: r.outcome for r in started.records} == {r.name: r.outcome for r in build(
+        started.recipe, fake4).records}
+
+
+@pytest.mark.parametrize(("changes", "first"), [
+    ({"passes.overlap_collectives.horizon": 2}, "overlap_collectives"),
+    pytest.param({BUCKETING: False}, "transformer_block_bucketing", marks=pytest.mark.slow),
+    pytest.param({"passes": ["transformer_block_bucketing"]}, None, marks=pytest.mark.slow),
+    ({"joint_passes.reshard_after_forward.policy": "never"}, "reshard_after_forward"),
+    pytest.param({"joint_passes.activation_checkpointing.policy": "full"}, "activation_checkpointing",
+                 marks=pytest.mark.slow),
+    pytest.param({"joint_passes.inductor_decomposition.at": "capture"}, "capture", marks=pytest.mark.slow),
+    ({"training.lr": 0.1, "strict": True, "about": "x", "training.steps": 3}, None),
+], ids=str)
+def test_a_change_runs_what_it_affects(study, changes, first):
+    found = study.change(changes)
+    expected = ALL[ALL.index(first):] if first else []
+    assert again(found) == expected
+    assert found.kept == [name for name in ALL if name not in expected and name in (*ALL[:6], *study.recipe.pass_names)]
+    assert listing(study.pair.graphs) == listing(fresh(study).graphs)
+    assert study.now is found.after and study.history == [found]
+
+
+@pytest.mark.parametrize("changes", [
+    pytest.param({"model.n_layers": 2}, marks=pytest.mark.slow), {"mesh.dp_shard": 4, "mesh.tp": 1}], ids=str)
+def test_a_change_of_the_model_authors_anew(study, changes):
+    found = study.change(changes)
+    assert again(found) == ALL and found.ran[0].why == "recipe"
+    assert listing(study.pair.graphs) == listing(fresh(study).graphs)
+
+
+@pytest.mark.parametrize("key", [
+    "model.dim=128", "data.seq_len=32", "data.batch_per_rank=1", "precision.param=bfloat16", "training.seed=1",
+    "training.deterministic=false", "model.attention=flex",
+])
+def test_all_that_authoring_reads_is_in_its_key(fake4, key):
+    recipe = small(FSDP_TP, JOINT, LATER)
+    keys = [[stage.key for stage in studies._stages(r, fake4, None)] for r in (recipe, recipe.override(
+        dict([key.split("=")])))]
+    assert not set(keys[0]) & set(keys[1])
+
+
+def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
+    from workbench.authoring import families
+    from workbench.recipe.model_sizes import SIZES
+
+    def keys(body, family="own_model"):
+        space = {"__name__": "__main__"}
+        exec(compile(f"def make(sizes):\n    return {body}", "cell", "exec"), space)
+        families.register_model("own_model", sizes={"vocab_size": 32, "max_seq_len": 32})(space["make"])
+        return [s.key for s in studies._stages(small(FSDP_TP).override({"model": {"family": family}}), fake4, None)]
+
+    try:
+        assert keys("1") == keys("1") and not set(keys("1")) & set(keys("2"))
+        assert keys("1", "llama3") == keys("2", "llama3")  # another family's
+    finally:
+        families._FAMILIES.pop("own_model"), SIZES.pop("own_model")
+
+
+@pytest.mark.slow
+def test_placements_author_anew(study):
+    tensor = {path: style for path, style in LLAMA3_PLAN.tensor.items() if path != "loss"}
+    plan = replace(LLAMA3_PLAN, tensor=tensor | {
+        "output": {"style": "colwise", "input": "shard(1)", "output": "replicate"}})
+    found = study.change(plan=plan)
+    assert again(found) == ALL and found.ran[0].why == "plan" and "plan: the family's -> given" in found.title
+    assert found.after.figures.launches != found.before.figures.launches
+    joint = capture(author(study.recipe, study.world, plan=plan))
+    assert listing([joint.graph]) == listing([study._kept[study._stages[1].key].joint.graph])
+    assert again(study.change({BUCKETING: False})) == list(LATER)  # the plan stays
+    study.revert()
+    assert again(study.revert()) == [] and study.now.plan is None
+
+
+def test_whole_lists_and_their_order(study):
+    found = study.change(passes=[*study.recipe.passes[:1], "graph_cleanup"])
+    assert again(found) == ["graph_cleanup"] and found.ran[0].why == "new"
+    assert again(study.change(joint_passes=JOINT[1:])) == ["activation_checkpointing", "reshard_after_forward",
+                                                           "partition", "transformer_block_bucketing", "graph_cleanup"]
+    assert listing(study.pair.graphs) == listing(fresh(study).graphs)
+
+
+def test_what_was_asked_before_is_kept(study):
+    first = listing(study.pair.graphs)
+    shared = dict(study.pair.forward.meta["workbench"]["shared"])
+    there, back = study.change({BUCKETING: False}), study.change({BUCKETING: None})
+    assert again(there) == list(LATER) and again(back) == []
+    assert listing(study.pair.graphs) == first and study.pair.forward.meta["workbench"]["shared"] == shared
+    assert study.pair.forward.meta["workbench"]["shared"] is study.pair.backward.meta["workbench"]["shared"]
+
+
+def test_revert_goes_back_at_once(study):
+    first, graphs = study.now, study.pair.graphs
+    study.change({"passes.overlap_collectives.horizon": 2})
+    study.change({BUCKETING: False})
+    found = study.revert()
+    assert found.reverted and again(found) == [] and found.title.startswith("reverted: ")
+    assert again(study.revert()) == [] and study.now.recipe == first.recipe and study.pair.graphs == graphs
+    with pytest.raises(WorkbenchError, match="nothing to revert: no change was made since the start"):
+        study.revert()
+    assert [d.reverted for d in study.history] == [False, False, True, True]
+
+
+def test_what_is_no_longer_kept_runs_again(study, monkeypatch):
+    monkeypatch.setattr(studies, "_VARIANTS", 2)
+    for horizon in (2, 3):
+        study.change({"passes.overlap_collectives.horizon": horizon})
+    study.revert()
+    found = study.revert()
+    assert [(ran.stage, ran.why) for ran in found.ran] == [("overlap_collectives", "options")]
+    assert len(study._kept) == len(ALL) + 1
+
+
+CELL = """
+def step(value):
+    return value * {factor}
+@register_pass("own", stage="{stage}", numerics="lossy", tolerance=1e9, effect=lambda before, after, options: effect)
+def own(gm, example_inputs, *, options):
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[:1]:
+        node.meta["marked"] = step(1)
+    {more}
+    return gm
+"""
+
+
+def define(factor=1, stage="partitioned", more="pass", happened=True):
+    """A notebook's cell that registers the pass `own`."""
+    import torch
+
+    from workbench.passes.effect import Effect
+
+    space = {"__name__": "__main__", "register_pass": register_pass, "torch": torch,
+             "effect": Effect(happened, "" if happened else "so it is")}
+    exec(compile(CELL.format(factor=factor, stage=stage, more=more), "cell", "exec"), space)
+
+
+@pytest.fixture
+def own():
+    yield define
+    CONTRACTS.pop("own", None), registry._PASSES.pop("own", None)
+
+
+def marks(study):
+    graphs = [r.after[0] for r in study.records if r.name == "own"]
+    return [n.meta["marked"] for n in graphs[0].graph.nodes if "marked" in n.meta]
+
+
+def test_a_pass_registered_again_runs_again_if_its_code_differs(study, own):
+    own(factor=2)
+    assert again(study.change(passes=["transformer_block_bucketing", "own", "overlap_collectives"])) == [
+        "own", "overlap_collectives"]
+    assert marks(study) == [2]
+    own(factor=2)
+    assert again(study.change()) == []
+    own(factor=3)  # a function that the pass calls, and not the pass itself
+    found = study.change()
+    assert again(found) == ["own", "overlap_collectives"] and marks(study) == [3]
+    assert [ran.why for ran in found.ran] == ["code", "after own"]
+    assert found.title == "what if: nothing but code differs"
+    own(factor=3, happened=False)  # what its effect says
+    assert again(study.change()) == ["own", "overlap_collectives"]
+    assert study.now.rows()["own: effect"] == "NO_EFFECT" and "own: effect" in study.now.reasons()
+
+
+@pytest.mark.slow
+def test_a_joint_pass_registered_again_partitions_again(study, own):
+    own(stage="joint")
+    found = study.change(joint_passes=[*JOINT, "own"])
+    assert again(found) == ["own", "partition", *LATER]
+    own(factor=5, stage="joint")
+    assert again(study.change()) == ["own", "partition", *LATER] and marks(study) == [5]
+    assert listing(study.pair.graphs) == listing(fresh(study).graphs)
+
+
+def test_an_error_leaves_the_study_as_it_was(study, own):
+    before, graphs = study.now, study.pair.graphs
+    own(more="raise ValueError('no')")
+    with pytest.raises(WorkbenchError, match="pass 'own' on the forward graph raised ValueError: no"):
+        study.change(passes=["transformer_block_bucketing", "own"])
+    with pytest.raises(WorkbenchError, match=r"^passes takes a list of passes, and got 'graph_cleanup': write "
+                                             r"\['graph_cleanup'\]$"):
+        study.change(passes="graph_cleanup")
+    with pytest.raises(RecipeError, match="no pass 'overlap' in passes"):
+        study.change({"passes.overlap.horizon": 2})
+    with pytest.raises(WorkbenchError, match="unknown pass 'other'"):
+        study.change(passes=["other"])
+    with pytest.raises(WorkbenchError, match="4"):
+        study.change({"mesh.dp_shard": 4})  # 8 ranks on a world of 4
+    assert study.now is before and study.pair.graphs == graphs and study.history == []
+    own()
+    assert again(study.change(passes=["transformer_block_bucketing", "own"])) == ["own"]
+
+
+FAULTS = [
+    ("_read", lambda options: {}, {BUCKETING: False}),
+    pytest.param("_LATER", {**studies._LATER, "model": True}, {"model.n_layers": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "fault", "changes"), FAULTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_key_that_ignores_something_is_caught(fake4, monkeypatch, name, fault, changes):
+    monkeypatch.setattr(studies, name, fault)
+    broken = what_if(small(FSDP_TP, JOINT, LATER), fake4)
+    assert again(broken.change(changes)) == []
+    assert listing(broken.pair.graphs) != listing(fresh(broken).graphs)
+
+
+def test_options_go_by_what_their_file_holds(tmp_path):
+    class Given:
+        def model_dump(self):
+            return {"estimates_file": str(tmp_path / "times.json"), "device": "h100"}
+
+    (tmp_path / "times.json").write_text("{}")
+    before = studies._read(Given())
+    (tmp_path / "times.json").write_text('{"a": 1}')
+    assert studies._read(Given()) != before
+
+
+@pytest.mark.slow
+def test_one_capture_is_partitioned_many_times(fake4):
+    joint = capture(author(small(FSDP_TP), fake4))
+    first, second, last = partition(joint.fork()), partition(joint.fork()), partition(joint)
+    assert listing(first.graphs) == listing(second.graphs) == listing(last.graphs)
+    with pytest.raises(WorkbenchError, match="partitioned already"):
+        joint.fork()
+
+
+def test_a_pair_for_looking_at_makes_no_step(study):
+    from workbench.graph.lower import compile_step
+
+    with pytest.raises(WorkbenchError, match="build its recipe for a step that runs"):
+        compile_step(study.pair)(*study.pair.authored.example_batch())
+
+
+def test_a_difference_says_everything(study):
+    found = study.change({"joint_passes.reshard_after_forward.policy": "never"})
+    text = repr(found).splitlines()
+    assert text[0] == "what if: joint_passes.reshard_after_forward.policy: not set -> never"
+    assert text[1].startswith("ran again: reshard_after_forward ") and " s (options), partition " in text[1]
+    assert text[2] == "kept: author, capture, inductor_decomposition, activation_checkpointing"
+    assert text[3].startswith("answered in ") and text[4].split() == ["before", "after", "change"]
+    rows = {row[0]: row[1:] for row in found.rows()}
+    before, after, change = rows["launches: all_gather dp_shard"]
+    assert int(after) - int(before) == int(change) < 0
+    assert rows["reshard_after_forward: effect"] == ("PASS", "PASS", "")
+    assert rows["estimated saved, bytes"][2].startswith("+")
+    assert {"step on h100, simulated ms", "exposed on h100, simulated ms", "estimated peak of the backward, bytes",
+            "bytes: all_gather dp_shard", "ranks agree"} < set(rows)
+    assert "ranks agree" in repr(found) and repr(study).splitlines()[-1].startswith(text[0])
+
+
+def test_figures_are_those_of_the_graphs(study):
+    from workbench.graph.read.collectives import list_collectives
+    from workbench.graph.read.simulated_run import simulated
+    from workbench.pipeline.run_passes import saved_bytes
+
+    figures = study.now.figures
+    run = simulated(study.pair.by_part, "h100")
+    assert (figures.step_ms, figures.exposed_ms) == (run.total_ms, run.exposed_ms)
+    assert figures.saved == saved_bytes(study.pair)
+    assert sum(figures.launches.values()) == sum(len(list_collectives(g)) for g in study.pair.graphs)
+
+
+def on_a_rank(recipe, changes):
+    found = what_if(recipe, current_world())
+    difference = found.change(changes)
+    return again(difference), str(difference.after.schedule.outcome), listing(found.pair.graphs) == listing(
+        fresh(found).graphs)
+
+
+def test_inside_real_ranks(pool2):
+    for stages, agree, same in pool2.run(on_a_rank, small({"dp_shard": 2}, JOINT, LATER), {BUCKETING: False}):
+        assert stages == list(LATER) and agree == "PASS" and same

@@ -1,0 +1,215 @@
+"""Which kernels Inductor is seen to make of a graph: complete, in calling order, and said where it is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch._inductor.config
+from graphs_by_hand import shards, two_layers
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from workbench import author_module, capture, fake_world, partition, run_joint, run_partitioned
+from workbench.authoring.plans import ParallelPlan
+from workbench.errors import WorkbenchError
+from workbench.graph.callables import kernels_of
+from workbench.graph.read.kernels import find_kernels
+from workbench.passes.decomposition import capture_decompositions
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api.inductor import kernels as inductor_kernels
+from workbench.torch_api.inductor.kernels import _Watch, seen, sources
+from workbench.torch_api.inductor.lowering import compile_inner
+from workbench.world.mesh import World
+
+pytestmark = pytest.mark.integration
+
+DECOMPOSE = [PassSpec(name="inductor_decomposition")]
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6)
+
+    def forward(self, x, y):
+        return ((self.down(torch.relu(self.up(x))) - y) ** 2).mean()
+
+
+def compile_gated(world=None, *, cache=False):
+    """The record of full_inductor_compilation on both graphs of a small model."""
+    world = world or World("gloo", 1, 0, torch.device("cpu"))
+    torch.manual_seed(0)
+    batch = tuple(torch.randn(3, 6, device=world.device) for _ in range(2))
+    authored = author_module(Gated(), world, None, ParallelPlan(), batch=lambda: batch)
+    with capture(authored, decompositions=capture_decompositions(DECOMPOSE)) as joint:
+        run_joint(joint, DECOMPOSE)
+        pair = partition(joint)
+    with torch._inductor.config.patch(fx_graph_cache=cache):
+        return run_partitioned(pair, ["full_inductor_compilation"])[0][0]
+
+
+def kernels(record):
+    return kernels_of(record.before, record.after)
+
+
+@pytest.fixture(scope="module")
+def record():
+    return compile_gated()
+
+
+def written_calls(code):
+    """The calls that the wrapper makes, read from its text: a check of its own."""
+    body = code[re.search(r"def call\(", code).start():code.index("def get_args") if "def get_args" in code else None]
+    return re.findall(r"(?m)^ +(?:\w+ = )?(cpp_fused_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", body)
+
+
+def test_every_call_in_order_and_every_node_accounted_for(record):
+    for graph, compiled in zip(record.before, record.after, strict=True):
+        found = seen(compiled)
+        assert found.missing == () and [c.name for c in found.calls] == written_calls(found.code)
+        made = find_kernels(compiled, graph)
+        assert made.not_found == () and made.removed == ()
+        calls = [n.name for n in graph.graph.nodes if n.op == "call_function"]
+        assert made.nodes == tuple(calls)
+        assert {*made.views, *made.same}.union(*(c.nodes for c in found.calls)) == set(calls)
+        assert set(sources(found.code)) == {c.name for c in found.calls if c.kind == "cpp"}
+
+
+def test_on_a_fake_world_kernels_are_written_and_not_built(record, monkeypatch):
+    """Counted by the compiler's own calls; and what was written only does not serve a world whose kernels run."""
+    import torch._inductor.codecache as codecache
+
+    built = []
+    load = codecache.CppPythonBindingsCodeCache.load_pybinding_async
+
+    def loading(argtypes, source, *args, **kwargs):
+        built.append(source.strip("\n") + "\n")
+        return load(argtypes, source, *args, **kwargs)
+
+    monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "load_pybinding_async", loading)
+    codecache.PyCodeCache.cache_clear()  # the wrappers of other tests
+    with fake_world(1) as world:
+        written = compile_gated(world)
+    assert built == []
+    for fake, real in zip(kernels(written), kernels(record), strict=True):
+        assert fake.missing == () and [(k.name, k.nodes, k.source) for k in fake.kernels] == [
+            (k.name, k.nodes, k.source) for k in real.kernels]
+    forward = written.after[0]
+    with pytest.raises(WorkbenchError, match="written and not built, on a fake world"):
+        forward([torch.ones(v.shape) if isinstance(v := n.meta["val"], torch.Tensor) else v
+                 for n in written.before[0].graph.find_nodes(op="placeholder")])
+    compile_gated()
+    assert set(built) == {k.source for found in kernels(record) for k in found.kernels if k.source}
+
+
+def test_which_kernel_computes_which_node(record):
+    forward, backward = kernels(record)
+    (relu,) = forward.by_node("relu")
+    assert relu.kind == "cpp" and "relu" in relu.name and "kernel(" in relu.source
+    (matmul,) = forward.by_node("addmm")
+    assert (matmul.name, matmul.kind, matmul.source) == ("extern_kernels.addmm", "extern", "")
+    assert "permute" in matmul.nodes  # the view of the weight, which no kernel computes
+    # an alias of relu is taken out, and read as relu
+    assert set(backward.same.values()) == {"relu"} and backward.by_node("alias") == []
+
+
+def test_a_hit_of_inductors_cache_says_the_same(record):
+    compile_gated(cache=True)
+    before = counters["inductor"]["fxgraph_cache_hit"]
+    again = compile_gated(cache=True)
+    assert counters["inductor"]["fxgraph_cache_hit"] == before + 2
+    for ours, theirs in zip(record.after, again.after, strict=True):
+        assert seen(ours).calls == seen(theirs).calls and seen(ours).same == seen(theirs).same
+
+
+def test_a_kernel_whose_origins_are_dropped_is_not_silently_absent(monkeypatch):
+    tell = _Watch.tell
+
+    def dropping(self, generated, made_of, name):
+        tell(self, generated, made_of, name)
+        if "mean" in name:
+            self.told[-1].exact, self.told[-1].around = [], []
+
+    monkeypatch.setattr(_Watch, "tell", dropping)
+    forward = kernels(compile_gated())[0]
+    assert {"sub", "pow_1", "mean"} <= set(forward.not_found)
+    assert "not found: sub, pow_1, mean" in repr(forward) and forward.by_node("mean") == []
+
+
+def test_an_error_while_watching_is_said_and_nothing_fails(monkeypatch):
+    def broken(self, generated, made_of, name):
+        raise AttributeError("no origins")
+
+    monkeypatch.setattr(_Watch, "tell", broken)
+    found = seen(compile_gated().after[0])
+    assert found.calls == () and "AttributeError: no origins" in found.missing[0]
+    assert re.search(r"the calls of 2 kernels that the code defines: cpp_fused_\w+, cpp_fused_\w+", found.missing[-1])
+
+
+def test_a_torch_that_tells_nothing_is_named(monkeypatch):
+    monkeypatch.setattr(inductor_kernels, "_TOLD", "no_such_function")
+    missing = seen(compile_gated().after[0]).missing
+    assert "kernels: this torch has no no_such_function" in missing and len(missing) == 2
+
+
+def test_nothing_is_left_watching(record):
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.debug as debug
+
+    assert compile_fx.fx_codegen_and_compile.__module__ == compile_fx.__name__
+    assert debug.set_kernel_post_grad_provenance_tracing.__module__ == debug.__name__
+    assert not record.before[0]._replace_hooks
+
+
+def test_collectives_and_waits_are_calls_of_their_own():
+    with fake_world(2):
+        graph = make_fx(two_layers, tracing_mode="fake")(*shards(2))
+        values = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+        names = [n.name for n in graph.graph.nodes if n.op == "call_function"]
+        compiled, _ = compile_inner(graph, values, is_backward=False, static=[], visible=2,
+                                    config={"fx_graph_cache": False})
+    found = seen(compiled)
+    kinds = [c.kind for c in found.calls]
+    assert (kinds.count("collective"), kinds.count("wait"), kinds.count("extern")) == (2, 2, 2)
+    assert {n for c in found.calls for n in c.nodes} | set(found.same) == set(names)
+    for call in found.calls:
+        if call.kind in ("collective", "wait"):
+            (node,) = call.nodes
+            assert node.startswith({"collective": "all_gather", "wait": "wait_tensor"}[call.kind])
+
+
+def attend(q, k, v):
+    return [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q + 1, k, v)[0]]
+
+
+def test_an_operator_of_several_outputs_does_not_claim_what_made_its_inputs():
+    graph = make_fx(attend, tracing_mode="fake")(*(torch.ones(1, 2, 16, 8) for _ in range(3)))
+    values = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    compiled, _ = compile_inner(graph, values, is_backward=False, static=[], visible=1,
+                                config={"fx_graph_cache": False})
+    add, attention = find_kernels(compiled, graph).kernels
+    assert add.kind == "cpp" and "add" in add.nodes
+    assert attention.kind == "extern" and "add" not in attention.nodes
+    assert any("flash_attention" in n for n in attention.nodes)
+
+
+def test_a_function_that_inductor_did_not_make_has_no_kernels():
+    assert seen(lambda args: args) is None
+
+
+def test_code_of_another_version_is_said(record):
+    class Stale:
+        source_code = record.after[0].source_code
+
+    assert "took the code from its cache" in seen(Stale).missing[0] and seen(Stale).calls == ()
+
+
+@pytest.mark.gpu
+def test_triton_kernels_on_a_gpu():
+    record = compile_gated(World("nccl", 1, 0, torch.device("cuda", 0)))
+    for found in kernels(record):
+        assert found.not_found == () and found.missing == () and found.kinds["triton"]
+        assert all("def triton_" in k.source for k in found.kernels if k.kind == "triton")

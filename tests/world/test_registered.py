@@ -1,0 +1,140 @@
+"""What this process registered is registered on the ranks, whichever way they are called, and as it is by then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import cloudpickle
+import pytest
+from on_ranks import small
+from torch import nn
+
+from workbench import WorkbenchError, build, ranks, register_model, register_pass, run
+from workbench.authoring import families
+from workbench.passes import registry
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.model_sizes import SIZES
+from workbench.world import registered
+from workbench.world.mesh import current_world
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.ranks
+FACTOR = 2
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ranks(2, timeout=120, echo="none", backend="gloo") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What a test registers is gone afterwards."""
+    before = set(registry._PASSES), set(families._FAMILIES)
+    yield
+    for name in set(registry._PASSES) - before[0]:
+        CONTRACTS.pop(name), registry._PASSES.pop(name)
+    for name in set(families._FAMILIES) - before[1]:
+        del families._FAMILIES[name], SIZES[name]
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+
+    def forward(self, tokens, targets):
+        return nn.functional.cross_entropy(self.head(self.embed(tokens)).flatten(0, 1), targets.flatten())
+
+
+def register(width=8, changes="nothing"):
+    """As a notebook's cell would; run twice, it replaces."""
+
+    @register_model("net", sizes={"vocab_size": 256, "max_seq_len": 64})
+    def make(sizes):
+        return Net(width)
+
+    @register_pass("idle", stage="joint", numerics="exact", changes=changes)
+    def idle(gm, example_inputs, *, options):
+        gm.meta["factor"] = FACTOR
+        return gm
+
+
+def recipe():
+    return small({"dp_shard": 2}).override({"model": {"family": "net"}, "joint_passes": ["idle"], "strict": False,
+                                            "training.steps": 1})
+
+
+def contract(name="idle"):
+    """As this process knows it: a global would be sent along with the function that reads it."""
+    from workbench.recipe.contracts import CONTRACTS as known
+
+    return known[name]
+
+
+def built(asked):
+    """On a rank: (the model's width, what the pass says that it changes, what it read of its cell)."""
+    step = build(asked, current_world())
+    record = step.records[0]
+    found = (step.authored.module.head.in_features, contract().changes, record.after[0].meta["factor"])
+    step.step.close()
+    return found
+
+
+def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool, monkeypatch):
+    register()
+    assert pool.run(built, recipe()) == [(8, "nothing", 2)] * 2
+    register(16, "still nothing")
+    assert pool.run_on([1], lambda: contract().changes) == ["still nothing"]
+    assert pool.run(built, recipe()) == [(16, "still nothing", 2)] * 2  # rank 0 had it not yet
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)  # a global of the cell, and the cell is not run again
+    assert pool.call_async(built, recipe()).result(120) == [(16, "still nothing", 3)] * 2
+    assert list(pool.stream(lambda asked: iter([built(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
+    pool.restart()
+    assert pool.run(built, recipe()) == [(16, "still nothing", 3)] * 2
+
+
+def test_run_knows_them_too(pool):
+    register()
+    report = run(recipe(), world=pool, progress=False)
+    assert [row.name for row in report.passes] == ["idle"] and report.training is not None
+
+
+def test_they_are_sent_where_they_changed_and_not_with_every_call(pool):
+    register()
+    pool.run(int)
+    pool.run(lambda: vars(contract()).update(seen=True))
+    assert pool.run(lambda: vars(contract()).get("seen")) == [True, True]  # what was installed, untouched
+    register(changes="more")
+    assert pool.run(lambda: vars(contract()).get("seen")) == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["pass", "model"])
+def test_what_cannot_be_pickled_is_named(pool, kind):
+    register()
+    lock = threading.Lock()
+    if kind == "pass":
+        @register_pass("locked", stage="joint", numerics="exact")
+        def locked(gm, example_inputs, *, options):
+            with lock:
+                return gm
+    else:
+        @register_model("locked", sizes={"vocab_size": 256, "max_seq_len": 64})
+        def make(sizes):
+            with lock:
+                return Net(8)
+    with pytest.raises(WorkbenchError) as caught:
+        pool.run(int)
+    assert str(caught.value) == (
+        f"{kind} 'locked' is registered here, and cannot be sent to the ranks: TypeError: cannot pickle "
+        "'_thread.lock' object. Make what cannot be pickled inside the function, and register it again")
+
+
+def test_nothing_is_sent_where_nothing_is_registered(monkeypatch):
+    monkeypatch.setattr(registry, "_PASSES", {n: p for n, p in registry._PASSES.items() if p.contract.source != "user"})
+    monkeypatch.setattr(families, "_FAMILIES", {n: f for n, f in families._FAMILIES.items() if f.sizes is None})
+    assert registered.packed() == b""
+    register()
+    assert registered.packed() == registered.packed() != b""

@@ -1,0 +1,267 @@
+"""From a recipe, or any module and a plan, to a model on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from workbench.authoring.families import find_family
+from workbench.authoring.layout import Layout
+from workbench.authoring.materialise import (
+    Initialise,
+    default_initialise,
+    fill_buffers,
+    seed_of,
+    stored_parameter,
+    whole_parameter,
+)
+from workbench.authoring.plans import AuthoringError, ParallelPlan, expand_units, matching
+from workbench.authoring.simple_fsdp import Gather, Precision, parametrise
+from workbench.authoring.tensor_parallel import apply_tensor_plan
+from workbench.errors import no_exit
+from workbench.torch_api.distributed.simulated import make_per_rank
+from workbench.world.mesh import World, axis_sizes, coordinates
+
+if TYPE_CHECKING:
+    from workbench.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Authored:
+    """A model on a mesh, ready to be captured or to run eagerly.
+
+    module: forward(tokens, targets) on this data-parallel rank's own batch -> its own loss, a plain scalar tensor.
+    buckets: module paths in forward order, as passes group gathers: one path, or a list of those that go together.
+    groups: mesh axis to the name of its process group. recipe: None where the model came from `author_module`.
+    expert_mesh: the same ranks as experts lie on them, or None.
+    """
+
+    module: nn.Module
+    world: World
+    mesh: DeviceMesh | None
+    buckets: list[str | list[str]]
+    groups: dict[str, str]
+    recipe: Recipe | None = None
+    batch: Callable[[], tuple[Any, ...]] | None = None
+    expert_mesh: DeviceMesh | None = None
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Every mesh axis and its size, those of the experts behind the others."""
+        return axis_sizes(self.expert_mesh) | axis_sizes(self.mesh)
+
+    @property
+    def data_parallel(self) -> str:
+        """What the mesh makes of the parameters: "none", "replicate", "fully_shard" or "hybrid_shard"."""
+        shard, replicate = "dp_shard" in self.groups, "dp_replicate" in self.groups
+        return {(False, False): "none", (False, True): "replicate", (True, False): "fully_shard"}.get(
+            (shard, replicate), "hybrid_shard"
+        )
+
+    def example_batch(self) -> tuple[Any, ...]:
+        """Inputs of the right shape on the world's device: fake, one value per rank, or this rank's own."""
+        if self.batch is None:
+            raise AuthoringError("this model has no example batch: pass `batch=` to author_module")
+        return self.batch()
+
+
+@no_exit()
+def author_module(
+    module: nn.Module,
+    world: World,
+    mesh: DeviceMesh | None,
+    plan: ParallelPlan | None = None,
+    *,
+    precision: Precision | None = None,
+    seed: int = 0,
+    initialise: Initialise = default_initialise,
+    batch: Callable[[], tuple[Any, ...]] | None = None,
+    expert_mesh: DeviceMesh | None = None,
+) -> Authored:
+    """Put any module on `mesh`: tensor parallelism by `plan`, then FSDP on every parameter. Changes `module`.
+
+    Built with values (the same on every rank), it keeps them; built under `torch.device("meta")`, its parameters are
+    initialised one by one from (seed, name), so that every mesh starts from the same model, and its buffers by a
+    method `reset_buffers(device)`. The axes of `mesh` say what happens: dp_shard shards (`fully_shard`),
+    dp_replicate averages gradients (`replicate`), both (`hybrid_shard`), tp applies the plan. `expert_mesh`, with axes
+    dp_replicate, ep and ep_shard, is where the modules of `plan.experts` lie: see `World.expert_mesh`. AuthoringError
+    where plan, mesh and module do not fit.
+    """
+    plan, precision = plan or ParallelPlan(), precision or Precision()
+    axes = axis_sizes(mesh)
+    if unknown := set(axes) - {"dp_replicate", "dp_shard", "tp"}:
+        raise AuthoringError(f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp")
+    _require_own_precision(module, precision)
+    experts = _expert_modules(module, plan, expert_mesh)
+    buckets = expand_units(plan, [path for path, _ in module.named_modules()])
+    values = {
+        name: tensor.detach()
+        for name, tensor in (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
+        if not tensor.is_meta
+    }
+    first: dict[int, str] = {}
+    owners = {  # a parameter used by several modules goes by its first name
+        name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)
+    }
+    module.to("meta")
+    if mesh is not None and "tp" in axes:
+        apply_tensor_plan(module, plan, mesh["tp"])
+    _store_parameters(module, world, mesh, expert_mesh, experts, precision, seed, initialise, values, owners)
+    fill_buffers(module, world, values)
+    groups = _group_names(mesh)
+    theirs = _group_names(expert_mesh).items()
+    groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs}
+    return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
+
+
+def _require_own_precision(module: nn.Module, precision: Precision) -> None:
+    """float32 is cast to whatever the step computes in; a model of another dtype asks for that one."""
+    for name, param in module.named_parameters():
+        if param.dtype.is_floating_point and param.dtype not in (torch.float32, precision.param):
+            own, other = (str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param))
+            raise AuthoringError(
+                f"model {type(module).__name__}: parameter {name} is {own}, and the step would compute in {other}: "
+                "call .float() on the model, and give the dtype to compute in as precision.param"
+            )
+
+
+def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
+    return {axis: str(mesh.get_group(axis).group_name) for axis in axis_sizes(mesh)} if mesh is not None else {}
+
+
+def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:
+    """Paths of the modules that stack experts, which are told their expert-parallel axis."""
+    if mesh is None:
+        return set()
+    paths = [path for path, _ in module.named_modules()]
+    found = {path for pattern in plan.experts for path in matching(pattern, paths)}
+    if not found:
+        raise AuthoringError(f"there is an expert mesh, and no module of the model stacks experts: "
+                             f"plan.experts is {list(plan.experts)}")
+    if "ep" in axis_sizes(mesh):
+        for path in found:
+            module.get_submodule(path).mesh = mesh["ep"]  # type: ignore[assignment]
+    return found
+
+
+def _store_parameters(
+    module: nn.Module,
+    world: World,
+    dense_mesh: DeviceMesh | None,
+    expert_mesh: DeviceMesh | None,
+    experts: set[str],
+    precision: Precision,
+    seed: int,
+    initialise: Initialise,
+    values: Mapping[str, torch.Tensor],
+    owners: Mapping[str, str],
+) -> None:
+    axes = axis_sizes(dense_mesh)
+    factor = 1.0 / (axes.get("dp_replicate", 1) * axes.get("dp_shard", 1))
+    submeshes = {mesh: {axis: mesh[axis] for axis in axis_sizes(mesh)} for mesh in (dense_mesh, expert_mesh) if mesh}
+    stored: dict[str, tuple[nn.Parameter, Layout]] = {}
+    for path, part in module.named_modules():
+        gathers: dict[str, Gather] = {}
+        mesh = expert_mesh if path in experts else dense_mesh
+        submesh = submeshes[mesh] if mesh is not None else {}
+        for name, param in part.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            layout = (Layout.of_experts(owners[full], param, mesh) if mesh is not None and path in experts
+                      else Layout.of(owners[full], param, mesh))
+            floating = param.dtype.is_floating_point
+            ways = precision if floating else Precision(param.dtype, param.dtype)
+            dtype = precision.stored if floating else param.dtype
+            cut, parts = layout.cut_dim, layout.sizes.get(layout.cut_axis, 1)
+            if world.kind == "simulated" and cut is not None and layout.shape[cut] % parts:
+                raise AuthoringError(
+                    f"a simulated world cannot cut dim {cut} of {full}, size {layout.shape[cut]}, "
+                    f"into {parts} unequal parts: choose a tp that divides it, or run on gloo ranks"
+                )
+            if layout.sharded and not layout.shape:
+                raise AuthoringError(f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)")
+
+            def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor:
+                return whole_parameter(layout, dtype, world.device, seed, initialise, values)
+
+            if layout.name not in stored:
+                made = stored_parameter(layout, world, mesh, dtype, whole)
+                made.requires_grad_(param.requires_grad)
+                stored[layout.name] = (made, layout)
+            shared, theirs = stored[layout.name]
+            if theirs != layout:
+                raise AuthoringError(
+                    f"parameter {full} is {layout.name} under another name, and the plan cuts them differently "
+                    f"(dim {layout.cut_dim} here, dim {theirs.cut_dim} there): give both the same style"
+                )
+            part._parameters[name] = shared
+            shape, _ = layout.cut_part(coordinates(mesh, world.rank))
+            gathers[name] = Gather(
+                shape=shape,
+                stride=torch.empty(shape, device="meta").stride(),
+                whole_shape=layout.shape,
+                whole_stride=torch.empty(layout.shape, device="meta").stride(),
+                replicate_mesh=submesh.get("dp_replicate"),
+                shard_mesh=submesh.get(layout.shard_axis),
+                tp_mesh=submesh.get("tp") if layout.tensor_parallel else None,
+                tp_placements=layout.placements()[-1:] if layout.tensor_parallel else (),
+                precision=ways,
+                shard_dim=layout.shard_dim,
+                factor=factor if path in experts else None,
+            )
+        if gathers and (axes or precision.stored != precision.param):
+            parametrise(part, gathers)
+
+
+@no_exit()
+def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> Authored:
+    """Build the recipe's model on the recipe's mesh. World and mesh must have as many ranks.
+
+    `plan` takes the place of the model family's own.
+
+    AuthoringError where the mesh does not fit the model, with the numbers (the recipe itself refuses heads and
+    sequences that tp does not divide); WorldError where it does not fit the world.
+    """
+    family, sizes, spec = find_family(recipe.model.family), recipe.model.sizes(), recipe.mesh
+    plan = plan or family.plan(sizes, spec.tp)
+    mesh = world.mesh(spec)
+    with torch.device("meta"):  # a user's own is made with values, by torch's rules and not by ours
+        module = family.make(recipe)
+    precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
+    authored = author_module(
+        module,
+        world,
+        mesh,
+        plan,
+        precision=precision,
+        seed=recipe.training.seed,
+        batch=lambda: random_tokens(
+            world, mesh, sizes["vocab_size"], recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
+        ),
+        expert_mesh=world.expert_mesh(spec) if plan.experts and spec.experts_apart else None,
+    )
+    return replace(authored, recipe=recipe)
+
+
+def random_tokens(
+    world: World, mesh: DeviceMesh | None, vocab_size: int, batch: int, seq_len: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets (batch, seq_len) int64: other ones for each data-parallel rank, the same across tp."""
+
+    def draw(rank: int) -> torch.Tensor:
+        place = coordinates(mesh, rank)
+        name = f"batch {place.get('dp_replicate', 0)} {place.get('dp_shard', 0)}"
+        generator = torch.Generator().manual_seed(seed_of(seed, name))
+        return torch.randint(vocab_size, (batch, seq_len + 1), generator=generator).to(world.device)
+
+    if world.fake_mode is not None:
+        with world.fake_mode:
+            return tuple(  # type: ignore[return-value]
+                torch.empty((batch, seq_len), dtype=torch.int64, device=world.device) for _ in range(2)
+            )
+    both = make_per_rank(draw, range(world.size)) if world.kind == "simulated" else draw(world.rank)
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()

@@ -1,0 +1,105 @@
+"""The model families that a recipe can name: the package's, and a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from workbench.authoring.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
+from workbench.authoring.models.llama3 import Llama3, Llama3Config
+from workbench.authoring.plans import AuthoringError, ParallelPlan, deepseek_v3_plan, llama3_plan
+from workbench.recipe.model_sizes import SIZES
+from workbench.torch_api import determinism
+from workbench.world.registered import known_on_ranks
+
+if TYPE_CHECKING:
+    from workbench.recipe.recipe import Recipe
+
+PlanOf = Callable[[Mapping[str, Any], int], ParallelPlan]
+OWN_FLAVOR = "debug"
+
+
+@dataclass(frozen=True)
+class Family:
+    """`make(recipe)` gives the module, `plan(sizes, tp)` its layout. `sizes`: a user's own, None for the package's."""
+
+    name: str
+    make: Callable[[Recipe], nn.Module]
+    plan: PlanOf
+    sizes: Mapping[str, Any] | None = None
+
+
+_PACKAGE: dict[str, tuple[Any, Any, PlanOf]] = {
+    "llama3": (Llama3Config, Llama3, llama3_plan),
+    "deepseek_v3": (DeepSeekV3Config, DeepSeekV3, deepseek_v3_plan),
+}
+"""Each of the package's families: configuration, module and plan."""
+
+
+def model_config(recipe: Recipe) -> Any:
+    """The configuration of the recipe's model: the flavor's, with the sizes that the recipe gives in their place."""
+    model, (config, _, _) = recipe.model, _PACKAGE[recipe.model.family]
+    return config(**model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token)
+
+
+def _of_package(recipe: Recipe) -> nn.Module:
+    return _PACKAGE[recipe.model.family][1](model_config(recipe))
+
+
+_FAMILIES = {name: Family(name, _of_package, plan) for name, (_, _, plan) in _PACKAGE.items()}
+
+
+def find_family(name: str) -> Family:
+    """The family; AuthoringError with the known names."""
+    if name not in _FAMILIES:
+        raise AuthoringError(f"no model family {name!r} here: register it with @register_model, or use one of "
+                             f"{', '.join(_FAMILIES)}")
+    return _FAMILIES[name]
+
+
+def register_model(
+    name: str, *, sizes: Mapping[str, Any], plan: ParallelPlan | PlanOf | None = None
+) -> Callable[[Callable[[Mapping[str, Any]], nn.Module]], Callable[[Mapping[str, Any]], nn.Module]]:
+    """Register `make(sizes) -> module` as a family, so that recipes can say `model.family = name`.
+
+    The module's forward takes (tokens, targets), each int64 (batch, seq), and returns the mean loss, a scalar;
+    `CausalLM` makes one of a model that gives logits. `sizes` has vocab_size and max_seq_len, and what else `make`
+    reads; a recipe may give others for the names that its model section knows. The module is made from the recipe's
+    seed, the same on every rank. `plan`: where tensor parallelism cuts it, and what FSDP gathers together; or
+    (sizes, tp) -> plan. Registering a name again replaces it; the package's own families cannot be replaced.
+    """
+    if missing := {"vocab_size", "max_seq_len"} - set(sizes):
+        raise AuthoringError(f"model {name!r}: sizes has no {sorted(missing)[0]}, which the batches are made by")
+    if name in _FAMILIES and _FAMILIES[name].sizes is None:
+        raise AuthoringError(f"model {name!r} is the package's own family: choose another name")
+    layout = plan if callable(plan) else lambda _sizes, _tp: plan or ParallelPlan()
+
+    def register(make: Callable[[Mapping[str, Any]], nn.Module]) -> Callable[[Mapping[str, Any]], nn.Module]:
+        def seeded(recipe: Recipe) -> nn.Module:
+            with determinism.seeded(recipe.training.seed), torch.device("cpu"):
+                return make(recipe.model.sizes())
+
+        seeded.__wrapped__ = make  # type: ignore[attr-defined]  # whose source an export writes
+        install_families([Family(name, seeded, layout, dict(sizes))])
+        return make
+
+    return register
+
+
+def own_families() -> list[Family]:
+    """The families that a user registered in this process."""
+    return [f for f in _FAMILIES.values() if f.sizes is not None]
+
+
+def install_families(families: list[Family]) -> None:
+    """Register families that came from another process."""
+    for family in families:
+        SIZES[family.name] = {OWN_FLAVOR: dict(family.sizes or {})}
+        _FAMILIES[family.name] = family
+
+
+known_on_ranks("model", own_families, install_families)

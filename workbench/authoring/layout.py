@@ -1,0 +1,133 @@
+"""Which part of a parameter a rank holds: first cut by tensor or expert parallelism, then by FSDP.
+
+Both cut as torch.chunk does (equal parts rounded up, the last ones smaller or empty), which is what DTensor expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from workbench.authoring.plans import AuthoringError
+from workbench.torch_api.distributed.dtensor import strided_shard
+from workbench.world.mesh import axis_sizes
+
+MOST_PADDED = 20_000
+"""Pieces that a capture pads: measured, ten thousand take half a minute and 250 MB."""
+
+
+def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and length of part `index` of `parts` of a dim of `size`."""
+    step = -(-size // parts)
+    start = min(size, step * index)
+    return start, min(step, size - start)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One parameter on a mesh. shape: the whole parameter's; cut_dim: the dim that `cut_axis` cuts, or None.
+
+    tensor_parallel: whether the module expects a DTensor on the tp axis (also where it is whole on each rank).
+    shard_axis, shard_dim: what FSDP cuts, over which ranks.
+    """
+
+    name: str
+    shape: torch.Size
+    cut_dim: int | None
+    tensor_parallel: bool
+    sizes: Mapping[str, int]
+    cut_axis: str = "tp"
+    shard_axis: str = "dp_shard"
+    shard_dim: int = 0
+
+    @classmethod
+    def of(cls, name: str, param: torch.Tensor, mesh: DeviceMesh | None) -> Layout:
+        """Read it from a parameter that is whole or, after `apply_tensor_plan`, a DTensor on the tp axis."""
+        sizes = axis_sizes(mesh)
+        if not isinstance(param, DTensor):
+            return cls(name, param.shape, None, False, sizes)
+        (placement,) = param.placements
+        if not placement.is_replicate() and not isinstance(placement, Shard):
+            raise AuthoringError(f"parameter {name}: placement {placement} on the tp axis is not supported")
+        return cls(name, param.shape, placement.dim if isinstance(placement, Shard) else None, True, sizes)
+
+    @classmethod
+    def of_experts(cls, name: str, param: torch.Tensor, mesh: DeviceMesh) -> Layout:
+        """A stack of experts on their own mesh. FSDP cuts each expert where there are too few to go round."""
+        sizes = axis_sizes(mesh)
+        held, parts = param.shape[0] // sizes.get("ep", 1), sizes.get("ep_shard", 1)
+        if held * sizes.get("ep", 1) != param.shape[0]:
+            raise AuthoringError(f"{param.shape[0]} experts of {name} cannot be spread evenly over ep {sizes['ep']}")
+        cut, within = (0 if "ep" in sizes else None), int(held % parts > 0)
+        return cls(name, param.shape, cut, False, sizes, "ep", "ep_shard", within)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP cuts it."""
+        return self.sizes.get(self.shard_axis, 1) > 1
+
+    def cut_part(self, coordinate: Mapping[str, int]) -> tuple[torch.Size, tuple[int, int]]:
+        """Shape of the part of tensor or expert parallelism at `coordinate`, and its start and length on cut_dim."""
+        if self.cut_dim is None:
+            return self.shape, (0, 0)
+        start, length = part_bounds(self.shape[self.cut_dim], self.sizes[self.cut_axis], coordinate[self.cut_axis])
+        shape = list(self.shape)
+        shape[self.cut_dim] = length
+        return torch.Size(shape), (start, length)
+
+    def local_shape(self, coordinate: Mapping[str, int]) -> torch.Size:
+        """Shape of what the rank at `coordinate` holds."""
+        shape, _ = self.cut_part(coordinate)
+        if not self.sharded:
+            return shape
+        at = self.shard_dim
+        return torch.Size((*shape[:at], self._shard_bounds(shape, coordinate)[1], *shape[at + 1 :]))
+
+    def _shard_bounds(self, shape: torch.Size, coordinate: Mapping[str, int]) -> tuple[int, int]:
+        return part_bounds(shape[self.shard_dim], self.sizes[self.shard_axis], coordinate[self.shard_axis])
+
+    def local_part(self, whole: torch.Tensor, coordinate: Mapping[str, int]) -> torch.Tensor:
+        """A copy of what the rank at `coordinate` holds of `whole`."""
+        shape, bounds = self.cut_part(coordinate)
+        part = whole if self.cut_dim is None else whole.narrow(self.cut_dim, *bounds)
+        if self.sharded:
+            part = part.narrow(self.shard_dim, *self._shard_bounds(shape, coordinate))
+        return part.clone(memory_format=torch.contiguous_format)
+
+    def placements(self) -> tuple[Placement, ...]:
+        """One placement per mesh axis, in the mesh's order, as FSDP2 writes them."""
+        # tensor parallelism cuts first though its axis stands last: FSDP's parts of dim 0 are strided
+        strided = self.cut_axis == "tp" and self.cut_dim == self.shard_dim
+        by_axis: dict[str, Placement] = {
+            self.shard_axis: strided_shard(0, self.sizes["tp"]) if strided else Shard(self.shard_dim),
+            self.cut_axis: Replicate() if self.cut_dim is None else Shard(self.cut_dim),
+        }
+        return tuple(by_axis.get(axis, Replicate()) for axis in self.sizes)
+
+
+def refuse_padding(module: nn.Module) -> None:
+    """AuthoringError where so many ranks hold less than their part of a parameter that no capture ends in time.
+
+    Where an axis does not divide a dim, DTensor pads each smaller piece by operators of its own.
+    """
+    padded: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for name, param in module.named_parameters():
+        if isinstance(param, DTensor):
+            for axis, parts, placement in zip(param.device_mesh.mesh_dim_names or (), param.device_mesh.shape,
+                                              param.placements, strict=True):
+                size = 0 if placement.is_replicate() else param.shape[placement.dim]  # type: ignore[attr-defined]
+                if size % parts:
+                    pieces = parts - size // -(-size // parts)
+                    padded.setdefault((axis, parts), []).append((pieces, f"{name} has {size}"))
+    count = sum(pieces for found in padded.values() for pieces, _ in found)
+    if count > MOST_PADDED:
+        (axis, parts), found = max(padded.items(), key=lambda item: sum(pieces for pieces, _ in item[1]))
+        raise AuthoringError(
+            f"mesh axis {axis} of {parts:,} ranks does not divide the rows of {len(found)} parameters "
+            f"({max(found)[1]}): torch pads the pieces one by one, {count:,} of them, and a capture takes "
+            f"{MOST_PADDED:,} at most: make the axis smaller, or take sizes that it divides")

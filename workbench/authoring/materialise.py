@@ -1,0 +1,106 @@
+"""From a module on the meta device to shards: filled on a real world, of shape only on a fake one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from workbench.authoring.layout import Layout
+from workbench.authoring.plans import AuthoringError
+from workbench.torch_api.distributed.simulated import is_per_rank, make_per_rank, per_rank_values
+from workbench.world.mesh import World, coordinates
+
+Initialise = Callable[[str, torch.Tensor, torch.Generator], None]
+
+
+def default_initialise(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill a whole parameter in place: matrices normal(0, 0.02), vectors 1 if called "weight" and else 0."""
+    if tensor.ndim >= 2:
+        tensor.normal_(0.0, 0.02, generator=generator)
+    else:
+        tensor.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def seed_of(seed: int, name: str) -> int:
+    """A seed for one parameter that does not depend on the mesh, the order or the process."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
+
+
+def whole_parameter(
+    layout: Layout,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    initialise: Initialise,
+    values: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
+    """The unsharded parameter: from `values` by name, or initialised from its own seed."""
+    if layout.name in values:
+        value = values[layout.name]
+        value = per_rank_values(value)[0] if is_per_rank(value) else value
+        return value.to(device=device, dtype=dtype)
+    # drawn at one dtype, so that float64 and float32 models start from the same numbers
+    whole = torch.empty(layout.shape, dtype=torch.float32, device=device)
+    generator = torch.Generator(device).manual_seed(seed_of(seed, layout.name))
+    with torch.no_grad():
+        initialise(layout.name, whole, generator)
+    return whole.to(dtype)
+
+
+def stored_parameter(
+    layout: Layout, world: World, mesh: DeviceMesh | None, dtype: torch.dtype, whole: Callable[[], torch.Tensor]
+) -> nn.Parameter:
+    """This rank's part as a parameter: a DTensor on `mesh`, or plain without one. `whole` is not called if fake."""
+    if world.fake_mode is not None:
+        with world.fake_mode:
+            local = torch.empty(layout.local_shape(coordinates(mesh, world.rank)), dtype=dtype, device=world.device)
+    elif world.kind == "simulated":
+        made = cache(whole)
+        local = make_per_rank(lambda rank: layout.local_part(made(), coordinates(mesh, rank)), range(world.size))
+    else:
+        local = layout.local_part(whole(), coordinates(mesh, world.rank))
+    if mesh is None:
+        return nn.Parameter(local)
+    stride = torch.empty(layout.shape, device="meta").stride()
+    with torch.no_grad():
+        stored = DTensor.from_local(
+            local, mesh, layout.placements(), run_check=False, shape=layout.shape, stride=stride
+        )
+    return nn.Parameter(stored)
+
+
+def fill_buffers(module: nn.Module, world: World, values: Mapping[str, torch.Tensor]) -> None:
+    """Give buffers their values: those the module was built with, or those its `reset_buffers(device)` computes.
+
+    AuthoringError names a buffer that has neither.
+    """
+    for path, part in module.named_modules():
+        held = [(name, buffer) for name, buffer in part.named_buffers(recurse=False) if buffer is not None]
+        if not held:
+            continue
+        names = {name: f"{path}.{name}" if path else name for name, _ in held}
+        if all(full in values for full in names.values()):
+            for name, full in names.items():
+                value = values[full].to(world.device)
+                part._buffers[name] = value if world.fake_mode is None else world.fake_mode.from_tensor(value)
+            continue
+        reset = getattr(part, "reset_buffers", None)
+        if reset is None and world.fake_mode is None:
+            raise AuthoringError(
+                f"buffer {next(iter(names.values()))!r} is on the meta device and has no values: build the module "
+                f"with values, or give {type(part).__name__} a method reset_buffers(device) that sets them"
+            )
+        if world.fake_mode is None:
+            reset(world.device)  # type: ignore[misc]
+            continue
+        with world.fake_mode:
+            for name, buffer in held:
+                part._buffers[name] = torch.empty_strided(
+                    buffer.shape, buffer.stride(), dtype=buffer.dtype, device=world.device
+                )

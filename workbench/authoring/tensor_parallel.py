@@ -1,0 +1,146 @@
+"""Tensor parallelism with sequence parallelism, from a plan that is data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from workbench.authoring.plans import AuthoringError, ParallelPlan, _some, matching
+
+_SHARD = re.compile(r"shard\((-?\d+)\)")
+
+
+def read_placement(text: str | None, where: str) -> Placement | None:
+    """ "replicate", "partial" or "shard(dim)" as a placement; None stays None. `where` names it in the error."""
+    if text is None:
+        return None
+    if text in ("replicate", "partial"):
+        return Replicate() if text == "replicate" else Partial()
+    if found := _SHARD.fullmatch(text):
+        return Shard(int(found[1]))
+    raise AuthoringError(f'{where}: placement {text!r} is not "replicate", "partial" or "shard(dim)"')
+
+
+def _layouts(value: Any, where: str) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(read_placement(item, where) for item in value)
+    return read_placement(value, where)
+
+
+def _sequence(*, dim: int = 1, local: bool = False) -> ParallelStyle:
+    return SequenceParallel(sequence_dim=dim, use_local_output=local)
+
+
+def _colwise(*, input: Any = None, output: Any = None, local: bool = True) -> ParallelStyle:
+    return ColwiseParallel(input_layouts=input, output_layouts=output, use_local_output=local)
+
+
+def _rowwise(*, input: Any = None, output: Any = None, local: bool = True) -> ParallelStyle:
+    return RowwiseParallel(input_layouts=input, output_layouts=output, use_local_output=local)
+
+
+def _inputs(*, input: Any, wanted: Any, local: bool = False) -> ParallelStyle:
+    return PrepareModuleInput(input_layouts=input, desired_input_layouts=wanted, use_local_output=local)
+
+
+def _outputs(*, output: Any, wanted: Any, local: bool = True) -> ParallelStyle:
+    return PrepareModuleOutput(output_layouts=output, desired_output_layouts=wanted, use_local_output=local)
+
+
+class _Vocabulary(ParallelStyle):
+    """Tells a loss that its logits are cut over the mesh: see `models.loss.CrossEntropy`."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.mesh = device_mesh  # type: ignore[assignment]
+        return module
+
+
+class _Everywhere(ParallelStyle):
+    """A module's output, of which each rank has a part of `dim`, becomes whole on each, for readers that differ."""
+
+    def __init__(self, *, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def whole(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            part = DTensor.from_local(output, device_mesh, [Shard(self.dim)], run_check=False)
+            # each rank's heads give a part of its gradient
+            return part.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+        module.register_forward_hook(whole)
+        return module
+
+
+STYLES: dict[str, Callable[..., ParallelStyle]] = {
+    "colwise": _colwise,
+    "rowwise": _rowwise,
+    "sequence": _sequence,
+    "inputs": _inputs,
+    "outputs": _outputs,
+    "vocabulary": _Vocabulary,
+    "everywhere": _Everywhere,
+}
+
+
+def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
+    """A style's name, or a table {style = name, input, output, wanted, dim, local}, as torch's style object.
+
+    input, output: the placements that arrive and leave; wanted: those to redistribute to; local: hand plain tensors
+    on. AuthoringError names `where` for an unknown style or key.
+    """
+    table = {"style": spec} if isinstance(spec, str) else dict(spec)
+    name = table.pop("style", None)
+    if name not in STYLES:
+        raise AuthoringError(f"{where}: unknown style {name!r}; styles are {', '.join(STYLES)}")
+    layouts = ("input", "output", "wanted")
+    read = {key: _layouts(value, where) if key in layouts else value for key, value in table.items()}
+    try:
+        return STYLES[name](**read)
+    except TypeError as error:
+        raise AuthoringError(f"{where}: style {name!r}: {str(error).split('() ')[-1]}") from None
+
+
+def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
+    """Turn the parameters that `plan.tensor` names into DTensors on the 1-D `mesh`, and hook inputs and outputs.
+
+    Give it a module on the meta device: nothing is sent then. A pattern that matches no module is an AuthoringError.
+    """
+    paths = [path for path, _ in module.named_modules()]
+    for pattern, spec in plan.tensor.items():
+        where = f"plan: tensor {pattern!r}"
+        found = matching(pattern, paths)
+        if not found:
+            raise AuthoringError(f"{where} matches no module; modules are {_some(paths)}")
+        for path in found:
+            part = module.get_submodule(path)
+            _check_even(path, part, spec, mesh.size())
+            parallelize_module(part, mesh, read_style(spec, where))
+    return module
+
+
+def _check_even(path: str, part: nn.Module, spec: str | Mapping[str, Any], tp: int) -> None:
+    """AuthoringError where a linear layer's local input or output would be uneven: its ranks could not agree."""
+    table = {"style": spec} if isinstance(spec, str) else spec
+    if not isinstance(part, nn.Linear):
+        return
+    cut = {"colwise": "out_features", "rowwise": "in_features"}.get(table["style"])
+    if cut is None or (cut == "out_features" and table.get("output") == "replicate"):
+        return  # gathered at once, which DTensor does for uneven parts too
+    size = getattr(part, cut)
+    if size % tp:
+        raise AuthoringError(f"mesh.tp {tp} does not divide {path}.{cut} {size}: {size} / {tp} leaves {size % tp}")

@@ -1,0 +1,145 @@
+"""Do the ranks move the same bytes as before the pass, and do they agree on the order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.read.collectives import Collective, Groups, context_of, list_collectives
+from workbench.graph.read.snapshot import Graphs, Snapshot, each
+from workbench.recipe.wording import counted
+from workbench.torch_api.ops import world_kind
+
+Entry = tuple[str, str, str, tuple[int, ...], str, int]
+
+
+def _listed(graph: torch.fx.GraphModule | Snapshot) -> tuple[Sequence[Collective], Groups]:
+    if isinstance(graph, Snapshot):
+        return graph.collectives, Groups(graph.context)
+    return list_collectives(graph), Groups(context_of(graph))
+
+
+def _over(c: Collective, groups: Groups) -> str:
+    """The name of the ranks a collective runs over: a second process group over the same ranks counts as one."""
+    ranks = groups.ranks(c.group)
+    return c.axis or (f"ranks {list(ranks)}" if ranks else f"group {c.group}")
+
+
+def moved_bytes(graphs: Graphs) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:
+    """(bytes, launches) by (kind, mesh axis or ranks, reduction), over all the graphs given.
+
+    Bytes of the unsharded side: an all-gather's output, otherwise the input.
+    """
+    bytes_: Counter[tuple[str, str, str]] = Counter()
+    launches: Counter[tuple[str, str, str]] = Counter()
+    for graph in each(graphs):
+        collectives, groups = _listed(graph)
+        for c in collectives:
+            key = (c.kind, _over(c, groups), c.reduce_op or "")
+            bytes_[key] += c.payload
+            launches[key] += 1
+    return bytes_, launches
+
+
+def conserved(before: Graphs, after: Graphs, *, fewer: bool = False) -> Verdict:
+    """PASS if each kind of collective moves the same bytes over each axis as before; launches may differ.
+
+    But for all-to-alls: their sizes may be known in a step only, and no pass may merge or drop one. fewer: the pass
+    says that it takes bytes out; none may come in.
+    """
+    (was, launched), (now, launches) = moved_bytes(before), moved_bytes(after)
+    rows = {" ".join(filter(None, k)): {"bytes_before": was[k], "bytes_after": now[k], "launches_before": launched[k],
+                                        "launches_after": launches[k]} for k in sorted(was.keys() | now.keys())}
+    wrong = [f"{name}: {row['bytes_before']:,} bytes before, {row['bytes_after']:,} after"
+             for name, row in rows.items() if row["bytes_before"] != row["bytes_after"]
+             and not (fewer and row["bytes_after"] < row["bytes_before"])]
+    wrong += [f"{name}: {row['launches_before']} launches before, {row['launches_after']} after"
+              for name, row in rows.items()
+              if name.startswith("all_to_all") and row["launches_before"] != row["launches_after"]]
+    if wrong:
+        return Verdict("collectives", Outcome.FAIL, "; ".join(wrong), rows)
+    old, new = sum(launched.values()), sum(launches.values())
+    whole, lost = sum(was.values()), sum(was.values()) - sum(now.values())
+    kept = f"{lost:,} of {whole:,} bytes taken out, the rest" if lost else f"{whole:,} bytes conserved"
+    text = f"{kept} in {counted(new, 'launch')} (before: {old})"
+    return Verdict("collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows)
+
+
+def schedule(graphs: Graphs) -> list[Entry]:
+    """The ordered list that all ranks must share: (operator, axis, reduction, shape, dtype, group size).
+
+    Ranks of one program run over different groups of the same axis, so the axis names the group; a second process
+    group of an axis is told apart by a number, in the order of the groups' names in the graph's context.
+    """
+    entries: list[Entry] = []
+    for graph in each(graphs):
+        collectives, groups = _listed(graph)
+        numbers: dict[str, dict[str, int]] = {}
+        for name in groups.names():
+            twins = numbers.setdefault(groups.axis(name) or "", {})
+            twins.setdefault(name, len(twins))
+        for c in collectives:
+            twins = numbers.setdefault(c.axis or "", {})
+            number = twins.setdefault(c.group, len(twins))
+            over = (c.axis or "group") + (f"#{number}" if number else "")
+            entries.append((c.op, over, c.reduce_op or "", c.shape, c.dtype, c.group_size))
+    return entries
+
+
+def schedule_hash(entries: Iterable[Entry]) -> str:
+    """SHA-256 of the ordered list, in hex."""
+    return hashlib.sha256(json.dumps(list(entries)).encode()).hexdigest()
+
+
+def _shown(entry: Any) -> str:
+    if entry is None:
+        return "nothing more"
+    op, over, reduction, shape, dtype, size = entry
+    return f"{op} {dtype}{list(shape)} {reduction + ' ' if reduction else ''}over {over}({size})"
+
+
+def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = None) -> tuple[int, int, str] | None:
+    """(list, index, sentence) of the first entry where a list departs from what most have, or None.
+
+    ranks: whose the lists are; by default those of rank 0, 1 and so on.
+    """
+    names = range(len(lists)) if ranks is None else ranks
+    for i in range(max(map(len, lists), default=0)):
+        at = [tuple(entries[i]) if i < len(entries) else None for entries in lists]
+        if len(set(at)) > 1:
+            common = Counter(at).most_common(1)[0][0]
+            odd = next(r for r, entry in enumerate(at) if entry != common)
+            return odd, i, (f"rank {names[odd]} would run {_shown(at[odd])} as collective {i}, "
+                            f"where rank {names[at.index(common)]} runs {_shown(common)}: the ranks would hang")
+    return None
+
+
+def exchange(graphs: Graphs, group: dist.ProcessGroup | None = None) -> Verdict:
+    """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
+
+    The ranks exchange hashes, and whole lists only if those differ; every rank gets the same verdict. UNKNOWN
+    without other ranks.
+    """
+    kind = world_kind()
+    if kind is None or kind == "fake" or dist.get_world_size(group) == 1:
+        why = "one process" if kind is None else "a fake world" if kind == "fake" else "one rank"
+        return Verdict("collectives", Outcome.UNKNOWN, f"{why} has no other rank to compare the order with")
+    entries = schedule(graphs)
+    size = dist.get_world_size(group)
+    hashes: list[Any] = [None] * size
+    dist.all_gather_object(hashes, schedule_hash(entries), group=group)
+    if len(set(hashes)) == 1:
+        text = f"{len(entries)} collectives in the same order on {size} ranks"
+        return Verdict("collectives", Outcome.PASS, text, {"hash": hashes[0], "collectives": len(entries)})
+    lists: list[Any] = [None] * size
+    dist.all_gather_object(lists, entries, group=group)
+    found = difference(lists)
+    rank, index, sentence = found or (0, 0, "the hashes differ, the lists do not")
+    return Verdict("collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index, "hashes": hashes})

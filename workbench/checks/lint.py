@@ -1,0 +1,174 @@
+"""Is the graph after a pass still one that the next stage can run: form, boundary, waits and visible effects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import torch
+
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.read.memory import item_roots, roots
+from workbench.graph.read.snapshot import Graphs, Snapshot, each, snapshot
+from workbench.recipe.wording import first_line
+from workbench.torch_api.ops import aliased_inputs, blocks, calls_of, collective_kind, is_wait, writes, written_inputs
+
+MALFORMED = "the graph is malformed"
+NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
+Take = Callable[[torch.fx.GraphModule | Snapshot], Snapshot]
+
+
+def boundary_snapshot(gm: torch.fx.GraphModule | Snapshot) -> Snapshot:
+    """Enough for lint and the collectives, without the text of the nodes."""
+    return snapshot(gm, text=False)
+
+
+def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
+    try:
+        gm.graph.lint()
+    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        return [f"{MALFORMED}: {first_line(error)}"]
+    nodes = list(gm.graph.nodes)
+    if not nodes or nodes[-1].op != "output":
+        return [f"{MALFORMED}: it has no output node at its end"]
+    wrong = [n for n in nodes if n.op not in kinds]
+    return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(kinds)}" for n in wrong[:3]]
+
+
+def _boundary(before: Snapshot, after: Snapshot) -> list[str]:
+    problems = []
+    old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
+    if old != new:
+        lost, added = [n for n in old if n not in new], [n for n in new if n not in old]
+        problems.append(f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
+                        + ("" if lost or added else ", in another order"))
+    new_specs = dict(after.placeholders)
+    problems += [f"placeholder {name} was {spec} and is {new_specs[name]}"
+                 for name, spec in before.placeholders if name in new_specs and new_specs[name] != spec][:3]
+    if len(before.outputs) != len(after.outputs):
+        problems.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after")
+    else:
+        pairs = enumerate(zip(before.outputs, after.outputs, strict=True))
+        problems += [f"output {i} was {a} and is {b}" for i, (a, b) in pairs if a != b][:3]
+    return problems
+
+
+def unwaited(gm: torch.fx.GraphModule) -> list[str]:
+    """One sentence for each collective whose result is read without a wait, or whose memory is touched before it."""
+    problems = []
+    ends: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None and not blocks(target)):
+        waits, early, todo, seen = [], [], [start], {start}
+        while todo:
+            node = todo.pop()
+            for user in node.users:
+                if user in seen:
+                    continue
+                seen.add(user)
+                if user.op == "call_function" and is_wait(user.target):
+                    waits.append(user)
+                elif _views(user) and node in aliased_inputs(user):
+                    todo.append(user)
+                else:
+                    early.append(user)
+        if early:
+            problems.append(f"collective {start.name} is read by {early[0].name} without a wait")
+        elif not waits:
+            problems.append(f"collective {start.name} has no wait")
+        else:
+            ends.setdefault(min(waits), []).append(start)
+    return problems + _races(gm, ends)
+
+
+def _views(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and bool(aliased_inputs(node)) and not written_inputs(node)
+
+
+def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Node]]) -> list[str]:
+    """Who reads or writes what a collective fills, or writes what it reads, before its wait; none in pure graphs."""
+    if not ends or not calls_of(gm.graph, writes):
+        return []
+    problems: dict[torch.fx.Node, str] = {}
+    owner, pending = item_roots(gm, roots(gm)), {start for starts in ends.values() for start in starts}
+    busy: dict[torch.fx.Node, list[tuple[torch.fx.Node, torch.fx.Node, bool]]] = {}
+    for node in gm.graph.nodes:
+        for start in ends.get(node, ()):
+            for read in start.all_input_nodes:
+                busy[owner[read]] = [each for each in busy[owner[read]] if each[0] is not start]
+        if any(busy.get(owner[n]) for n in node.all_input_nodes) and not _views(node):
+            written = written_inputs(node)
+            for touched in node.all_input_nodes:
+                for start, memory, filled in busy.get(owner[touched], ()):
+                    if (filled or touched in written) and _overlap(touched, memory):
+                        how = "written" if touched in written else "read"
+                        what = "output" if filled else "input"
+                        problems.setdefault(start, f"the {what} of collective {start.name} is {how} by {node.name} "
+                                                   "without a wait")
+        if node in pending:
+            written = written_inputs(node)
+            for memory in node.all_input_nodes:
+                busy.setdefault(owner[memory], []).append((node, memory, memory in written))
+    return list(problems.values())
+
+
+def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """Whether two values of one storage have bytes in common; True where values or sizes are not known."""
+    extents = []
+    for value in (one.meta.get("val"), other.meta.get("val")):
+        if not isinstance(value, torch.Tensor):
+            return True
+        first, strides, size = value.storage_offset(), value.stride(), value.dtype.itemsize
+        if not all(isinstance(n, int) for n in (first, *strides, *value.shape)):
+            return True
+        if not value.numel():
+            return False
+        reach = sum((n - 1) * stride for n, stride in zip(value.shape, strides, strict=True))
+        extents.append((first * size, (first + reach + 1) * size))
+    (a, b), (c, d) = extents
+    return a < d and c < b
+
+
+def problems_of(
+    before: torch.fx.GraphModule | Snapshot, after: object, kinds: Collection[str] = NODE_KINDS,
+    take: Take = boundary_snapshot,
+) -> list[str]:
+    """What is wrong with one graph after a pass, one sentence each."""
+    if not isinstance(after, torch.fx.GraphModule):
+        return [f"the pass returned {type(after).__name__}, not a GraphModule"]
+    problems = _form(after, kinds)
+    if problems:
+        return problems
+    old, new = take(before), take(after)
+    problems += _boundary(old, new) + unwaited(after)
+    if new.unused_waits > old.unused_waits:
+        problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
+    was, now = Counter(old.effects), Counter(new.effects)
+    problems += [f"the effect '{name}' was dropped" for name in was - now]
+    problems += [f"the effect '{name}' was added" for name in now - was]
+    if new.draws > old.draws:  # fewer may be inside a compiled region
+        problems.append(f"{new.draws - old.draws} more draws of random numbers than before")
+    return problems
+
+
+def lint(
+    before: Graphs, after: Graphs, kinds: Collection[str] = NODE_KINDS, take: Take = boundary_snapshot
+) -> Verdict:
+    """PASS if `after` is well-formed, keeps its inputs, outputs and visible effects, and waits for each collective.
+
+    One graph each, or (forward, backward). `before` may be snapshots, since passes edit in place. `kinds`: node
+    kinds that the next stage accepts. `take` makes the snapshots, or remembers them.
+    """
+    old, new = each(before), each(after)
+    if len(old) != len(new):
+        return Verdict("lint", Outcome.FAIL, f"{len(old)} graphs before, {len(new)} after")
+    problems: list[str] = []
+    for a, b in zip(old, new, strict=True):
+        name = getattr(b, "meta", {}).get("workbench", {}).get("graph")
+        problems += [f"{name}: {p}" if name and len(new) > 1 else p for p in problems_of(a, b, kinds, take)]
+    if problems:
+        malformed = any(MALFORMED in problem for problem in problems)
+        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems, "malformed": malformed})
+    counts = [len(g.graph.nodes) for g in new if isinstance(g, torch.fx.GraphModule)]
+    return Verdict("lint", Outcome.PASS, "", {"nodes": counts})
+
+

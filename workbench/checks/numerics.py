@@ -1,0 +1,165 @@
+"""Does the pass keep the numbers, as far as its contract says: on the same inputs, on real ranks, rank by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.checks.values import copies
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.read.snapshot import visible_effects
+from workbench.recipe.contracts import Numerics, PassContract
+from workbench.torch_api.determinism import seeded
+from workbench.torch_api.ops import is_fake, world_kind
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def reduction_order_bound(dtype: torch.dtype, group_size: int) -> float:
+    """Norm-relative bound for sums in another order: 4 * eps * sqrt(terms).
+
+    A sum of n terms rounds n - 1 times; errors of random sign grow as sqrt(n), and 4 leaves room for what follows
+    the sum. `dtype` is the coarsest in which the graph adds up.
+    """
+    return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(group_size, 2))
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "_local_tensor", value) if isinstance(value, torch.Tensor) else value
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elementwise: the same bits, or NaN in both whatever its payload. Minus zero is not zero."""
+    if not a.is_floating_point():
+        return a == b
+    bits = _BITS[a.dtype.itemsize]
+    same = a.contiguous().view(bits) == b.contiguous().view(bits)
+    return same | (a.isnan() & b.isnan())
+
+
+def _norm_relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """|b - a| / |a| over the finite elements, in float64; inf if they differ and |a| is 0."""
+    x, y = a.double(), b.double()
+    finite = x.isfinite()
+    x, y = x[finite], y[finite]
+    gap = float((y - x).norm())
+    return gap / norm if (norm := float(x.norm())) else (0.0 if gap == 0 else math.inf)
+
+
+def _said(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
+    """(problem or "", norm-relative difference) of one output; `bound` None asks for equal bits."""
+    a, b = _plain(a), _plain(b)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        same = type(a) is type(b) and (a is b or bool(a == b))
+        return ("" if same else f"was {_said(a)} and is {_said(b)}"), 0.0
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"was {_said(a)} and is {_said(b)}", math.inf
+    if a.numel() == 0:
+        return "", 0.0
+    if a.is_complex():
+        a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
+    if bound is not None and a.is_floating_point() and a.dtype.itemsize == 1:
+        a, b = a.float(), b.float()  # which hold every float8, and have the arithmetic
+    if bound is None or not a.is_floating_point():
+        wrong = int((~_same_bits(a, b)).sum())
+        relative = _norm_relative(a, b) if wrong and a.is_floating_point() else 0.0
+        return (f"{wrong} of {a.numel()} elements differ, norm-relative {relative:.1e}" if wrong else ""), relative
+    odd = int(((a.isnan() != b.isnan()) | (a.isinf() != b.isinf()) | (a.isinf() & (a != b))).sum())
+    if odd:
+        return f"{odd} elements are NaN or infinite in one of the two only", math.inf
+    relative = _norm_relative(a, b)
+    return (f"norm-relative difference {relative:.1e}, bound {bound:.1e}" if not relative <= bound else ""), relative
+
+
+def coarsest(values: Sequence[Any]) -> torch.dtype:
+    """The floating dtype with the largest eps among the tensors; float32 if there is none."""
+    found = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return max(found, key=lambda d: torch.finfo(d).eps, default=torch.float32)
+
+
+def bound_of(contract: PassContract, dtype: torch.dtype, group_size: int) -> float | None:
+    """The norm-relative difference that the contract allows; None where it asks for equal bits."""
+    return {Numerics.EXACT: None, Numerics.LOSSY: contract.tolerance,
+            Numerics.REDUCTION_ORDER: reduction_order_bound(dtype, group_size)}[contract.numerics]
+
+
+def compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
+                 dtype: torch.dtype | None = None, names: Sequence[str] | None = None) -> Verdict:
+    """The numerics verdict of this rank alone. See `compare`."""
+    if any(map(is_fake, [*before, *after])):
+        return Verdict("numerics", Outcome.UNKNOWN, "fake tensors have no values: run on real ranks")
+    if len(before) != len(after):
+        return Verdict("numerics", Outcome.FAIL, f"{len(before)} outputs before, {len(after)} after")
+    limit = bound_of(contract, dtype or coarsest([*before, *after]), group_size)
+    wrong: list[str] = []
+    worst = 0.0
+    for i, (a, b) in enumerate(zip(before, after, strict=True)):
+        problem, relative = compare_one(a, b, limit)
+        worst = max(worst, relative)
+        if problem:
+            wrong.append(f"{names[i] if names else f'output {i}'}: {problem}")
+    evidence = {"contract": str(contract.numerics), "bound": limit, "worst": worst, "outputs": len(before),
+                "wrong": len(wrong)}
+    held = "bitwise" if limit is None else f"norm-relative at most {worst:.1e}, bound {limit:.1e}"
+    if wrong:
+        text = f"{len(wrong)} of {len(before)} outputs break '{contract.numerics}'; {wrong[0]}"
+        return Verdict("numerics", Outcome.FAIL, text, evidence)
+    return Verdict("numerics", Outcome.PASS, f"{len(before)} outputs, {held}", evidence)
+
+
+def over_ranks(mine: Verdict, group: dist.ProcessGroup | None = None) -> Verdict:
+    """The gravest rank's verdict, the same on every rank, naming that rank; every rank must call it."""
+    if world_kind() in (None, "fake") or dist.get_world_size(group) == 1:
+        return mine
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    order = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
+    rank = min(range(len(found)), key=lambda r: (order.index(found[r].outcome), -found[r].evidence.get("worst", 0.0)))
+    worst = found[rank]
+    evidence = {**worst.evidence, "ranks": [str(v.outcome) for v in found], "worst_rank": rank}
+    where = f"rank {rank}: " if worst.outcome is not Outcome.PASS else f"{len(found)} ranks, the worst: "
+    return Verdict("numerics", worst.outcome, where + worst.message, evidence)
+
+
+def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
+            dtype: torch.dtype | None = None, names: Sequence[str] | None = None) -> Verdict:
+    """Compare two runs' flat outputs under the contract, on every rank; every rank gets the worst rank's verdict.
+
+    EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound(dtype, group_size)`,
+    `dtype` the coarsest of the outputs unless given. LOSSY: the contract's tolerance. Both bounds are norm-relative
+    for each output. UNKNOWN for fake tensors.
+    """
+    if world_kind() == "fake":
+        return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
+    return over_ranks(compare_here(before, after, contract, group_size=group_size, dtype=dtype, names=names))
+
+
+def _call(function: Callable[..., Any], inputs: Sequence[Any], seed: int) -> tuple[list[Any], list[Any]]:
+    """(outputs, the inputs after the run) on clones of the inputs, with random numbers that start at `seed`."""
+    own = copies(inputs)
+    with seeded(seed), torch.no_grad():
+        out = function(list(own)) if getattr(function, "_boxed_call", False) else function(*own)
+    return (list(out) if isinstance(out, list | tuple) else [out]), own
+
+
+def run_pair(before: Callable[..., Any], after: Callable[..., Any], inputs: Sequence[Any], contract: PassContract,
+             *, group_size: int = 1, seed: int = 0) -> Verdict:
+    """Run both on clones of the same flat inputs and compare outputs, and inputs where the graph writes to them.
+
+    Boxed callables (`_boxed_call`) get one list. Every rank must call it, since the graphs run their collectives.
+    """
+    if world_kind() == "fake" or any(map(is_fake, inputs)):
+        return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
+    (was, left), (now, right) = (_call(f, inputs, seed) for f in (before, after))
+    if isinstance(before, torch.fx.GraphModule) and visible_effects(before):
+        was, now = was + left, now + right
+    values = [n.meta.get("val") for n in before.graph.nodes] if isinstance(before, torch.fx.GraphModule) else was
+    return compare(was, now, contract, group_size=group_size, dtype=coarsest(values))

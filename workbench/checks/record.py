@@ -1,0 +1,67 @@
+"""What one pass of one run did and proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.graph.read.diff import GraphDiff, diff
+from workbench.recipe.contracts import Stage
+
+Graphs = tuple[GraphModule, ...]
+
+
+@dataclass
+class PassRecord:
+    """One pass of one run: what went in, what came out, how long it took and what was proved.
+
+    `before` and `after` are one joint graph, or the forward and the backward; a pass works on a copy, so that both
+    stay as they are. Seconds are wall time; copying counts as proving.
+    """
+
+    name: str
+    stage: Stage
+    options: Any
+    before: Graphs
+    after: tuple[Any, ...]
+    seconds: float
+    verify_seconds: float
+    verdicts: list[Verdict] = field(default_factory=list)
+    _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def outcome(self) -> Outcome:
+        return worst(self.verdicts)
+
+    def verdict(self, check: str) -> Verdict | None:
+        """The last verdict of that check."""
+        return next((v for v in reversed(self.verdicts) if v.check == check), None)
+
+    def diffs(self) -> list[GraphDiff]:
+        """What the pass added, removed and moved, graph by graph; empty for a lowering pass."""
+        if any(not isinstance(a, GraphModule) for a in self.after):
+            return []
+        if self._diffs is None:
+            self._diffs = [diff(b, a) for b, a in zip(self.before, self.after, strict=True)]
+        return self._diffs
+
+    def tagged(self) -> list[dict[str, str]]:
+        """Graph by graph: the nodes whose tag for recomputation the pass changed, with what it says now."""
+        found = []
+        for before, after in zip(self.before, self.after, strict=False):
+            graphs = [{n.name: getattr(n.meta.get("recompute"), "name", "none") for n in gm.graph.nodes}
+                      for gm in (before, after) if isinstance(gm, GraphModule)]
+            found.append({name: tag for name, tag in graphs[1].items() if graphs[0].get(name, "none") != tag}
+                         if len(graphs) == 2 else {})
+        return found
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What its graphs are: ("joint",), or ("forward", "backward")."""
+        return ("joint",) if len(self.before) == 1 else ("forward", "backward")
+
+    def __repr__(self) -> str:
+        return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"

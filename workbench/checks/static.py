@@ -1,0 +1,104 @@
+"""Level light: lint, effect, collectives and estimated memory of one pass, each graph read once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks import collectives, effect, lint, memory
+from workbench.checks.record import Graphs, PassRecord
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import no_exit
+from workbench.graph.read.snapshot import Snapshot, same_program
+from workbench.passes.effect import Effect
+from workbench.recipe.contracts import PassContract, Stage
+from workbench.torch_api.garbage import uncollected
+
+EffectPredicate = Callable[[Any, Any, Any], Effect]
+
+
+def _placed(graph: GraphModule) -> tuple[int, int]:
+    """(operator nodes that say where they came from, all operator nodes)."""
+    metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
+    return len([1 for meta in metas if "partitioner_tag" in meta and meta.get("stack_trace")]), len(metas)
+
+
+class Seen:
+    """What the light checks read from graphs, kept for one run: what one pass leaves is what the next one gets."""
+
+    def __init__(self) -> None:
+        self._placed: dict[GraphModule, tuple[int, int]] = {}
+        self._snapshots: dict[Any, Snapshot] = {}
+        self._estimates: dict[memory.Graphs, dict[str, int]] = {}
+
+    def take(self, gm: GraphModule | Snapshot) -> Snapshot:
+        return self._snapshots.get(gm) or self._snapshots.setdefault(gm, lint.boundary_snapshot(gm))
+
+    def estimate(self, graphs: memory.Graphs) -> dict[str, int]:
+        return self._estimates.get(graphs) or self._estimates.setdefault(graphs, memory.estimate(graphs))
+
+    def placed(self, gm: GraphModule) -> tuple[int, int]:
+        return self._placed.get(gm) or self._placed.setdefault(gm, _placed(gm))
+
+    def of(self, graphs: Graphs) -> Seen:
+        """What is known of these graphs alone, so that the others can go."""
+        kept = Seen()
+        kept._placed |= {gm: self._placed[gm] for gm in graphs if gm in self._placed}
+        kept._snapshots |= {gm: self._snapshots[gm] for gm in graphs if gm in self._snapshots}
+        kept._estimates |= {graphs: self._estimates[graphs]} if graphs in self._estimates else {}
+        return kept
+
+    def carry(self, before: Graphs, after: Graphs) -> None:
+        """Where the pass only tagged nodes, what was read before holds after."""
+        if all(map(same_program, before, after)):
+            self._estimates[after] = self.estimate(before)
+            for a, b in zip(before, after, strict=True):
+                self._snapshots[b] = self.take(a)
+
+
+def _lint(record: PassRecord, seen: Seen) -> Verdict:
+    found = [lint.lint(record.before, record.after, take=seen.take)]
+    if record.stage is Stage.JOINT:
+        found += [_metadata(seen.placed(b), seen.placed(a)) for b, a in zip(record.before, record.after, strict=True)]
+    return next((v for v in found if v.outcome is not Outcome.PASS), found[0])
+
+
+_MAY_LOSE = 0.1
+
+
+def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
+    """FAIL where a joint pass lost what the partitioner and passes by module go by; a bare retrace loses nearly all."""
+
+    (had, count), (has, now) = before, after
+    if not count or not now or has / now >= had / count - _MAY_LOSE:
+        return Verdict("lint", Outcome.PASS, "")
+    return Verdict("lint", Outcome.FAIL, (
+        f"{now - has} of {now} nodes lost their metadata (before: {count - had} of {count} had none): the partitioner "
+        "would recompute the whole forward, and passes that go by module would match nothing; copy node.meta"
+    ), {"without_metadata": now - has, "nodes": now})
+
+
+@no_exit()
+@uncollected()
+def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen) -> None:
+    """Lint, effect, collectives and estimated memory; of a malformed graph lint alone."""
+    started = time.perf_counter()
+    graphs = all(isinstance(a, GraphModule) for a in record.after)
+    if graphs:
+        seen.carry(record.before, record.after)
+        record.verdicts.append(_lint(record, seen))
+    if graphs and record.verdicts[-1].evidence.get("malformed"):
+        record.verdicts += [Verdict(check, Outcome.UNKNOWN, lint.MALFORMED)
+                            for check in ("effect", "collectives", "memory")]
+    else:
+        found = effect.verdict(predicate(record.before, record.after, record.options))
+        if graphs:
+            before, after = ([seen.take(g) for g in sides] for sides in (record.before, record.after))
+            record.verdicts += [found, collectives.conserved(before, after, fewer=contract.fewer_bytes),
+                                memory.verdict(record.before, record.after, estimate=seen.estimate)]
+        else:
+            record.verdicts.append(found)
+    record.verify_seconds += time.perf_counter() - started

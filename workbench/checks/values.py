@@ -1,0 +1,202 @@
+"""Every value of a run of a pass's graphs, node by node, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from workbench.graph.read.memory import Flow
+from workbench.graph.read.snapshot import output_values
+from workbench.recipe.wording import first_line
+from workbench.torch_api.determinism import seeded
+from workbench.torch_api.ops import aliased_inputs, blocks, collective_kind, is_wait, op_name, written_inputs
+
+Key = tuple[str, str]
+"""(graph, node name): the graph is joint, forward or backward."""
+
+_UNFILLED = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted", "aten.new_empty",
+             "aten.new_empty_strided"}
+
+
+@dataclass
+class Value:
+    """What one node gave.
+
+    tensors: host copies by item, 0 for a plain tensor; empty for what has none to compare: the step's inputs, sizes,
+    and memory that nothing has filled yet. A collective's start has the value that its wait gave. reads: the nodes it
+    comes from. place: (graph, collectives started before it, whether it is one, node order): a rank's error comes to
+    other ranks through a collective of a higher place only.
+    """
+
+    node: Node
+    key: Key
+    place: tuple[int, int, bool, int]
+    reads: tuple[Key, ...]
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Trace:
+    """A run of one joint graph, or of a forward and its backward.
+
+    outputs: the results and the gradients, and not what is saved in between; producers: the node of each, None for a
+    constant. raised: the node at which the run ended, and why.
+    """
+
+    values: dict[Key, Value] = field(default_factory=dict)
+    outputs: list[Any] = field(default_factory=list)
+    producers: list[Key | None] = field(default_factory=list)
+    raised: tuple[Key, str] | None = None
+
+
+class _Recorder(Interpreter):
+    """Runs a graph, and notes in `trace` what each node gave."""
+
+    def __init__(self, graph: GraphModule, part: str, trace: Trace, given: dict[Node, Key]):
+        super().__init__(graph)
+        self.part, self.trace, self.given = part, trace, given
+        self.order = 0
+        self.started = 0
+        self.unsettled: set[Node] = set()
+        flow = Flow(graph)
+        self.owner, self.writers = flow.owner, flow.writers
+
+    def run_node(self, n: Node) -> Any:
+        value = self._place(n)
+        try:
+            result = super().run_node(n)
+        except Exception as error:
+            self.trace.raised = value.key, f"raises {type(error).__name__}: {first_line(error)}"
+            raise
+        self._note(n, value, result)
+        return result
+
+    def _key(self, n: Node) -> Key:
+        return self.part, n.name
+
+    def _place(self, n: Node) -> Value:
+        starts = n.op == "call_function" and collective_kind(n.target) is not None
+        launched = self.started
+        if n.op == "call_function" and is_wait(n.target):
+            start = self.trace.values[self._key(_start(n))].place
+            launched, starts = start[1], start[2]
+        elif starts:
+            self.started += 1
+        reads = dict.fromkeys(map(self._key, n.all_input_nodes))
+        for each in n.all_input_nodes:  # what was written into the memory that it reads
+            reads |= {self._key(w): None for w in self.writers.get(self.owner[each], ())
+                      if w is not n and self._key(w) in self.trace.values}
+        if n in self.given:
+            reads = {self.given[n]: None}
+        place = (int(self.part == "backward"), launched, starts, self.order)
+        self.order += 1
+        return self.trace.values.setdefault(self._key(n), Value(n, self._key(n), place, tuple(reads)))
+
+    def _note(self, n: Node, value: Value, result: Any) -> None:
+        if n.op == "output" or (n.op == "placeholder" and n not in self.given):
+            return
+        if n.op == "call_function" and is_wait(n.target):
+            value.tensors = _host(result, range(1))
+            self._settle(n.all_input_nodes[0], value.tensors)
+        elif self._unfilled(n):
+            self.unsettled.add(n)
+        else:
+            items = {u.args[1] for u in n.users if op_name(u.target) == "operator.getitem"}
+            value.tensors = _host(result, [i for i in items if isinstance(i, int)])
+
+    def _unfilled(self, n: Node) -> bool:
+        """Whether the node's memory may hold anything: a collective is under way, or nothing was written yet."""
+        if n.op != "call_function" or blocks(n.target):
+            return False
+        if collective_kind(n.target) is not None or op_name(n.target) in _UNFILLED:
+            return True
+        return not written_inputs(n) and any(a in self.unsettled for a in aliased_inputs(n))
+
+    def _settle(self, handle: Node, tensors: dict[int, torch.Tensor]) -> None:
+        """What a wait gave is the value of the collective's start, and of the item of a start that gives several."""
+        value = self.trace.values[self._key(handle)]
+        if op_name(handle.target) == "operator.getitem" and not value.tensors and handle in self.unsettled:
+            value.tensors = tensors
+            source, item = handle.args
+            if isinstance(source, Node) and isinstance(item, int) and collective_kind(source.target) is not None:
+                self.trace.values[self._key(source)].tensors[item] = tensors[0]
+        elif collective_kind(handle.target) is not None:
+            value.tensors = tensors
+
+
+def _start(wait: Node) -> Node:
+    """The collective that a wait waits for; the wait itself where there is none."""
+    node = wait
+    while node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        if node.op == "call_function" and collective_kind(node.target) is not None:
+            return node
+    return wait.all_input_nodes[0]
+
+
+def _host(result: Any, items: Sequence[int] | range) -> dict[int, torch.Tensor]:
+    found = {0: result} if isinstance(result, torch.Tensor) else {}
+    if isinstance(result, list | tuple):
+        found = {i: result[i] for i in sorted(items) if i < len(result) and isinstance(result[i], torch.Tensor)}
+    return {i: t.detach().to("cpu", copy=True).contiguous() for i, t in found.items()}
+
+
+def trace(
+    graphs: Sequence[GraphModule], inputs: Sequence[Any], tangents: Sequence[Any], saved_order: Sequence[int] = ()
+) -> Trace:
+    """Run one joint graph, or a forward and its backward, on copies of one step's inputs, and keep every value.
+
+    `saved_order`: for each of the backward's inputs before the tangents, its place among what the forward saves.
+    Every rank must call it, since the graphs run their collectives. All values of the graphs lie on the host
+    afterwards. A node that raises ends the run, and is in `raised`.
+    """
+    found = Trace()
+    run: Callable[..., None] = _joint if len(graphs) == 1 else _pair
+    with seeded(0), torch.no_grad():
+        try:
+            run(found, graphs, copies(inputs), copies(tangents), saved_order)
+        except Exception:
+            if found.raised is None:
+                raise
+    return found
+
+
+def copies(values: Sequence[Any]) -> list[Any]:
+    """The values of one run, for a run that may write them: each tensor a copy of its own."""
+    return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
+
+
+def _run(found: Trace, graph: GraphModule, part: str, args: list[Any], given: dict[Node, Key]) -> list[Any]:
+    # flat arguments, one a placeholder, whatever the caller's convention
+    outputs = _Recorder(graph, part, found, given).run(*args, enable_io_processing=False)
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def _results(found: Trace, graph: GraphModule, part: str, outputs: list[Any], count: int) -> None:
+    found.outputs += outputs[:count]
+    found.producers += [(part, v.name) if isinstance(v, Node) else None for v in output_values(graph)[:count]]
+
+
+def _joint(
+    found: Trace, graphs: Sequence[GraphModule], inputs: list[Any], tangents: list[Any], order: Sequence[int]
+) -> None:
+    outputs = _run(found, graphs[0], "joint", inputs + tangents, {})
+    _results(found, graphs[0], "joint", outputs, len(outputs))
+
+
+def _pair(
+    found: Trace, graphs: Sequence[GraphModule], inputs: list[Any], tangents: list[Any], order: Sequence[int]
+) -> None:
+    forward, backward = graphs
+    outputs, nodes = _run(found, forward, "forward", inputs, {}), output_values(forward)
+    results = len(outputs) - len(order)
+    _results(found, forward, "forward", outputs, results)
+    taken = backward.graph.find_nodes(op="placeholder")
+    saved = [(results + place, node) for place, node in zip(order, taken, strict=False)]
+    given = {node: ("forward", nodes[place].name) for place, node in saved if isinstance(nodes[place], Node)}
+    gradients = _run(found, backward, "backward", [outputs[place] for place, _ in saved] + tangents, given)
+    _results(found, backward, "backward", gradients, len(gradients))

@@ -1,0 +1,13 @@
+"""From a model to FX graphs: capture, partition, lower.
+
+    callables         one direction of a step as a callable
+    capture           authored module to joint graph
+    gather_chains     from a sharded parameter to the whole weight
+    lower             partitioned pair to a step that a training loop calls
+    model_contract    what a model must be to be captured
+    partition         joint graph to forward and backward
+    patterns          find nodes, replace subgraphs
+    read              what a graph holds, moves, costs and keeps
+    replay_rehearsal  a stand-in for CUDA graphs on a CPU
+    stamping          capture a few alike blocks, copy the rest
+"""

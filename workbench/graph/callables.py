@@ -1,0 +1,69 @@
+"""One direction of a step as a callable, with the graph that says what goes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from workbench.graph.read.kernels import Kernels, find_kernels, region_kernels
+from workbench.torch_api import aot
+
+
+@dataclass
+class Body:
+    """Takes one list, which it may empty, and returns the outputs: what a lowering pass made, or the graph itself.
+
+    `graph` names the inputs; it is what `function` was made from.
+    """
+
+    function: Callable[[list[Any]], Any]
+    graph: GraphModule = field(repr=False)
+
+    _boxed_call = True
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.function(args)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.graph.meta["workbench"]
+
+    @property
+    def backward(self) -> bool:
+        return self.facts["graph"] == "backward"
+
+    @property
+    def inputs(self) -> list[torch.fx.Node]:
+        return self.graph.graph.find_nodes(op="placeholder")
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """What Inductor made of the graph; None where it did not compile it."""
+        return find_kernels(self.function, self.graph)
+
+    def keeps_address(self, node: torch.fx.Node) -> bool:
+        """Whether an input lies at the same address in each step: parameters, buffers, and what the forward saved."""
+        return not aot.is_tangent(node) if self.backward else aot.parameter_of(node) is not None
+
+
+def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ...]:
+    """The kernels of a lowering or replay pass, by what it got and what it gave, or those of each compiled region.
+
+    Empty where Inductor made none.
+    """
+    if all(isinstance(made, GraphModule) for made in after):
+        return tuple(k for made in after for k in region_kernels(made))
+    found = [given.kernels if isinstance(given, Body) else find_kernels(made, given)
+             for given, made in zip(before, after, strict=True)]
+    return tuple(k for k in found if k is not None)
+
+
+def bodies_of(graphs: tuple[GraphModule, GraphModule], lowered: tuple[Any, Any] | None) -> tuple[Body, Body]:
+    """The bodies as they are before a replay pass: `lowered` ones, or the graphs, run node by node."""
+    made = lowered or tuple(aot.boxed(graph) for graph in graphs)
+    forward, backward = (Body(function, graph) for function, graph in zip(made, graphs, strict=True))
+    return forward, backward

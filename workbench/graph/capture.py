@@ -1,0 +1,207 @@
+"""Capture: an authored module becomes one graph of its forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from workbench.authoring.author import Authored
+from workbench.authoring.layout import refuse_padding
+from workbench.errors import NotAlike, WorkbenchError, no_exit
+from workbench.graph.model_contract import NO_TENSOR, named, require_trainable
+from workbench.graph.stamping import find_run, short, stamp
+from workbench.torch_api import aot
+from workbench.torch_api.determinism import deterministic
+from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape, world_kind
+
+
+@dataclass
+class JointGraph:
+    """The captured forward and backward in one FX graph.
+
+    `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
+    descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
+    of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
+    stamped: how many blocks were not captured and copied from another instead, or the reason why none was.
+    """
+
+    authored: Authored
+    export: Any = field(repr=False)
+    contexts: aot.Contexts = field(repr=False)
+    tracing_context: Any = field(repr=False)
+    stamped: int | str = 0
+    closed: bool = False
+
+    @property
+    def graph(self) -> GraphModule:
+        return self.export.graph_module
+
+    @graph.setter
+    def graph(self, value: GraphModule) -> None:
+        self.export.graph_module = value
+
+    @property
+    def example_inputs(self) -> list[Any]:
+        """The flat primals and tangents, without values: fake tensors, sizes and meshes."""
+        return [n.meta.get("val") for n in self.graph.graph.find_nodes(op="placeholder")]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Qualified names in calling order."""
+        return list(self.export.params_spec)
+
+    @property
+    def buffers(self) -> list[str]:
+        return list(self.export.buffers_spec)
+
+    def require_open(self) -> None:
+        """Raise WorkbenchError where the capture has been used up."""
+        if self.closed:
+            raise WorkbenchError(
+                f"the joint graph of {title(self.authored)} is closed, or partitioned already: capture again"
+            )
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """torch's tracing state around a pass on this graph."""
+        self.require_open()
+        with aot.capture_settings(), aot.pass_context(self.tracing_context):
+            yield
+
+    def fork(self) -> JointGraph:
+        """Another joint graph of the same capture, to be changed and partitioned while this one stays open.
+
+        Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
+        """
+        self.require_open()
+        return JointGraph(self.authored, aot.fork_joint(self.export), self.contexts, self.tracing_context, self.stamped)
+
+    def close(self) -> None:
+        self.closed = True
+        self.contexts = aot.Contexts()
+
+    def __enter__(self) -> JointGraph:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        nodes = list(self.graph.graph.nodes)
+        backward = sum(n.meta.get("partitioner_tag") == "is_backward" for n in nodes)
+        return (
+            f"JointGraph({title(self.authored)}: {len(nodes)} nodes, {backward} of them backward, "
+            f"{len(self.parameters)} parameters, rank {self.authored.world.rank} of {self.authored.world.size})"
+        )
+
+
+def title(authored: Authored) -> str:
+    """The recipe's name, or the class of a module that came without one."""
+    return authored.recipe.name if authored.recipe is not None else type(authored.module).__name__
+
+
+def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
+    """What passes may read of the world, as plain data under `gm.meta["workbench"]`."""
+    sizes = {name: authored.axes[axis.split(".")[0]] for axis, name in authored.groups.items()}
+    return facts_of(which, authored.groups, sizes, authored.world.kind) | {"buckets": list(authored.buckets)}
+
+
+def facts_of(which: str, groups: Mapping[str, str], sizes: Mapping[str, int], world: str = "") -> dict[str, Any]:
+    """The same of a graph that no authored module says it of: its process groups, by mesh axis, and their sizes."""
+    return {"graph": which, "groups": dict(groups), "group_sizes": dict(sizes), "buckets": [],
+            "world": world or world_kind() or "one process"}
+
+
+@no_exit()
+def capture(
+    authored: Authored,
+    *,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    batch: tuple[Any, ...] | None = None,
+    stamped: bool = True,
+) -> JointGraph:
+    """Trace one training step of `authored` on this rank, without running it.
+
+    `batch` is the example input (tokens, targets), each int64 of shape (batch, seq_len); by default the recipe's own
+    sizes. `decompositions` maps operators to their replacements, applied while tracing. Of many alike blocks a few are
+    traced and the others copied from them, node for node what tracing gives; `stamped=False` traces all of them.
+
+    Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
+    """
+    refuse_padding(authored.module)
+    args = tuple(batch) if batch is not None else authored.example_batch()
+    found: JointGraph | None = None
+    reason = "the whole module was asked for"
+    if stamped:
+        try:
+            run = find_run(authored.module)
+            found = _capture(authored, short(authored.module, run), args, decompositions)
+            stamp(found.export, found.tracing_context, authored.module, run)
+            found.stamped = run.extra
+        except NotAlike as unlike:
+            found, reason = None, str(unlike)
+    if found is None:
+        found = _capture(authored, authored.module, args, decompositions)
+        found.stamped = reason
+    found.graph.meta["workbench"] = graph_facts(authored, "joint")
+    settle(found.graph)
+    return found
+
+
+def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
+    """torch's own capture of `module`, which is the authored one or has fewer blocks."""
+    # torch refuses a deterministic run of a backward that was not captured under that setting; the reverse is fine
+    wanted = authored.recipe is None or authored.recipe.training.deterministic
+    try:
+        with deterministic(wanted), aot.Contexts() as contexts:
+            contexts.enter_context(aot.capture_settings())
+            graph = aot.dynamo_capture(contexts, module, args)
+            require_trainable(authored, graph, args)
+            export = aot.export_joint(contexts, graph, args, decompositions)
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        if aot.without_results(error):
+            raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
+        raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
+    return JointGraph(authored, export, contexts, graph.meta["tracing_context"])
+
+
+def settle(graph: GraphModule) -> None:
+    """What every joint graph gets before its first pass, in place: hints of sizes, and modules of gradient sums."""
+    keep_expected_sizes(graph)
+    _read_sizes_of_results(graph)
+    _place_gradient_sums(graph)
+
+
+def _read_sizes_of_results(graph: GraphModule) -> None:
+    """A size is read from what a collective gave, and not from the handle, which a partitioner would save for it."""
+    for start in calls_of(graph.graph, lambda target: collective_kind(target) is not None):
+        waits = [user for user in start.users if user.op == "call_function" and is_wait(user.target)]
+        for user in list(start.users):
+            if waits and user.op == "call_function" and reads_shape(user.target):
+                user.replace_input_with(start, waits[0])
+                waits[0].append(user)
+    graph.recompile()
+
+
+def _place_gradient_sums(graph: GraphModule) -> None:
+    """Autograd's own additions, where a value has several readers, get the module of the forward node behind them."""
+    stacks: dict[int, Any] = {}
+    for node in graph.graph.nodes:
+        if "seq_nr" in node.meta and node.meta.get("nn_module_stack"):
+            stacks[node.meta["seq_nr"]] = node.meta["nn_module_stack"]
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        meta = node.meta
+        if meta.get("partitioner_tag") != "is_backward" or "nn_module_stack" in meta or "fwd_nn_module_stack" in meta:
+            continue
+        inputs = [n.meta.get("fwd_nn_module_stack") for n in node.all_input_nodes]
+        stack = stacks.get(meta.get("seq_nr", -1)) or next((s for s in inputs if s), None)
+        if stack:
+            meta["fwd_nn_module_stack"] = stack

@@ -1,0 +1,101 @@
+"""What a model must be so that its training step can be captured: checked once, between Dynamo and AOTAutograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from workbench.authoring.author import Authored
+from workbench.errors import WorkbenchError
+from workbench.recipe.wording import counted
+from workbench.torch_api import aot
+from workbench.torch_api.module_paths import module_path
+
+NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
+
+
+def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> None:
+    """Refuse a model that no step can train. WorkbenchError names the model, the parameter or module, and the remedy.
+
+    graph: Dynamo's, of `authored.module` called with `args`. A recipe's model must return one scalar loss; a module
+    that came without a recipe may return what its caller can call `backward` on.
+    """
+    problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph))
+    if problem := next(problems, ""):
+        raise WorkbenchError(f"{named(authored)}: {problem}")
+
+
+def named(authored: Authored) -> str:
+    """The model's class, and its recipe."""
+    of = f" of recipe {authored.recipe.name!r}" if authored.recipe is not None else ""
+    return f"model {type(authored.module).__name__}{of}"
+
+
+def _of_parameters(module: nn.Module) -> Iterator[str]:
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        yield "it has no parameters, and so nothing to train: give it an nn.Parameter"
+    elif not any(p.requires_grad for p in parameters.values()):
+        yield (f"all of its parameters are frozen, {next(iter(parameters))} first: call requires_grad_() on those that "
+               "are to be trained")
+    for name, parameter in parameters.items():
+        if parameter.dtype.is_complex:
+            yield (f"parameter {name} is {_short(parameter.dtype)}, and shards and gradients are real: store it as a "
+                   "real parameter of shape (..., 2), and read it through torch.view_as_complex")
+    for path, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            where = f"module {path} ({type(part).__name__})" if path else "it"
+            yield (f"{where} makes sparse gradients, which can be neither captured nor reduced over ranks: build it "
+                   "with sparse=False")
+
+
+def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> Iterator[str]:
+    results = graph.graph.output_node().args[0]
+    assert isinstance(results, Sequence)
+    values = [(node, _value(node)) for node in results if isinstance(node, Node)]
+    if not values:
+        yield NO_TENSOR
+    elif authored.recipe is not None and (kind := aot.kind_of_result(graph, [v for _, v in values], args)) != "tensor":
+        shapes = ", ".join(str(list(value.shape)) for _, value in values)
+        yield (f"its forward returns a {kind} of {counted(len(values), 'tensor')}, of shapes {shapes}: return the mean "
+               "loss alone, a scalar tensor")
+    for node, value in values[:1] if authored.recipe is not None else ():
+        if value.dim() or not value.dtype.is_floating_point:
+            made = f", made in module {module_path(node)}" if module_path(node) else ""
+            what = f"a tensor of shape {list(value.shape)}" if value.dim() else f"a scalar in {_short(value.dtype)}"
+            yield f"its forward returns {what}{made}: return the mean loss, a real floating-point scalar"
+    if values and not any(value.requires_grad for _, value in values):
+        yield ("what its forward returns depends on no parameter that requires a gradient: look for detach, no_grad, "
+               "argmax, or a cast to integers on its way")
+
+
+def _of_norms(graph: GraphModule) -> Iterator[str]:
+    """Traced, torch's batch norm keeps the strides of its input; its kernels give a result in a memory format."""
+    for node in graph.graph.find_nodes(op="call_function", target=nn.functional.batch_norm):
+        given = _value(node.args[0] if node.args else node.kwargs["input"])
+        formats = [torch.contiguous_format, *_CHANNELS_LAST.get(given.dim(), ())]
+        if not any(given.is_contiguous(memory_format=each) for each in formats):
+            yield (f"the input of {_module(node, 'a batch norm')} is not contiguous: its shape is {list(given.shape)} "
+                   f"and its strides are {list(given.stride())}. The strides of a batch norm's output would be "
+                   "captured wrong: call .contiguous() on what goes into it")
+
+
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
+
+
+def _module(node: Node, otherwise: str) -> str:
+    path = module_path(node)
+    return f"module {path}" if path else otherwise
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,165 @@
+"""Partition: the joint graph becomes a forward and a backward, with what is saved between them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.authoring.author import Authored
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph, graph_facts, title
+from workbench.torch_api import aot, partitioning
+from workbench.torch_api.garbage import uncollected
+from workbench.torch_api.inductor.regions import named_regions
+
+
+@dataclass
+class Partitioned:
+    """Two graphs whose bodies are still open.
+
+    The forward returns the step's outputs and then the saved tensors; the backward takes the saved tensors and the
+    tangents and returns the gradients.
+    """
+
+    slots: tuple[aot.LateBound, aot.LateBound]
+
+    @property
+    def forward(self) -> GraphModule:
+        return self.slots[0].graph
+
+    @property
+    def backward(self) -> GraphModule:
+        return self.slots[1].graph
+
+    @property
+    def graphs(self) -> tuple[GraphModule, GraphModule]:
+        return self.forward, self.backward
+
+    @property
+    def by_part(self) -> dict[str, GraphModule]:
+        return {"forward": self.forward, "backward": self.backward}
+
+    def replace(self, which: str, graph: GraphModule) -> None:
+        self.slots[("forward", "backward").index(which)].graph = graph
+
+    @contextlib.contextmanager
+    def context(self, which: str) -> Iterator[list[Any]]:
+        """The tracing state around one of the two graphs; gives its example inputs (fake tensors)."""
+        slot = self.slots[("forward", "backward").index(which)]
+        with slot.context():
+            yield slot.example_inputs
+
+    def share_facts(self, facts: Callable[[str], dict[str, Any]]) -> None:
+        """Give both graphs `facts(which)` for passes to read, and one table that forward and backward share."""
+        kept = [n.name for n in saved_nodes(*self.graphs)]
+        taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
+        order = [kept.index(name) for name in taken]
+        shared = {"results": len(output_nodes(self.forward)) - len(kept), "saved_order": order}
+        for which, graph in self.by_part.items():
+            graph.meta["workbench"] = facts(which) | {"shared": shared}
+
+
+@dataclass
+class ForwardBackward(Partitioned):
+    """The partitioned pair of an authored module; `function` is torch's autograd wrapper around both."""
+
+    authored: Authored
+    parameters: list[str]
+    buffers: list[str]
+    function: Callable[..., Any]
+
+    @property
+    def written(self) -> list[str]:
+        """The parameters and buffers that the captured forward writes, whatever passes have made of it since."""
+        metadata = self.slots[0].fw_metadata
+        inputs = metadata.input_info if metadata is not None else []
+        return [name for name, info in zip([*self.parameters, *self.buffers], inputs, strict=False)
+                if info.mutates_data or info.mutates_metadata]
+
+    @contextlib.contextmanager
+    def forked(self) -> Iterator[ForwardBackward]:
+        """Another pair on the same graphs, for passes to work on; this one, with what its graphs share, stays as it is.
+
+        No step can be compiled from the other: torch's wrapper calls the bodies of this one.
+        """
+        shared = self.forward.meta["workbench"]["shared"]
+        before = {key: value.copy() if isinstance(value, dict | list) else value for key, value in shared.items()}
+        slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
+        pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step)
+        try:
+            yield pair
+        finally:
+            theirs = dict(shared)
+            for mine, graph in zip(self.graphs, pair.graphs, strict=True):
+                if graph is not mine:
+                    graph.meta["workbench"]["shared"] = theirs
+            shared.clear()
+            shared |= before
+
+    def __repr__(self) -> str:
+        forward, backward = (len(g.graph.nodes) for g in self.graphs)
+        saved = saved_nodes(self.forward, self.backward)
+        size = sum(n.meta["val"].nbytes for n in saved if isinstance(n.meta.get("val"), torch.Tensor))
+        return (
+            f"ForwardBackward({title(self.authored)}: forward {forward} nodes, backward {backward} nodes, "
+            f"{len(saved)} saved, {size:,} bytes)"
+        )
+
+
+def _no_step(*_: Any) -> Any:
+    raise WorkbenchError("this pair is for looking at: build its recipe for a step that runs")
+
+
+def output_nodes(graph: GraphModule) -> list[Any]:
+    """What the graph returns, flat: nodes, and constants such as None."""
+    outputs = graph.graph.output_node().args[0]
+    assert isinstance(outputs, list | tuple)
+    return list(outputs)
+
+
+def saved_nodes(forward: GraphModule, backward: GraphModule) -> list[Node]:
+    """The forward's nodes that the backward receives, in the backward's order; tensors, sizes and meshes alike."""
+    order, outputs = saved_order(forward, backward), output_nodes(forward)
+    return [outputs[len(outputs) - len(order) + place] for place in order]
+
+
+def saved_order(forward: GraphModule, backward: GraphModule) -> list[int]:
+    """For each of the backward's inputs before the tangents, its place among what the forward saves.
+
+    torch saves tensors first, and hands sizes that were read from the device to the backward first.
+    """
+    taken = sum(not aot.is_tangent(n) for n in backward.graph.find_nodes(op="placeholder"))
+    shared = (forward.meta.get("workbench") or {}).get("shared", {})
+    return list(shared.get("saved_order", range(taken)))
+
+
+@uncollected()
+def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
+    """Split: tags on the nodes say what the backward is given and what it computes again, and `by` what has no tag.
+
+    by "min_cut": the cheapest cut, cheap values are computed again; "default": all that the backward reads is saved.
+    Source: torch/_functorch/partitioners.py `min_cut_rematerialization_partition` and `default_partition`. Closes
+    `joint`. Raises WorkbenchError where it is closed already, and for another `by`.
+    """
+    joint.require_open()
+    if by not in partitioning.PARTITIONERS:
+        raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}")
+    with joint, joint.contexts.again():
+        made = joint.graph
+        joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made
+        try:
+            function, forward, backward = partitioning.compile_joint(joint.export, by)
+        finally:
+            joint.graph = made
+    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)
+    pair.share_facts(lambda which: graph_facts(joint.authored, which))
+    # torch's CSE keeps one of equal nodes, whatever their names: passes compare with what was there before
+    named = {part: sorted(names) for part, names in named_regions(made).items()}
+    pair.forward.meta["workbench"]["shared"]["named"] = named
+    return pair

@@ -1,0 +1,84 @@
+"""Estimates that were measured: matmuls and attention timed once, by one rank for all, and kept in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.fx import GraphModule, Node
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.nodes import is_compute
+from workbench.torch_api.measure import measured_ms, signature
+from workbench.torch_api.ops import world_kind
+
+FORMAT_VERSION = 1
+
+
+class Estimates:
+    """Milliseconds by operator signature, the same on every rank; nodes that are not known have none."""
+
+    def __init__(self, times: dict[str, float]):
+        self.times = times
+
+    def __call__(self, node: Node) -> float | None:
+        return self.times.get(signature(node)) if is_compute(node) else None
+
+
+def estimates_of(gm: GraphModule, options: Any) -> Estimates:
+    """What a pass's options ask for: measured times, or none, which leaves all to the device's figures."""
+    return measure(gm, options.estimates_file) if options.estimates == "measured" else Estimates({})
+
+
+def measure(gm: GraphModule, path: str = "") -> Estimates:
+    """Time each distinct matmul and attention of the graph on rank 0; every rank calls it and gets rank 0's times.
+
+    path: a JSON file that keeps them; what it holds is not measured again.
+
+    Raises WorkbenchError on a world without values, and where the file is of another torch or another device.
+    """
+    if world_kind() not in ("gloo", "nccl"):
+        raise WorkbenchError(f"estimates = \"measured\" needs ranks that run, and this world is {world_kind()}: take "
+                             "world gloo or nccl, or estimates = \"analytical\"")
+    shared: list[dict[str, float] | str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            shared[0] = _measured(gm, path)
+        except Exception as error:  # the other ranks wait for what comes of it
+            shared[0] = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(shared, src=0)
+    found = shared[0]
+    if not isinstance(found, dict):
+        raise WorkbenchError(f"estimates cannot be measured: {found}" if found else "estimates: rank 0 sent none")
+    return Estimates(found)
+
+
+def _measured(gm: GraphModule, path: str) -> dict[str, float]:
+    cuda = world_kind() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    here = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if cuda else "cpu"}
+    times = _kept(Path(path), here) if path and Path(path).exists() else {}
+    for node in gm.graph.nodes:
+        if is_compute(node) and (name := signature(node)) not in times:
+            times[name] = measured_ms(node, device)
+    if path:
+        text = json.dumps({"format_version": FORMAT_VERSION, **here, "milliseconds": times}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    return times
+
+
+def _kept(path: Path, here: dict[str, str]) -> dict[str, float]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        times, made = dict(data["milliseconds"]), {key: data[key] for key in here}
+        version = data["format_version"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise WorkbenchError(f"{path}: no file of estimates ({type(error).__name__}: {error}): remove it, or name "
+                             "another") from None
+    if made != here or version != FORMAT_VERSION:
+        raise WorkbenchError(f"{path}: estimates of torch {made['torch']} on {made['device']}, and this is torch "
+                             f"{here['torch']} on {here['device']}: remove it, or name another file")
+    return times

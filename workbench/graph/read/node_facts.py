@@ -1,0 +1,57 @@
+"""Everything that a graph knows of one node, as lines for a reader."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from workbench.graph.read.collectives import axis_names
+from workbench.graph.read.cost import DeviceSpec, node_ms
+from workbench.graph.read.nodes import kind_of, provenance
+from workbench.torch_api.ops import argument, collective_kind, group_name_of, op_name, tensor_bytes
+
+
+def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str, str]]:
+    """(what, value) of a node: operator, shape, dtype, bytes, estimated cost, where it came from, its neighbours."""
+    value, where = node.meta.get("val"), provenance(node)
+    rows = [("operator", op_name(node.target) if node.op == "call_function" else node.op), ("kind", kind_of(node)),
+            ("result", described(value))]
+    if tensor_bytes(value):
+        rows.append(("bytes", f"{tensor_bytes(value):,}"))
+    if isinstance(value, torch.Tensor) and (ms := node_ms(node, device)):
+        rows.append((f"cost on {device if isinstance(device, str) else device.name}", f"{ms * 1e3:,.3f} µs, estimated"))
+    if collective_kind(node.target):
+        group = group_name_of(node)
+        owner = node.graph.owning_module
+        axis = axis_names(owner).get(group, group) if owner else group
+        size = argument(node, "group_size")
+        rows.append(("over", axis + (f", {size} ranks" if isinstance(size, int) else "")))
+    if where.parameter:
+        rows.append(("parameter", where.parameter))
+    if "desc" in node.meta:
+        rows.append(("descriptor", str(node.meta["desc"])))
+    rows.append(("module", where.module or "not recorded"))
+    line = linecache.getline(where.file, where.line).strip() if where.file else ""
+    rows.append(("source", f"{where.place}: {line or where.text}" if where.file else "not recorded"))
+    if tag := getattr(node.meta.get("recompute"), "name", ""):
+        rows.append(("policy", tag))
+    rows.append(("reads", names(node.all_input_nodes)))
+    rows.append(("read by", names(list(node.users))))
+    return rows
+
+
+def described(value: Any) -> str:
+    """`float32 [2, 64]`; of a list, each."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(described, value[:4])) + (f" and {len(value) - 4} more" if len(value) > 4 else "")
+    return "not recorded" if value is None else type(value).__name__
+
+
+def names(nodes: list[Node], most: int = 8) -> str:
+    said = ", ".join(n.name for n in nodes[:most]) or "nothing"
+    return said + (f" and {len(nodes) - most} more" if len(nodes) > most else "")

@@ -1,0 +1,164 @@
+"""What a graph is made of, and where each node came from: module, source line, parameter; forward and backward."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.torch_api.aot import parameter_of
+from workbench.torch_api.module_paths import module_path
+from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name
+
+KINDS = ("collective", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction", "random",
+         "index", "bookkeeping", "other")
+_MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "convolution",
+            "convolution_backward", "linear", "matmul"}
+_COPIES = {"_to_copy", "clone", "cat", "copy", "copy_", "contiguous", "constant_pad_nd", "_foreach_copy_", "stack",
+           "all_gather_copy_in", "_pre_bucket_all_gather", "_pre_bucket_reduce_scatter", "convert_element_type"}
+_CREATES = {"empty", "empty_strided", "zeros", "ones", "full", "arange", "scalar_tensor", "new_empty", "new_zeros",
+            "zeros_like", "ones_like", "full_like", "empty_like", "new_empty_strided", "new_ones", "new_full", "eye"}
+_INDEXES = {"embedding", "embedding_dense_backward", "index", "index_put", "index_put_", "gather", "scatter",
+            "scatter_add", "index_select", "slice_backward", "select_backward", "select_scatter", "slice_scatter",
+            "embedding_backward", "nll_loss_forward", "nll_loss_backward"}
+_REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "any", "all", "argmax", "_softmax",
+               "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp", "cumsum", "norm",
+               "linalg_vector_norm", "_fused_rms_norm", "_fused_rms_norm_backward", "native_layer_norm",
+               "native_layer_norm_backward", "sort", "topk", "prod"}
+
+
+@functools.cache
+def _kind(target: Any) -> str:
+    name = op_name(target)
+    if name.startswith("operator."):
+        return "bookkeeping"
+    short = name.partition(".")[2]
+    tags = getattr(target, "tags", ())
+    if collective_kind(target) is not None:
+        return "collective"
+    if is_wait(target):
+        return "wait"
+    if "scaled_dot_product" in short or "flex_attention" in short or "flash_attention" in short:
+        return "attention"
+    for kind, names in (("matmul", _MATMULS), ("copy", _COPIES), ("create", _CREATES), ("index", _INDEXES)):
+        if short in names:
+            return kind
+    if torch.Tag.nondeterministic_seeded in tags:
+        return "random"
+    if torch.Tag.pointwise in tags:
+        return "pointwise"
+    return "reduction" if short in _REDUCTIONS else "other"
+
+
+def kind_of(node: torch.fx.Node) -> str:
+    """One of `KINDS`; `bookkeeping` for nodes that compute no tensor (sizes, meshes, items of a list)."""
+    if node.op != "call_function":
+        return "bookkeeping"
+    kind = _kind(node.target)
+    if kind == "other":
+        if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+            return "bookkeeping"
+        if aliased_inputs(node):
+            return "view"
+    return kind
+
+
+def is_compute(node: torch.fx.Node) -> bool:
+    """True for matmuls and attention: what is long enough to hide a collective."""
+    return node.op == "call_function" and _kind(node.target) in ("matmul", "attention")
+
+
+_LIBRARIES = (str(Path(torch.__file__).parent), *map(str, (Path(__file__).parents[2] / "authoring").glob("*.py")))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a node came from; empty strings and None for what its metadata does not say.
+
+    The line is the innermost one outside torch and outside `workbench.authoring`.
+    """
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    text: str = ""
+    parameter: str | None = None
+    backward: bool = False
+
+    @property
+    def place(self) -> str:
+        """`llama3.py:98`; "" without a source line."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        source = f"{self.place}: {self.text}" if self.file else "no source line"
+        parts = [self.parameter and f"parameter {self.parameter}", self.module or None, source]
+        return ", ".join(p for p in parts if p) + (" (backward)" if self.backward else "")
+
+
+@functools.lru_cache(maxsize=8192)
+def _source(trace: str) -> tuple[str, int, str]:
+    frames = _FRAME.findall(trace)
+    if not frames:
+        return "", 0, ""
+    # The model's own line, and not the line of the library that it calls.
+    file, line, _, text = next((f for f in reversed(frames) if not f[0].startswith(_LIBRARIES)), frames[-1])
+    return file, int(line), text.strip()
+
+
+def provenance(node: torch.fx.Node) -> Provenance:
+    """Module path, source line and parameter of a node; a backward node gives its forward node's."""
+    file, line, text = _source(node.meta.get("stack_trace") or "")
+    backward = node.meta.get("partitioner_tag") == "is_backward" or "fwd_nn_module_stack" in node.meta
+    return Provenance(module_path(node), file, line, text, parameter_of(node), backward)
+
+
+def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torch.fx.Node]:
+    """Nodes whose source line is `line` of a file whose path ends in `file`."""
+    return [n for n in gm.graph.nodes if (p := provenance(n)).line == line and p.file.endswith(file)]
+
+
+def nodes_in_module(gm: torch.fx.GraphModule, path: str) -> list[torch.fx.Node]:
+    """Nodes of the module `path` and of the modules inside it."""
+    return [n for n in gm.graph.nodes if (m := module_path(n)) == path or m.startswith(f"{path}.")]
+
+
+@dataclass(frozen=True)
+class Census:
+    """Counts of a graph's nodes: all, operators by name, by kind, and by innermost module path."""
+
+    nodes: int
+    placeholders: int
+    outputs: int
+    ops: dict[str, int]
+    kinds: dict[str, int]
+    modules: dict[str, int] = field(repr=False)
+
+    def __str__(self) -> str:
+        operators = sum(self.ops.values())
+        lines = [f"{self.nodes} nodes: {self.placeholders} inputs, {self.outputs} outputs, {operators} operators"]
+        lines += ["  " + ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())]
+        lines += [f"  {count:6d} {op}" for op, count in self.ops.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def census(gm: torch.fx.GraphModule) -> Census:
+    """Count a graph's nodes by operator, kind and module path, most frequent first."""
+    nodes = list(gm.graph.nodes)
+    calls = [n for n in nodes if n.op == "call_function"]
+    outputs = nodes[-1].args[0] if nodes and nodes[-1].op == "output" else ()
+    return Census(
+        len(nodes), sum(n.op == "placeholder" for n in nodes),
+        len(outputs) if isinstance(outputs, list | tuple) else 1,
+        dict(Counter(op_name(n.target) for n in calls).most_common()),
+        dict(Counter(map(kind_of, calls)).most_common()),
+        dict(Counter(map(module_path, calls)).most_common()),
+    )

@@ -1,0 +1,129 @@
+"""What a captured graph can say of a value's placement: a parameter's own, and what collectives beside it tell.
+
+A graph works on one rank's tensors and keeps no placements of what lies between. But a value that enters or leaves a
+collective, be it through views and copies, is cut, repeated or partial over that collective's axis: else the collective
+would be wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+
+from workbench.graph.read.collectives import Groups, context_of
+from workbench.graph.read.nodes import kind_of
+from workbench.torch_api.aot import gradient_of, is_tangent, parameter_of
+from workbench.torch_api.ops import aliased_inputs, argument, collective_kind, group_name_of, tensor_bytes
+
+CUT, WHOLE = "each rank holds its own part", "every rank holds the same"
+_BEFORE = {"all_gather": CUT, "all_to_all": CUT}
+_AFTER = {"all_gather": WHOLE, "all_reduce": WHOLE, "broadcast": WHOLE, "reduce_scatter": CUT, "all_to_all": CUT}
+_CARRIES = ("view", "wait", "copy")
+
+Placed = Callable[[str], str]
+
+
+def placement_of(node: Node, parameter: Placed | None = None) -> str:
+    """What is known of the placement of a node's value, axis by axis, and why the rest is not.
+
+    `parameter`: words for where the parts of a parameter or buffer live, by its name; "" where it does not know.
+    """
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor | list | tuple | None):
+        return "none: it is no tensor"
+    if node.op == "placeholder":
+        name = parameter_of(node)
+        if name and parameter and (said := parameter(name)):
+            return said
+    found = {**_entering(node), **_leaving(node)}
+    says = [f"{axis}: {what}" for axis, what in found.items()]
+    axes = _axes(node)
+    rest = [axis for axis in axes if axis not in found]
+    if says and rest:
+        says.append(f"{', '.join(rest)}: unknown, no collective beside it says")
+    if not says:
+        says.append(f"unknown: {_why(node, bool(axes))}")
+    gradients = [f"gradient of {name}" for name in gradients_of(node)]
+    return "; ".join([*gradients, *says])
+
+
+def gradients_of(node: Node) -> list[str]:
+    """The parameters whose gradients a node is, by the descriptors of the outputs."""
+    found = []
+    for user in node.users:
+        if user.op == "output" and isinstance(values := user.args[0], list | tuple):
+            descriptors = user.meta.get("desc") or [None] * len(values)
+            found += [name for value, desc in zip(values, descriptors, strict=True)
+                      if value is node and (name := gradient_of(desc))]
+    return found
+
+
+def _why(node: Node, meshed: bool) -> str:
+    if not meshed:
+        return "the graph names no mesh axis"
+    if node.op == "placeholder":
+        what = "a tangent" if is_tangent(node) else "an input"
+        return f"{what}, a plain tensor of this rank; its descriptor names no placement"
+    return "a tensor of this rank, and no collective beside it says what the other ranks hold"
+
+
+def _groups(node: Node) -> Groups:
+    owner = node.graph.owning_module
+    return Groups(context_of(owner) if owner is not None else {})
+
+
+def _axes(node: Node) -> list[str]:
+    """The mesh axes that the graph's context names."""
+    groups = _groups(node)
+    return list(dict.fromkeys(groups.axis(name) or name for name in groups.names()))
+
+
+def _axis(node: Node) -> str:
+    group = group_name_of(node)
+    return _groups(node).axis(group) or group
+
+
+def _may_pick(view: Node, axis: str) -> bool:
+    """Whether a view may be this rank's part of its source over an axis: a slice, or one item of at most so many."""
+    source = aliased_inputs(view)[0]
+    value, whole = view.meta.get("val"), source.meta.get("val")
+    if view.target is operator.getitem and isinstance(whole, list | tuple):
+        groups = _groups(view)
+        return len(whole) <= max((groups.size(n) for n in groups.names() if groups.axis(n) == axis), default=len(whole))
+    return tensor_bytes(value) < tensor_bytes(whole)
+
+
+def _leaving(node: Node) -> dict[str, str]:
+    """By axis, what the collective says that this value came out of; of a copy of several, what all agree on."""
+    if node.op != "call_function":
+        return {}
+    if kind := collective_kind(node.target):
+        return {_axis(node): _AFTER[kind]}
+    if aliased := aliased_inputs(node):
+        return {axis: what for axis, what in _leaving(aliased[0]).items() if what != WHOLE or not _may_pick(node, axis)}
+    sources = node.all_input_nodes if kind_of(node) == "copy" else []
+    lists = {source.args[0] for source in sources if source.target is operator.getitem}
+    if len(lists) == 1 and len(sources) == len(next(iter(lists)).meta.get("val") or ()):  # type: ignore[union-attr]
+        sources = list(lists)  # type: ignore[arg-type]  # all that it was split into, joined in another order
+    first, *others = [_leaving(source) for source in sources] or [{}]
+    return {axis: what for axis, what in first.items() if all(other.get(axis) == what for other in others)}
+
+
+def _entering(node: Node) -> dict[str, str]:
+    """By axis, what the collectives need that this value goes into."""
+    found: dict[str, str] = {}
+    for user in node.users:
+        if user.op != "call_function":
+            continue
+        if kind := collective_kind(user.target):
+            if kind != "broadcast":  # of the other ranks' it says nothing
+                reduced = f"partial, to be reduced by {argument(user, 'reduce_op')}"
+                found.setdefault(_axis(user), _BEFORE.get(kind, reduced))
+        elif kind_of(user) in _CARRIES or isinstance(user.meta.get("val"), list | tuple):
+            for axis, what in _entering(user).items():
+                if what != CUT or not aliased_inputs(user) or not _may_pick(user, axis):
+                    found.setdefault(axis, what)
+    return found

@@ -1,0 +1,55 @@
+"""The collectives that a DTensor's change of placements becomes, and the bytes that each moves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Placement
+
+from workbench.errors import WorkbenchError
+from workbench.torch_api.distributed.dtensor import CollectiveLog, local_shape
+from workbench.torch_api.distributed.fake import new_fake_mode
+from workbench.world.fake import fake_world
+from workbench.world.mesh import World
+
+
+class Move(NamedTuple):
+    """One collective over one mesh axis; bytes of one rank."""
+
+    kind: str
+    axis: str
+    bytes_in: int
+    bytes_out: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.replace('_', '-')} over {self.axis}, {self.bytes_in:,} B in, {self.bytes_out:,} B out"
+
+
+def redistribution(tensor: DTensor, placements: Sequence[Placement]) -> list[Move]:
+    """What `tensor.redistribute(placements=...)` launches, in order, on rank 0; empty where no rank sends anything.
+
+    No value moves: a tensor of that shape is redistributed on a fake world of the mesh's size, or, where a process
+    group is open already, on the tensor's own mesh. Raises WorkbenchError where the number of placements is wrong.
+    """
+    mesh = tensor.device_mesh
+    if len(placements) != mesh.ndim:
+        raise WorkbenchError(f"{len(placements)} placements for a mesh of {mesh.ndim} axes: give one for each")
+    axes = list(mesh.mesh_dim_names or map(str, range(mesh.ndim)))
+    sizes = dict(zip(axes, mesh.shape, strict=True))
+    shape = local_shape(tuple(tensor.shape), mesh.shape, [0] * mesh.ndim, tensor.placements)
+    world: contextlib.AbstractContextManager[World | None] = (
+        contextlib.nullcontext() if dist.is_initialized() else fake_world(mesh.size()))
+    with world as opened:
+        own = mesh if opened is None else opened.mesh_of(sizes)
+        assert own is not None
+        with new_fake_mode(), CollectiveLog() as log:
+            local = torch.empty(shape, dtype=tensor.dtype)
+            start = DTensor.from_local(local, own, tensor.placements, run_check=False, shape=tensor.shape,
+                                       stride=tensor.stride())
+            start.redistribute(placements=list(placements))
+        names = {own.get_group(i).group_name: axis for i, axis in enumerate(axes)}
+    return [Move(kind, names.get(group, group), given, got) for kind, group, given, got in log.seen]

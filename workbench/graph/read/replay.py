@@ -1,0 +1,85 @@
+"""What a CUDA graph of one direction takes, holds and saves, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule, Node
+
+from workbench.graph.read.kernels import Kernels
+from workbench.graph.read.nodes import kind_of
+from workbench.recipe.wording import counted
+
+_STARTS_NOTHING = ("view", "bookkeeping", "wait")
+
+
+@dataclass(frozen=True)
+class ReplayInput:
+    """A tensor that goes in. static: read where it lies; else copied into the graph's own memory before each replay.
+
+    bytes: of its elements. parameter: its name in the module, "" for others. address: where the recording reads it;
+    None before a recording and on a CPU.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bytes: int
+    static: bool
+    parameter: str = ""
+    address: int | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One direction of the step as a CUDA graph.
+
+    pool_bytes: what the allocator holds for the pool, which forward and backward share, after this recording; None
+    before it. launches_before: what one call of the body starts, counted in `unit`. replays: so far.
+    """
+
+    graph: str
+    inputs: tuple[ReplayInput, ...] = field(repr=False)
+    pool_bytes: int | None
+    launches_before: int
+    unit: str
+    replays: int = 0
+
+    @property
+    def static(self) -> list[ReplayInput]:
+        return [x for x in self.inputs if x.static]
+
+    @property
+    def copied(self) -> list[ReplayInput]:
+        return [x for x in self.inputs if not x.static]
+
+    @property
+    def launches_after(self) -> int:
+        """The graph itself is one launch; the copies of inputs before it and of results after it are not in it."""
+        return 1
+
+    def __repr__(self) -> str:
+        return f"Replay({self.summary()})"
+
+    def summary(self) -> str:
+        """One line: counts and bytes."""
+        def told(inputs: list[ReplayInput], word: str) -> str:
+            return f"{counted(len(inputs), 'input')} {word} ({sum(x.bytes for x in inputs):,} bytes)"
+
+        pool = "not recorded yet" if self.pool_bytes is None else f"pool {self.pool_bytes:,} bytes"
+        return (f"{self.graph}: {told(self.static, 'static')}, {told(self.copied, 'copied')}; {pool}; "
+                f"{self.launches_before:,} {self.unit} before, {counted(self.launches_after, 'launch')} after")
+
+
+def count_launches(graph: GraphModule, kernels: Kernels | None) -> tuple[int, str]:
+    """(count, unit): the kernels' calls where Inductor compiled the body, else the operators that compute something.
+
+    Both are lower bounds: a call of a library and an operator may launch more than one kernel.
+    """
+    if kernels is not None and kernels.kernels:
+        return kernels.launches, "calls of kernels"
+    return sum(map(starts_work, graph.graph.nodes)), "operators"
+
+
+def starts_work(node: Node) -> bool:
+    """Whether the device gets something to do: not for views, sizes and waits."""
+    return node.op == "call_function" and kind_of(node) not in _STARTS_NOTHING

@@ -1,0 +1,148 @@
+"""A step on the clock: what computes when, what each process group sends meanwhile, and what nothing hides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.fx import GraphModule
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.collectives import axis_names, graph_name, list_collectives
+from workbench.graph.read.cost import DeviceSpec, device_spec
+from workbench.graph.read.nodes import module_path
+from workbench.graph.read.timeline import Clock, costs_of
+
+COMPUTE = "compute"
+HIDDEN = "hidden"
+
+
+class Span(NamedTuple):
+    """One node on its lane, in milliseconds. `exposed`: of these, how long compute stood still for it.
+
+    `limit`: "hidden", or what keeps a collective from it: its bytes over the link, the latency of a start, a queue on
+    its process group, or that nothing computes between its start and its wait. "" for compute.
+    """
+
+    name: str
+    lane: str
+    begin: float
+    end: float
+    exposed: float = 0.0
+    limit: str = ""
+    label: str = ""
+    part: str = ""
+
+    @property
+    def ms(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Run:
+    """Spans of one step on one rank. `source`: "simulated on h100", or "measured on NVIDIA H200"."""
+
+    source: str
+    spans: tuple[Span, ...] = field(repr=False)
+    total_ms: float
+    compute_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        return sum(span.exposed for span in self.spans)
+
+    @property
+    def collectives(self) -> list[Span]:
+        return [span for span in self.spans if span.lane != COMPUTE]
+
+    @property
+    def lanes(self) -> list[str]:
+        """Compute, then a lane for each process group."""
+        return list(dict.fromkeys([COMPUTE, *(span.lane for span in self.spans)]))
+
+    def __str__(self) -> str:
+        found = self.collectives
+        hidden = sum(span.limit == HIDDEN for span in found)
+        return (f"{self.source}: {self.total_ms:,.2f} ms, {self.compute_ms:,.2f} of it compute; {hidden} of "
+                f"{len(found)} collectives hidden, {self.exposed_ms:,.2f} ms exposed")
+
+    def to_perfetto(self, path: Path | str) -> Path:
+        """Write it as a trace that https://ui.perfetto.dev opens (the Chrome trace event format), and return the path.
+
+        Source: "Trace Event Format", complete events; microseconds, one thread for each lane.
+        """
+        lanes = {lane: i for i, lane in enumerate(self.lanes)}
+        events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": self.source}}]
+        events += [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": lane}}
+                   for lane, i in lanes.items()]
+        for span in self.spans:
+            about: dict[str, Any] = {"part": span.part, "module": span.label}
+            if span.limit:
+                about |= {"exposed_ms": round(span.exposed, 6), "limit": span.limit}
+            events.append({"ph": "X", "pid": 0, "tid": lanes[span.lane], "name": span.name, "args": about,
+                           "ts": round(span.begin * 1e3, 3), "dur": round(span.ms * 1e3, 3)})
+        target = Path(path)
+        target.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+        return target
+
+
+def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100") -> Run:
+    """Run the graphs one after another on the cost model's clock: kernels in node order, one lane a process group.
+
+    `graphs`: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
+    where no node has a value: then there is nothing to estimate from.
+    """
+    parts = {graph_name(graphs): graphs} if isinstance(graphs, GraphModule) else graphs
+    spec = device_spec(device)
+    spans: list[Span] = []
+    start = compute = 0.0
+    for part, gm in parts.items():
+        if not any("val" in n.meta for n in gm.graph.nodes):
+            raise WorkbenchError(f"the {part} graph holds no values (node.meta['val']): nothing says how long a node "
+                                 "takes. Capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
+        found, total = _part(part, gm, spec, start)
+        compute += sum(span.ms for span in found if span.lane == COMPUTE)
+        spans += found
+        start += total
+    return Run(f"simulated on {spec.name}", tuple(spans), start, compute)
+
+
+def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[list[Span], float]:
+    found = list_collectives(gm)
+    costs = costs_of(gm, spec, found=found)
+    clock = Clock(costs)
+    about, axes = {c.node: c for c in found}, axis_names(gm)
+    issued: dict[str, tuple[float, float]] = {}
+    computed = 0.0
+    spans: list[Span] = []
+    idle: dict[str, float] = {}
+    for node in gm.graph.nodes:
+        if node in costs.collective:
+            issued[node.name] = (clock.now, computed)
+        elif (launch := costs.waits.get(node)) is not None:
+            idle.setdefault(launch.name, computed - issued[launch.name][1])
+        clock.issue(node)
+        if node not in costs.collective and costs.compute[node]:
+            computed += costs.compute[node]
+            spans.append(Span(node.name, COMPUTE, start + clock.begin[node], start + clock.finish[node],
+                              label=module_path(node), part=part))
+    for node, ms in costs.collective.items():
+        c = about[node.name]
+        exposed = clock.exposed.get(node, 0.0)
+        begin = clock.begin[node]
+        limit = HIDDEN
+        if exposed > 0:
+            if node in costs.waits:
+                limit = "its operator returns when it has ended"
+            elif not idle.get(node.name):
+                limit = "nothing computes between its start and its wait"
+            elif begin - issued[node.name][0] > ms:
+                limit = "waits for others on its process group"
+            else:
+                limit = "latency" if spec.latency_us / 1e3 > ms / 2 else "its bytes over the link"
+        spans.append(Span(node.name, axes.get(c.group, c.axis or c.group), start + begin, start + clock.finish[node],
+                          exposed, limit, f"{c.kind} {c.payload:,} B {c.module}".strip(), part))
+    return spans, max([clock.now, *(clock.finish[n] for n in costs.collective)])

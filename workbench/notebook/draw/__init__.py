@@ -1,0 +1,42 @@
+"""Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form.
+
+    ablation      variants and their noise
+    buffers       buffers and the memory that they reuse
+    difference    figures before and after a change
+    expert_load   tokens for each expert, step by step
+    graphs        a graph, its collectives, what is saved
+    kernels       kernels with their nodes; replays
+    launch_bound  CPU launches over device time
+    memory        live bytes, and who holds the peak
+    mesh          which rank holds which slice
+    picture       Picture and Table
+    pipeline      the passes and what each proved
+    rank_values   a cell's result on each rank
+    routing       tokens to experts, and slots
+    step          what one pass did to a graph
+    timeline      compute and communication on the clock
+    training      losses of a run
+    verdicts      a table of verdicts
+"""
+
+from workbench.notebook.draw.ablation import ablation
+from workbench.notebook.draw.buffers import buffers
+from workbench.notebook.draw.difference import difference, verdicts_of_both
+from workbench.notebook.draw.expert_load import expert_load
+from workbench.notebook.draw.graphs import graph, launches, saved
+from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
+from workbench.notebook.draw.launch_bound import pace
+from workbench.notebook.draw.memory import memory
+from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
+from workbench.notebook.draw.picture import Picture, Table, table
+from workbench.notebook.draw.pipeline import pipeline
+from workbench.notebook.draw.routing import routing, slots
+from workbench.notebook.draw.step import changes, step
+from workbench.notebook.draw.timeline import timeline
+from workbench.notebook.draw.training import losses
+from workbench.notebook.draw.verdicts import verdicts
+
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "difference", "expert_load", "graph", "kernel_code",
+           "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements",
+           "redistribute", "replay", "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts",
+           "verdicts_of_both"]

@@ -1,0 +1,39 @@
+"""Variants of a recipe on one scale: each with its runs, and the band that is noise."""
+
+from __future__ import annotations
+
+from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, finish, new_figure
+from workbench.tools.ablate import Ablation
+
+
+def ablation(found: Ablation) -> Picture:
+    """A line a variant: its runs as dots, its median as a bar; the recipe's own band behind all.
+
+    ValueError where nothing ran.
+    """
+    rows = [row for row in found.rows if row.steps]
+    names = [row.name + (f" ({len(row.steps)} of {found.repeats} runs)" if len(row.steps) < found.repeats else "")
+             for row in rows]
+    base = found.rows[0]
+    if not base.steps:
+        raise ValueError(f"recipe {found.recipe!r} did not run, so there is nothing to compare with: {base.problem}")
+    figure = new_figure(7.5, 0.9 + 0.32 * len(rows))
+    axes = figure.add_subplot()
+    axes.axvspan(base.step - base.band, base.step + base.band, color=FAINT)
+    axes.axvline(base.step, color=GREY, linestyle=":", linewidth=1)
+    for i, row in enumerate(rows):
+        noise = row is base or not found.compared(row).endswith("ms")
+        color = GREY if noise else BLUE if row.step < base.step else RED
+        axes.plot(row.steps, [i] * len(row.steps), "o", color=color, markersize=4, alpha=0.6)
+        axes.plot([row.step], [i], "|", color=INK, markersize=12)
+        axes.annotate("" if noise else found.compared(row), (max(row.steps), i), xytext=(6, -3),
+                      textcoords="offset points", fontsize=8, color=INK)
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("a step, ms: each run, and the median; grey: within noise of the recipe")
+    axes.margins(x=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    text = "\n".join([f"{found.recipe} on {found.world}: {len(rows)} variants, {found.repeats} runs each",
+                      *(f"{name}: {row.saved:,} bytes saved, {row.collectives} collectives, {row.verdicts}"
+                        for name, row in zip(names, rows, strict=True))])
+    return finish(figure, f"Step times of {len(rows)} variants of {found.recipe}, each run a dot.", text)

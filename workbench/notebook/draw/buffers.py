@@ -1,0 +1,58 @@
+"""Which buffer lies in which piece of memory, from call to call."""
+
+from __future__ import annotations
+
+from workbench.graph.read.buffers import Buffers
+from workbench.notebook.draw.picture import BLUE, GREEN, GREY, INK, ORANGE, PAPER, SKY, Picture, finish, new_figure
+
+COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": ORANGE}
+
+
+def buffers(found: Buffers, title: str = "buffers") -> Picture:
+    """A row for each piece of memory, a column for each call of a kernel; under it the bytes alive at each call.
+
+    A buffer whose bytes a run decides has a dashed frame, and counts for nothing in the bytes.
+    """
+    rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
+    curve = found.peak > 0
+    figure = new_figure(9, 0.9 + 0.34 * rows + curve)
+    heights = (0.34 * rows + 0.3, *([0.9] if curve else []))
+    lanes, *under = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    for each in found.buffers:
+        known = each.bytes is not None
+        lanes.barh(each.memory, each.last + 1 - each.first, 0.72, left=each.first, color=COLORS[each.how],
+                   alpha=1 if known else 0.35, edgecolor=INK if not known else PAPER, linewidth=1,
+                   linestyle="-" if known else "--", label=each.how)
+        lanes.text(each.first + 0.06, each.memory, each.name, va="center", fontsize=8,
+                   color=PAPER if each.how == "allocated" and known else INK)
+    lanes.set_yticks(range(found.allocations), [_bytes(size) for size in found.memory], fontsize=8)
+    lanes.invert_yaxis()
+    lanes.set_title(f"{title}: {found.summary()}", fontsize=10)
+    handles = dict(zip(*reversed(lanes.get_legend_handles_labels()), strict=True))
+    lanes.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    for below in under:
+        below.bar([i + 0.5 for i in range(len(found.alive))], [size / 1024 for size in found.alive], 0.9, color=GREY)
+        below.set_ylabel("KiB alive", fontsize=8)
+        below.tick_params(axis="y", labelsize=8)
+    last = [lanes, *under][-1]
+    last.set(xlim=(0, columns))
+    last.set_xticks([i + 0.5 for i in range(len(found.calls))], [_short(name) for name in found.calls], fontsize=7.5,
+                     rotation=0 if columns < 10 else 45, ha="center" if columns < 10 else "right")
+    for axes in (lanes, *under):
+        axes.spines[["top", "right"]].set_visible(False)
+    lines = [f"{title}: {found.summary()}"]
+    for i, size in enumerate(found.memory):
+        held = [f"{b.name} {b.how}, calls {b.first} to {b.last}" for b in found.buffers if b.memory == i]
+        lines.append(f"  {_bytes(size)}: {'; '.join(held) or 'a pool'}")
+    return finish(figure, "Buffers by the memory that they lie in, from call to call. " + lines[0] + ".",
+                  "\n".join(lines), colors=64)
+
+
+def _bytes(size: int | None) -> str:
+    return "a run decides" if size is None else f"{size:,} B"
+
+
+def _short(name: str, most: int = 12) -> str:
+    """`extern_kernels.mm` is `mm`; the end of a generated name tells it from others."""
+    name = name.removeprefix("extern_kernels.").removeprefix("torch.ops.aten.").removesuffix(".default")
+    return name if len(name) <= most else f"…{name[1 - most :]}"

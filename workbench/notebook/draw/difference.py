@@ -1,0 +1,91 @@
+"""What a change made of a variant: figures before and after, and the verdicts of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict, worst
+from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, new_figure
+from workbench.recipe.wording import counted
+from workbench.tools.variant import Difference, Variant
+
+
+def difference(found: Difference) -> Picture:
+    """Collectives, memory and simulated time, before (grey) and after (blue), each on the scale of its larger side.
+
+    What did not change is pale. The step's bar ends in what of it is exposed communication. Text: every figure that
+    changed, the stages that ran again and those that were kept.
+    """
+    was, now = found.before.figures, found.after.figures
+    rows: dict[str, tuple[float, float]] = {}
+    for name, given in _both(was.rows(), now.rows()).items():
+        if not name.startswith(("compute on", "exposed on")):  # they are parts of the step
+            rows[name] = given
+    figure = new_figure(9.6, 1 + 0.34 * len(rows))
+    axes = figure.add_subplot()
+    for y, (name, (old, new)) in enumerate(rows.items()):
+        most, same = max(old, new) or 1, _number(old) == _number(new)
+        for side, value, color in ((-0.2, old, GREY), (0.2, new, BLUE)):
+            axes.barh(y + side, value / most, 0.36, color=color, alpha=0.35 if same else 1)
+        axes.text(1.02, y, _number(new) if same else f"{_number(old)} → {_number(new)}", va="center", fontsize=8.5,
+                  color=GREY if same else INK)
+        if name.startswith("step on"):
+            for side, figures in ((-0.2, was), (0.2, now)):
+                axes.barh(y + side, figures.exposed_ms / most, 0.36, left=(figures.step_ms - figures.exposed_ms) / most,
+                          color="#fbe3d4", edgecolor=RED, hatch="////", linewidth=0)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=8.5)
+    axes.set(xlim=(0, 1.45), ylim=(len(rows) - 0.4, -0.6), xticks=[])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    for label, look in (("before", {"color": GREY}), ("after", {"color": BLUE}),
+                        ("exposed", {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0})):
+        axes.barh([0], [0], label=label, **look)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    figure.suptitle(found.title, fontsize=10, color=INK)
+    lines = [found.title, f"ran again: {', '.join(ran.stage for ran in found.ran) or 'nothing'}",
+             f"kept: {', '.join(found.kept) or 'nothing'}"]
+    changed = [f"{name}: {_number(a)} → {_number(b)}" for name, (a, b) in _both(was.rows(), now.rows()).items()
+               if _number(a) != _number(b)]
+    lines += changed or ["no figure changed"]
+    return finish(figure, "Figures before and after a change. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def verdicts_of_both(found: Difference) -> Table:
+    """A row a pass, a column a check; where the two differ, `before → after`. Reasons stand underneath."""
+    sides = (found.before, found.after)
+    rows: list[tuple[str, ...]] = []
+    fills: dict[tuple[int, int], str] = {}
+    for name in _both(found.before.verdicts, found.after.verdicts):
+        outcomes = [[_outcome(side, name, check) for side in sides] for check in CHECKS]
+        for column, (old, new) in enumerate(outcomes, 1):
+            if new is not None:
+                fills[len(rows), column] = FILLS[new]
+            elif old is not None:
+                fills[len(rows), column] = FAINT
+        rows.append((name, *(_said(old, new) for old, new in outcomes)))
+    ranks = [side.schedule for side in sides]
+    notes = [f"the ranks' collectives agree: {_said(*(each.outcome for each in ranks))}"]
+    for when, side in zip(("before", "after"), sides, strict=True):
+        notes += [f"{when}, {name}: {v.check}: {v.outcome}, {v.message}" for name, each in side.verdicts.items()
+                  for v in each if v.outcome in (Outcome.FAIL, Outcome.NO_EFFECT)]
+    return Table(f"{counted(len(rows), 'pass')}, before and after", ("pass", *CHECKS), tuple(rows), fills, tuple(notes))
+
+
+def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
+    """None for a pass that this side does not run."""
+    given: Any = side.verdicts.get(name)
+    found: list[Verdict] = [v for v in given or () if v.check == check]
+    return None if given is None else worst(found)
+
+
+def _said(old: Outcome | None, new: Outcome | None) -> str:
+    return str(new) if old == new else f"{old or 'not run'} → {new or 'not run'}"
+
+
+def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What both say by name, those of `a` first; 0 where one says nothing."""
+    return {name: (a.get(name, 0), b.get(name, 0)) for name in [*a, *(name for name in b if name not in a)]}
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

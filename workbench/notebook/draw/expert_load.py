@@ -1,0 +1,104 @@
+"""What experts got in a run: for each of them over the steps, from each rank, how uneven, and what was dropped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import MaxNLocator
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.draw.picture import BLUE, GREY, INK, PAPER, RANK_COLORS, RED, Picture, finish, new_figure
+from workbench.pipeline.expert_load import ExpertLoad
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST = 4
+"""Layers in one picture: the most uneven ones of the last step. The text form has them all."""
+_SHADES = LinearSegmentedColormap.from_list("load", [PAPER, BLUE, INK])
+
+
+def expert_load(load: ExpertLoad) -> Picture:
+    """A row for each layer: its experts over the steps, the last step by rank, the imbalance and the dropped copies.
+
+    Text: `ExpertLoad.table()`, and who sent what in the last step. WorkbenchError where no step has been noted.
+    """
+    if not load.tokens or not load.layers:
+        raise WorkbenchError("the load of no step has been noted: run a training step of a model with experts")
+    last, ranks = len(load.tokens) - 1, len(load.tokens[0][0])
+    worst = sorted(range(len(load.layers)), key=lambda layer: load.imbalance(last, layer))[-MOST:]
+    drawn = sorted(worst)
+    figure = new_figure(9.6, 0.5 + 2.5 * len(drawn))
+    grid = figure.subfigures(len(drawn), 1, squeeze=False)
+    for layer, row in zip(drawn, grid[:, 0], strict=True):
+        panels = row.subplot_mosaic([["steps", "ranks", "uneven"], ["steps", "ranks", "dropped"]],
+                                    width_ratios=(1.5, 1.1, 1.1))
+        row.suptitle(load.layers[layer], fontsize=10)
+        _over_steps(panels["steps"], load, layer)
+        _by_rank(panels["ranks"], load, layer)
+        _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], BLUE, "max / mean")
+        panels["uneven"].axhline(1, color=GREY, linestyle=":", linewidth=1)
+        panels["uneven"].set_ylim(0.9, None)
+        panels["uneven"].tick_params(labelbottom=False)
+        _course(panels["dropped"], [sum(step[layer]) for step in load.dropped], RED, "dropped")
+        panels["dropped"].yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        panels["dropped"].set(ylim=(0, max(1, *(sum(step[layer]) for step in load.dropped)) * 1.1), xlabel="step")
+    lines = [f"experts' load of {last + 1} step{'s' * (last > 0)} on {ranks} rank{'s' * (ranks > 1)}: {load.summary()}",
+             load.table(), f"sent in step {last}, by rank", *_sent(load, last)]
+    if len(drawn) < len(load.layers):
+        lines.append(f"drawn: the {len(drawn)} most uneven of {len(load.layers)} layers")
+    uneven = "; ".join(f"{load.layers[layer]}: {load.imbalance(0, layer):.2f} in the first step, "
+                       f"{load.imbalance(last, layer):.2f} in the last" for layer in drawn)
+    alt = (f"Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, the "
+           f"imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
+    return finish(figure, alt, "\n".join(lines), colors=256)
+
+
+def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
+    """A column a step, a row an expert, the darker the more copies."""
+    counts = [load.by_expert(step, layer) for step in range(len(load.tokens))]
+    shown = axes.imshow([list(row) for row in zip(*counts, strict=True)], aspect="auto", cmap=_SHADES, vmin=0,
+                        interpolation="nearest")
+    axes.set(xlabel="step", ylabel="expert")
+    _whole_steps(axes, len(counts))
+    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.figure.colorbar(shown, ax=axes, shrink=0.9).ax.set_title("copies", fontsize=8)
+
+
+def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:
+    """Each expert's copies in the last step, cut by the rank that sent them."""
+    ranks = load.tokens[-1][layer]
+    count = len(ranks[0])
+    parts = ranks if len(ranks) <= len(RANK_COLORS) else [load.by_expert(-1, layer)]
+    left = [0] * count
+    for rank, sent in enumerate(parts):
+        name = f"rank {rank}" if len(parts) == len(ranks) else f"all {len(ranks)} ranks"
+        axes.barh(range(count), sent, 0.8, left=left, color=RANK_COLORS[rank], edgecolor=PAPER, linewidth=0.5,
+                  label=name)
+        left = [a + b for a, b in zip(left, sent, strict=True)]
+    axes.axvline(sum(left) / count, color=INK, linestyle=":", linewidth=1.2)
+    axes.set(xlabel="copies in the last step; dotted: the mean", ylim=(count - 0.5, -0.5))
+    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(parts) > 1:
+        axes.legend(frameon=False, fontsize=7.5, handlelength=1, columnspacing=0.8, ncols=4, loc="lower center",
+                    bbox_to_anchor=(0.5, 1.0))
+
+
+def _course(axes: Axes, values: list[float] | list[int], color: str, label: str) -> None:
+    axes.plot(range(len(values)), values, color=color, marker="o", markersize=3)
+    axes.set_ylabel(label)
+    _whole_steps(axes, len(values))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _whole_steps(axes: Axes, count: int) -> None:
+    axes.set_xlim(-0.5, count - 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+
+
+def _sent(load: ExpertLoad, step: int) -> list[str]:
+    """A line for each layer and rank: its copies for each expert, and how many of them were dropped."""
+    return [f"{path}, rank {rank}: {' '.join(map(str, sent))}, {load.dropped[step][layer][rank]} dropped"
+            for layer, path in enumerate(load.layers) for rank, sent in enumerate(load.tokens[step][layer])]

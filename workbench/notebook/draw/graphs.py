@@ -1,0 +1,133 @@
+"""A graph at a glance, its collectives before and after a pass, and what the forward saves."""
+
+from __future__ import annotations
+
+import re
+
+from torch.fx import GraphModule
+
+from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.memory import SavedTensor, saved_tensors
+from workbench.graph.read.nodes import kind_of
+from workbench.notebook.draw.picture import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    Picture,
+    Table,
+    finish,
+    new_figure,
+    table,
+)
+from workbench.pipeline.run_passes import PassRecord
+from workbench.torch_api.aot import is_tangent
+
+LANES = {"collective": RED, "matmul": BLUE, "attention": PINK, "pointwise": GREEN, "reduction": ORANGE, "view": GREY,
+         "copy": SKY}
+
+
+def graph(gm: GraphModule, title: str = "") -> Picture:
+    """Every node in its order, a lane for each kind; a joint graph's backward part is shaded.
+
+    Text: nodes of each kind in the forward and in the backward part.
+    """
+    facts = gm.meta.get("workbench") or {}
+    title = title or f"{facts.get('graph', '')} graph".strip()
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    whole = facts.get("graph", "joint") != "joint"
+    later = [facts.get("graph") == "backward" if whole else n.meta.get("partitioner_tag") == "is_backward"
+             for n in calls]
+    figure = new_figure(9, 2.9)
+    axes = figure.add_subplot()
+    counts: dict[str, list[int]] = {}
+    for lane, (kind, color) in enumerate(LANES.items()):
+        at = [i for i, n in enumerate(calls) if kind_of(n) == kind]
+        axes.vlines(at, lane - 0.4, lane + 0.4, color=color, linewidth=1.1)
+        counts[kind] = [sum(not later[i] for i in at), sum(later[i] for i in at)]
+    axes.set_yticks(range(len(LANES)), list(LANES))
+    axes.set(xlim=(-1, len(calls)), ylim=(len(LANES) - 0.4, -0.6), xlabel="nodes, in their order")
+    if any(later) and not all(later):
+        start = later.index(True)
+        axes.axvspan(start - 0.5, len(calls), color="#e9ecef", zorder=0)
+        for x, word in ((0, "forward"), (start, "backward")):
+            axes.text(x + 1, -0.62, word, fontsize=9, va="bottom", style="italic")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{title}: {len(calls)} operators", fontsize=10, pad=16)
+    lines = [f"{title}: {len(calls)} operators"]
+    if not whole:
+        lines[0] += f", {len(later) - sum(later)} forward and {sum(later)} backward"
+    lines += [f"{kind}: {fw + bw if whole else f'{fw} forward, {bw} backward'}" for kind, (fw, bw) in counts.items()]
+    return finish(figure, "Operators of a graph in lanes by kind. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def launches(record: PassRecord) -> Picture:
+    """How many collectives a pass found and left, by kind and mesh axis."""
+    counted = []
+    for graphs in (record.before, record.after):
+        found = [c for gm in graphs for c in list_collectives(gm)]
+        counted.append({key: sum((c.kind, c.axis or c.group) == key for c in found)
+                        for key in sorted({(c.kind, c.axis or c.group) for c in found})})
+    before, after = counted
+    keys = sorted(before.keys() | after.keys())
+    figure = new_figure(8, 0.9 + 0.45 * len(keys))
+    axes = figure.add_subplot()
+    for shift, counts, color, word in ((-0.2, before, GREY, "before"), (0.2, after, BLUE, "after")):
+        values = [counts.get(key, 0) for key in keys]
+        bars = axes.barh([i + shift for i in range(len(keys))], values, 0.38, color=color, label=word)
+        axes.bar_label(bars, padding=3, fontsize=8)
+    axes.set_yticks(range(len(keys)), [f"{kind.replace('_', '-')} over {axis}" for kind, axis in keys])
+    axes.invert_yaxis()
+    axes.set_xlabel("launches")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set_title(record.name, fontsize=10)
+    lines = [f"launches before and after {record.name}"]
+    lines += [f"{kind.replace('_', '-')} over {axis}: {before.get((kind, axis), 0)} to {after.get((kind, axis), 0)}"
+              for kind, axis in keys]
+    return finish(figure, "Bars: " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> Table:
+    """What the forward keeps for the backward, largest first: each storage is counted once, inputs are free.
+
+    What layers have alike is one row, with the bytes of all of them.
+    gathered: only what keeps a gathered parameter alive, with the chain of views to it. least: leave out tensors that
+    hold fewer bytes; the line underneath counts all.
+    """
+    rows = saved_tensors(pair.forward, pair.backward)
+    picked = [r for r in rows if (r.gathered is not None and not r.copied if gathered else True)
+              and r.held_bytes >= least]
+    taken = sum(not is_tangent(n) for n in pair.backward.graph.find_nodes(op="placeholder"))
+    total, mine = sum(r.held_bytes for r in rows), sum(r.held_bytes for r in picked)
+    notes = (f"{len(picked)} of {len(rows)} saved tensors, {mine:,} of {total:,} bytes; "
+             f"the backward takes {taken} values from the forward",)
+    alike: dict[tuple[object, ...], list[SavedTensor]] = {}
+    for row in picked:
+        own = row.name if gathered else ""
+        alike.setdefault((own, row.shape, row.dtype, row.held_bytes, row.policy, row.source, bool(row.gathered),
+                          _LAYER.sub("*", row.module)), []).append(row)
+    shown = []
+    for rows in sorted(alike.values(), key=lambda rows: (-sum(r.held_bytes for r in rows), rows[0].name)):
+        r = rows[0]
+        name = r.name if len(rows) == 1 else f"{r.name} x {len(rows)}"
+        facts = (name, list(r.shape), r.dtype, sum(x.held_bytes for x in rows), _modules(rows))
+        kind = "a gathered parameter" if r.gathered else "an activation"
+        shown.append((*facts, *((" > ".join(r.alias),) if gathered else (kind, r.policy, r.source))))
+    last = ("chain to the storage's owner",) if gathered else ("what it is", "policy", "source line")
+    heads = ("tensor", "shape", "dtype", "bytes held", "module", *last)
+    return table("saved between forward and backward", heads, shown, *notes)
+
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def _modules(rows: list[SavedTensor]) -> str:
+    """The path of the modules, of identical layers with the least and the greatest number: `layers.0-3.attention`."""
+    columns = zip(*(map(int, _LAYER.findall(row.module)) for row in rows), strict=True)
+    ranges = iter([f"{min(c)}-{max(c)}" if min(c) < max(c) else str(c[0]) for c in columns])
+    return _LAYER.sub(lambda _: next(ranges), rows[0].module) or "loss"

@@ -1,0 +1,163 @@
+"""Where Inductor and CUDA graphs leave no graph to compare: kernels with their nodes, and what a replay takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import WorkbenchError
+from workbench.graph.callables import kernels_of
+from workbench.graph.read.kernels import Kernel, Kernels
+from workbench.graph.read.replay import Replay
+from workbench.notebook.draw.picture import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    RED,
+    YELLOW,
+    Picture,
+    Table,
+    finish,
+    new_figure,
+)
+from workbench.passes.cudagraph import Replayed
+from workbench.pipeline.run_passes import PassRecord
+from workbench.recipe.wording import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = {"triton": BLUE, "cpp": GREEN, "extern": ORANGE, "collective": RED, "wait": GREY, "other": YELLOW}
+MOST = 60
+"""Bars in one picture; later calls are folded into a count."""
+
+Given = PassRecord | Kernels | Sequence[Kernels]
+
+
+def _given(what: Given) -> tuple[Kernels, ...]:
+    if isinstance(what, Kernels):
+        return (what,)
+    found = kernels_of(what.before, what.after) if isinstance(what, PassRecord) else tuple(what)
+    if not found:
+        name = f"pass {what.name!r}" if isinstance(what, PassRecord) else "this"
+        raise WorkbenchError(f"{name} has no kernels of Inductor: give the record of full_inductor_compilation, of "
+                             "a cudagraph after it, or of regional_inductor")
+    return found
+
+
+def kernels(what: Given) -> Picture:
+    """A bar for each call in calling order, as high as the nodes that it computes; collectives go all the way up.
+
+    Waits are counted and not drawn. Raises WorkbenchError where Inductor compiled nothing.
+    """
+    given = _given(what)
+    figure = new_figure(9, 0.6 + 2.2 * len(given))
+    lines = [f"kernels of {what.name}"] if isinstance(what, PassRecord) else ["kernels"]
+    for axes, found in zip(figure.subplots(len(given), 1, squeeze=False)[:, 0], given, strict=True):
+        lines += _bars(axes, found)
+    return finish(figure, "Bars of nodes per kernel, in calling order. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def _bars(axes: Axes, found: Kernels) -> list[str]:
+    """Draw one direction; its lines of text."""
+    calls = [k for k in found.kernels if k.launches]
+    drawn, folded = calls[:MOST], calls[MOST:]
+    top = max((len(k.nodes) for k in drawn if k.kind != "collective"), default=1)
+    lines = [found.summary()]
+    for kind, color in COLORS.items():
+        at = [(i, len(k.nodes)) for i, k in enumerate(drawn) if k.kind == kind]
+        if kind == "collective":
+            axes.vlines([i for i, _ in at], 0, top, color=color, linewidth=1.4, label=kind if at else "")
+        elif at:
+            axes.bar([i for i, _ in at], [high for _, high in at], 0.8, color=color, label=kind)
+        if of_kind := [k for k in calls if k.kind == kind]:
+            nodes = len({n for k in of_kind for n in k.nodes})
+            lines.append(f"  {kind}: {len(of_kind)} calls of {len({k.name for k in of_kind})} kernels, {nodes} nodes")
+    if folded:
+        count = f"{len(folded)} more calls, {len({n for k in folded for n in k.nodes})} nodes"
+        axes.text(len(drawn), top / 2, f"+ {count}", rotation=90, fontsize=8, color=INK, ha="center", va="center")
+        lines.append(f"  not drawn: {count}")
+    axes.set(xlim=(-1, len(drawn) + bool(folded)), ylim=(0, top * 1.05), ylabel="nodes")
+    axes.set_xlabel("calls of kernels, in their order", fontsize=8)
+    axes.set_title(f"{found.graph}: {len(found.nodes)} nodes in {len(calls)} calls, "
+                   f"{len(found.not_found)} nodes not found", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    if calls:
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return lines
+
+
+def kernel_table(what: Given, *, kind: str | None = None) -> Table:
+    """A row for each call: kernel, kind, its nodes, their modules and source lines. Names of nodes are in the HTML.
+
+    kind: only calls of that kind. Raises WorkbenchError where Inductor compiled nothing.
+    """
+    given = _given(what)
+    picked = [(f, k) for f in given for k in f.kernels if kind in (None, k.kind)]
+    rows = tuple((f.graph, k.number, _short(k.name), k.kind, len(k.nodes), _listed(k.modules), _listed(k.places),
+                  ", ".join(k.nodes)) for f, k in picked)
+    heads = ("graph", "call", "kernel", "kind", "nodes", "modules", "source lines", "names")
+    return Table("kernels in calling order", heads, rows, notes=tuple(f.summary() for f in given), hidden=("names",))
+
+
+def _short(name: str, most: int = 56) -> str:
+    """The beginning and the number at the end, which tell generated kernels apart."""
+    name = name.removeprefix("torch.ops.")
+    return name if len(name) <= most else f"{name[: most - 14]}…{name[-13:]}"
+
+
+def _listed(names: Sequence[str], most: int = 2) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
+    """The generated source of a kernel beside the nodes that it came from; includes without their folders.
+
+    kernel: its name, as it is or as kernel_table shortens it; graph: forward, backward or a compiled region, where
+    several have one of that name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no
+    generated source.
+    """
+    found = [(f, k) for f in _given(what) for k in f.kernels
+             if kernel in (k.name, _short(k.name)) and graph in (None, f.graph)]
+    if not found:
+        raise WorkbenchError(f"no kernel {kernel!r}: kernel_table lists them")
+    graphs, first = list(dict.fromkeys(f.graph for f, _ in found)), found[0][1]
+    if len(graphs) > 1:
+        names = " or ".join(f"graph={name!r}" for name in graphs)
+        raise WorkbenchError(f"{len(graphs)} graphs have a kernel {kernel!r}: say {names}")
+    if not first.source:
+        raise WorkbenchError(f"{kernel!r} is {first.kind}: its source was not generated")
+    lines = [_include(line) for line in first.source.splitlines()]
+    nodes = _beside([k for _, k in found])
+    size = max(len(lines), len(nodes))
+    rows = zip(nodes + [""] * (size - len(nodes)), lines + [""] * (size - len(lines)), strict=True)
+    return Table(f"{kernel}, {graphs[0]}, {counted(len(found), 'call')}", ("nodes", "source"), tuple(rows))
+
+
+def _beside(calls: Sequence[Kernel]) -> list[str]:
+    return [line for k in calls for line in (f"call {k.number}:", *(f"  {n}" for n in k.nodes),
+                                             *(f"  {n} (Inductor's own)" for n in k.others))]
+
+
+def _include(line: str) -> str:
+    head, quote, path = line.partition('"')
+    return f'{head}"{PurePath(path.rstrip(quote)).name}"' if quote and head.startswith("#include") else line
+
+
+def replay(record: PassRecord) -> Table:
+    """What the CUDA graphs take, static or copied, and their memory and launches; addresses are in the HTML only.
+
+    Raises WorkbenchError for the record of another pass.
+    """
+    made: list[Any] = [body for body in record.after if isinstance(body, Replayed)]
+    if not made:
+        raise WorkbenchError(f"pass {record.name!r} records no CUDA graph: give the record of cudagraph")
+    found: list[Replay] = [body.facts for body in made]
+    rows = tuple((f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes,
+                  "" if x.address is None else f"{x.address:#x}") for f in found for x in f.inputs)
+    heads = ("graph", "input", "parameter", "static or copied", "shape", "bytes", "address")
+    return Table("inputs of the CUDA graphs", heads, rows, notes=tuple(f.summary() for f in found),
+                 hidden=("address",))

@@ -1,0 +1,100 @@
+"""Bytes alive along the graphs, with who holds the peak; before and after a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.collectives import graph_name
+from workbench.graph.read.memory import MemoryProfile, live_bytes
+from workbench.notebook.draw.picture import BLUE, GREY, INK, PAPER, RED, Picture, finish, new_figure
+
+HOLDERS = 6
+
+
+@dataclass(frozen=True)
+class Live:
+    """The profiles of the graphs of a step, by part."""
+
+    parts: Mapping[str, MemoryProfile]
+
+    @property
+    def peak(self) -> tuple[str, MemoryProfile]:
+        return max(self.parts.items(), key=lambda item: item[1].peak_bytes)
+
+    @property
+    def curve(self) -> list[int]:
+        return [size for profile in self.parts.values() for size in profile.curve]
+
+
+def live_of(what: GraphModule | ForwardBackward | PassRecord) -> dict[str, Live]:
+    """What to draw by its title: of a pass's record, before and after it."""
+    if isinstance(what, PassRecord):
+        graphs = {"before": what.before, "after": what.after}
+        return {f"{when} {what.name}": _live(dict(zip(what.parts, found, strict=True))) for when, found in
+                graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
+    if isinstance(what, ForwardBackward):
+        return {"forward and backward": _live(what.by_part)}
+    return {"graph": _live({graph_name(what): what})}
+
+
+def _live(graphs: Mapping[str, GraphModule]) -> Live:
+    return Live({part: live_bytes(gm, HOLDERS) for part, gm in graphs.items()})
+
+
+def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None) -> Picture:
+    """Estimated live bytes in node order. Each graph begins with its own inputs: parameters, or what was saved.
+
+    `measured`: the peak in bytes that a GPU reported, drawn as a line beside the estimate.
+    """
+    found = live_of(what)
+    figure = new_figure(9.6, 3.1)
+    axes, names = figure.subplots(1, 2, width_ratios=(2.4, 1))
+    lines = []
+    for (title, live), color in zip(found.items(), (GREY, BLUE) if len(found) > 1 else (BLUE,), strict=False):
+        curve = [size / 2**20 for size in live.curve]
+        axes.fill_between(range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0)
+        axes.plot(curve, color=color, linewidth=1.2, drawstyle="steps-mid", label=title)
+        part, top = live.peak
+        axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", color=RED, markersize=7, zorder=5)
+        lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
+                     f"{top.input_bytes:,} B of it inputs")
+    start = 0
+    last = list(found.values())[-1]
+    for i, (part, profile) in enumerate(last.parts.items()):
+        if i:
+            axes.axvline(start, color=GREY, linestyle="--", linewidth=0.9)
+        axes.text(start, 1.0, f" {part}", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
+                  style="italic")
+        start += len(profile.curve)
+    if measured is not None:
+        axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
+    axes.set(xlabel="nodes, in their order", ylabel="MiB alive", xlim=(0, start), ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(found) > 1 or measured is not None:
+        axes.legend(frameon=False, fontsize=8, loc="lower center")
+    part, top = last.peak
+    _holders(names, top)
+    lines += [f"  {size:,} B  {name}  {module}".rstrip() for name, size, module in top.holders]
+    alt = "Estimated memory along the graph. " + "; ".join(line.strip() for line in lines) + "."
+    return finish(figure, alt, "\n".join(lines))
+
+
+def _holders(axes, top: MemoryProfile) -> None:  # type: ignore[no-untyped-def]
+    sizes = [size / 2**20 for _, size, _ in top.holders]
+    axes.barh(range(len(sizes)), sizes, 0.72, color="#bfdcee")
+    for i, (name, _, module) in enumerate(top.holders):
+        axes.text(0, i, f" {_short(module) or name}", va="center", fontsize=8, color=INK,
+                  bbox={"facecolor": PAPER, "alpha": 0.0, "edgecolor": "none"})
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.set_xlabel("MiB held at the peak ▼", fontsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _short(path: str, width: int = 34) -> str:
+    return path if len(path) <= width else "…" + path[-width + 1 :]

@@ -1,0 +1,163 @@
+"""Where the parts of a parameter live: which rank holds which slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+from matplotlib.patches import Rectangle
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from workbench.authoring.author import Authored
+from workbench.authoring.layout import part_bounds
+from workbench.graph.read.redistribution import redistribution
+from workbench.notebook.draw.picture import INK, PAPER, RANK_COLORS, Picture, Table, finish, new_figure, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Slice = tuple[tuple[int, int], ...]
+
+
+def slices(tensor: DTensor, placements: Sequence[Placement] | None = None) -> dict[int, Slice]:
+    """Rank to (start, length) on each dim of the whole tensor, under its own placements or the ones given.
+
+    Ranks count from 0 on the tensor's mesh.
+    """
+    mesh, placed = tensor.device_mesh, placements or tensor.placements
+    order = sorted(range(mesh.ndim), key=lambda i: _factor(placed[i]) > 1)
+    found: dict[int, Slice] = {}
+    for rank, place in enumerate(product(*map(range, mesh.shape))):
+        bounds = [(0, size) for size in tensor.shape]
+        for axis in order:  # a strided shard is cut after the axes to its right
+            dim = _dim(placed[axis])
+            if dim is not None:
+                start, length = bounds[dim]
+                inner, part = part_bounds(length, mesh.size(axis), place[axis])
+                bounds[dim] = (start + inner, part)
+        found[rank] = tuple(bounds)
+    return found
+
+
+def _dim(placement: Placement) -> int | None:
+    return None if placement.is_replicate() or placement.is_partial() else int(getattr(placement, "dim", 0))
+
+
+def _factor(placement: Placement) -> int:
+    return 1 if type(placement) is Shard else int(getattr(placement, "split_factor", 1))
+
+
+def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str:
+    """The placements in words: "dp_shard cuts dim 0, tp cuts dim 0"."""
+    mesh = tensor.device_mesh
+    said = []
+    axes = mesh.mesh_dim_names or map(str, range(mesh.ndim))
+    for axis, placement in zip(axes, placements or tensor.placements, strict=True):
+        dim = _dim(placement)
+        whole = "holds partial sums" if placement.is_partial() else "repeats it"
+        said.append(f"{axis} {whole if dim is None else f'cuts dim {dim}'}")
+    return ", ".join(said)
+
+
+def placements(tensor: DTensor, name: str = "parameter") -> Picture:
+    """Left, the whole tensor (1 or 2 dims) with who holds each part; right, the ranks on their mesh.
+
+    ValueError for a tensor that is not distributed.
+    """
+    if not isinstance(tensor, DTensor):
+        raise ValueError(f"{name} is a {type(tensor).__name__}, whole on every rank: there is nothing to place")
+    figure = new_figure(8.2, 3)
+    whole, ranks = figure.subplots(1, 2, width_ratios=(1.6, 1))
+    held = _whole(whole, tensor, tensor.placements)
+    whole.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
+    _mesh(ranks, tensor, {rank: who[0] for who in held.values() for rank in who})
+    lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *_holdings(held)]
+    return finish(figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
+    """A change of placements as the collectives that it becomes, with the bytes of one rank; see `redistribution`."""
+    moves = redistribution(tensor, placements)
+    figure = new_figure(9.6, 3)
+    before, between, after = figure.subplots(1, 3, width_ratios=(1, 0.8, 1))
+    titles = (words(tensor), words(tensor, placements))
+    held = [_whole(axes, tensor, placed) for axes, placed in ((before, tensor.placements), (after, placements))]
+    for axes, title in zip((before, after), titles, strict=True):
+        axes.set_title(title.replace(", ", ",\n"), fontsize=9)
+    between.axis("off")
+    between.set(xlim=(0, 1), ylim=(0, 1))
+    between.annotate("", (1, 0.5), (0, 0.5), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.5})
+    text = "\n".join(f"{m.kind.replace('_', '-')} over {m.axis}\n{m.bytes_in:,} B in, {m.bytes_out:,} B out"
+                     for m in moves) or "no collective:\neach rank has its part"
+    between.text(0.5, 0.55, text, ha="center", va="bottom", fontsize=9, color=INK)
+    lines = [f"{name} {list(tensor.shape)}", f"before: {titles[0]}", *map(str, moves)]
+    lines += ["no collective"] * (not moves) + [f"after: {titles[1]}", *_holdings(held[1])]
+    return finish(figure, "What a change of placements sends. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
+    """Draws the whole tensor (2 dims of it) in the parts that ranks hold; returns who holds which."""
+    held: dict[Slice, list[int]] = {}
+    for rank, bounds in slices(tensor, placements).items():
+        held.setdefault(bounds, []).append(rank)
+    for bounds, who in held.items():
+        (top, rows), (left, columns) = (*bounds, (0, 1), (0, 1))[:2]
+        if rows and columns:
+            axes.add_patch(Rectangle((left, top), columns, rows, facecolor=RANK_COLORS[who[0] % 8], edgecolor=PAPER,
+                                     linewidth=2))
+            axes.text(left + columns / 2, top + rows / 2, _ranks(who), ha="center", va="center", color=INK, fontsize=9,
+                      bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
+    shape = tuple(tensor.shape)
+    high, wide = (*shape, 1, 1)[:2]
+    axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0" if shape else "")
+    axes.set_yticks(sorted({start for bounds in held for start, n in bounds[:1] if n} | {high}))
+    axes.set_xticks(sorted({b[1][0] for b in held} | {wide}) if len(shape) > 1 else [])
+    axes.set_xlabel("dim 1" if len(shape) > 1 else "")
+    return held
+
+
+def _holdings(held: dict[Slice, list[int]]) -> list[str]:
+    return [f"{_ranks(who)}: " + (", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds)) or "the number")
+            for bounds, who in held.items()]
+
+
+def _mesh(axes: Axes, tensor: DTensor, color: dict[int, int]) -> None:
+    mesh = tensor.device_mesh
+    names = list(mesh.mesh_dim_names or map(str, range(mesh.ndim)))
+    columns = mesh.shape[-1]
+    for rank in range(mesh.size()):
+        row, column = divmod(rank, columns)
+        axes.add_patch(Rectangle((column, row), 0.94, 0.94, facecolor=RANK_COLORS[color[rank] % 8]))
+        axes.text(column + 0.47, row + 0.47, str(rank), ha="center", va="center", fontsize=11, color=INK,
+                  bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
+    axes.set(xlim=(0, columns), ylim=(mesh.size() / columns, 0), aspect="equal", xticks=[], yticks=[])
+    axes.set_xlabel(f"{names[-1]} →", fontsize=9)
+    axes.set_ylabel(f"← {' x '.join(names[:-1])}" if len(names) > 1 else "", fontsize=9)
+    axes.set_title("ranks on the mesh", fontsize=10)
+    axes.spines[:].set_visible(False)
+
+
+def _ranks(who: list[int]) -> str:
+    return f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
+
+
+def _span(start: int, length: int) -> str:
+    return f"[{start}:{start + length}]" if length else "nothing"
+
+
+def parameters(authored: Authored, prefix: str = "", rank: int = 0) -> Table:
+    """Each parameter whose name starts with `prefix`: whole shape, how it is placed, what `rank` holds of it."""
+    rows = []
+    for name, param in authored.module.named_parameters():
+        if not name.startswith(prefix):
+            continue
+        local, said = tuple(param.shape), "whole on every rank"
+        if isinstance(param, DTensor):
+            local, said = tuple(length for _, length in slices(param)[rank]), words(param)
+        rows.append((name, list(param.shape), said, list(local), prod(local) * param.element_size()))
+    total = sum(row[-1] for row in rows)
+    return table(f"parameters of {prefix or 'the model'}, and what rank {rank} holds",
+                 ("parameter", "shape", "placements", f"rank {rank}", "bytes"), rows,
+                 f"{len(rows)} parameters, {total:,} bytes on rank {rank}")

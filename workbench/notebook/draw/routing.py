@@ -1,0 +1,102 @@
+"""Which expert each token chose, and the slots in which copies of tokens travel between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.draw.picture import FAINT, INK, PAPER, RANK_COLORS, Picture, finish, new_figure
+from workbench.world.simulated import shards
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
+
+
+def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> Picture:
+    """Scores from 0 to 1 (tokens, experts) of each rank, in hundredths, and coloured the choices (tokens, top_k).
+
+    Colour: the rank that holds the expert, where ranks hold equal parts of them in order. Lines part the groups.
+    """
+    each, chosen = shards(scores), shards(experts)
+    count, size = each[0].shape[1], len(each)
+    if count % size or count % n_groups:
+        raise WorkbenchError(f"{count} experts do not divide by ranks ({size}) and groups ({n_groups})")
+    rows = [(rank, token) for rank, own in each.items() for token in range(own.shape[0])]
+    figure = new_figure(1.2 + 0.55 * count, 0.9 + 0.2 * len(rows))
+    axes = figure.add_subplot()
+    axes.imshow(torch.cat(list(each.values())).tolist(), cmap=_GREYS, vmin=0, aspect="auto")
+    sizes = ((len(rows), "token"), (size, "rank"), (count, "expert"), (n_groups, "group"))
+    said = [f"{n} {what}{'s' * (n > 1)}" for n, what in sizes]
+    lines = [f"{said[0]} on {said[1]}, {said[2]} in {said[3]}: the experts of each token, best first"]
+    for y, (rank, token) in enumerate(rows):
+        picked = chosen[rank][token].tolist()
+        for expert in picked:
+            axes.add_patch(Rectangle((expert - 0.47, y - 0.43), 0.94, 0.86, facecolor=_of(expert * size // count)))
+        for expert, score in enumerate(each[rank][token].tolist()):
+            box = {"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 0.8} if expert in picked else None
+            axes.text(expert, y, f"{100 * score:.0f}", ha="center", va="center", fontsize=7.5, color=INK, bbox=box)
+        lines.append(f"rank {rank}, token {y}: {', '.join(f'e{e}' for e in picked)}")
+    for edge in range(count // n_groups, count, count // n_groups):
+        axes.axvline(edge - 0.5, color=INK, linewidth=1.2)
+    ends = [y for y in range(1, len(rows)) if rows[y][0] != rows[y - 1][0]]
+    for edge in ends:
+        axes.axhline(edge - 0.5, color=INK, linewidth=0.8, linestyle=":")
+    held = [f"e{e}\nrank {e * size // count}" for e in range(count)]
+    axes.set_xticks(range(count), held, fontsize=7.5)
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(rows)), list(map(str, range(len(rows)))), fontsize=7.5)
+    for rank, a, b in zip(each, [0, *ends], [*ends, len(rows)], strict=True):
+        axes.text(-0.05, (a + b - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), ha="right",
+                  va="center", fontsize=9)
+    axes.tick_params(length=0)
+    return finish(figure, "Scores of tokens against experts, the chosen ones in the colour of the rank that holds the "
+                          f"expert. {lines[0]}.", "\n".join(lines), colors=256)
+
+
+def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int) -> Picture:
+    """Buffers of each rank, one panel each: (title, slots int64), the number of a token in a slot, or -1 for none.
+
+    Rank r's tokens are numbered from r * per_rank on; the colour is the rank that a token came from.
+    """
+    each = [(title, shards(buffer)) for title, buffer in buffers]
+    wide = max(own.numel() for _, held in each for own in held.values())
+    figure = new_figure(min(1.2 + 0.36 * wide, 13), 0.55 + sum(0.45 + 0.33 * len(held) for _, held in each))
+    panels = figure.subplots(len(each), 1, squeeze=False)[:, 0]
+    lines = []
+    for axes, (title, held) in zip(panels, each, strict=True):
+        lines.append(title)
+        for row, (rank, own) in enumerate(held.items()):
+            _row(axes, row, own.tolist(), capacity, per_rank)
+            boxes = [" ".join("." if n < 0 else str(n) for n in box)
+                     for box in own.unflatten(0, (-1, capacity)).tolist()]
+            lines.append(f"rank {rank}: {' | '.join(boxes)}")
+        axes.set(xlim=(-0.1, wide + 0.1), ylim=(len(held), -0.1), xticks=[])
+        axes.set_yticks([row + 0.45 for row in range(len(held))], [f"rank {rank}" for rank in held], fontsize=9)
+        axes.tick_params(length=0)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.spines[:].set_visible(False)
+    alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its rank. "
+    return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256)
+
+
+def _row(axes: Axes, row: int, held: list[int], capacity: int, per_rank: int) -> None:
+    """One rank's slots; a frame round those of one expert from one rank."""
+    for at, number in enumerate(held):
+        color = FAINT if number < 0 else _of(number // per_rank)
+        axes.add_patch(Rectangle((at, row), 1, 0.9, facecolor=color, edgecolor=PAPER))
+        if number >= 0:
+            axes.text(at + 0.5, row + 0.45, str(number), ha="center", va="center", fontsize=8, color=INK,
+                      bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1})
+    for start in range(0, len(held), capacity):
+        axes.add_patch(Rectangle((start + 0.04, row), capacity - 0.08, 0.9, fill=False, edgecolor=INK, linewidth=0.9))
+
+
+def _of(rank: int) -> str:
+    return RANK_COLORS[rank % len(RANK_COLORS)]

@@ -1,0 +1,119 @@
+"""What one pass did: where it added, removed and moved nodes, and the lines that changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.graph.read.collectives import axis_names
+from workbench.graph.read.diff import GraphDiff
+from workbench.notebook.draw.picture import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    Picture,
+    Table,
+    finish,
+    new_figure,
+)
+
+MARKS = {"removed": RED, "added": GREEN, "moved": BLUE, "changed": ORANGE, "tagged": PINK}
+FILLS = {"-": "#f5c7a9", "+": "#bfe5d9", ">": "#c9dff0"}
+
+
+def step(record: PassRecord) -> Picture:
+    """The graphs before and after as strips: what was removed stands in the one, what came, moved or changed, in the
+    other. A pass that leaves a callable and no graph has no strips: `kernels` and `replay` show those.
+    """
+    diffs = dict(zip(record.parts, record.diffs(), strict=False))
+    tags = dict(zip(record.parts, record.tagged(), strict=False))
+    rows = [(part, when, _places(found, when, tags[part])) for part, found in diffs.items()
+            for when in ("before", "after")]
+    figure = new_figure(9.6, 0.9 + 0.42 * max(1, len(rows)))
+    axes = figure.add_subplot()
+    lengths = [sum(mark != ("+" if when == "before" else "-") for mark, _ in diffs[part].lines)
+               for part, when, _ in rows]
+    longest = max(lengths, default=1)
+    for y, ((_, _, places), length) in enumerate(zip(rows, lengths, strict=True)):
+        axes.barh(y, length, 0.62, color=FAINT, edgecolor="#cccccc", linewidth=0.6)
+        for mark, at in places.items():
+            axes.vlines(at, y - 0.31, y + 0.31, color=MARKS[mark], linewidth=max(0.7, 500 / longest))
+    axes.set_yticks(range(len(rows)), [f"{part}, {when}" for part, when, _ in rows], fontsize=9)
+    axes.set(xlim=(0, longest), ylim=(len(rows) - 0.5, -0.5), xlabel="nodes, in their order")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    for mark, color in MARKS.items():
+        axes.plot([], [], color=color, linewidth=4, label=mark)
+    axes.legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.set_title(record.name, fontsize=10, loc="right", color=INK)
+    if not rows:
+        axes.text(0.5, 0, "it leaves no graph", ha="center")
+    lines = [f"{record.name}: {record.outcome}"]
+    for part, found in diffs.items():
+        gained = ", ".join(f"{count:+d} {op}" for op, count in list(found.by_op().items())[:8])
+        lines.append(f"{part}: {found.summary}" + (f" ({gained})" if gained else ""))
+        if tags[part]:
+            counted = ", ".join(f"{n} {tag}" for tag, n in sorted(Counter(tags[part].values()).items()))
+            lines.append(f"{part}: {len(tags[part])} tagged for the partitioner ({counted})")
+    return finish(figure, "Where a pass changed the graphs. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def _places(found: GraphDiff, when: str, tags: dict[str, str]) -> dict[str, list[int]]:
+    """Positions in the graph before, of what was removed; in the graph after, of the others."""
+    places: dict[str, list[int]] = {}
+    at = 0
+    for mark, line in found.lines:
+        if mark == ("+" if when == "before" else "-"):
+            continue
+        name = line.removeprefix("placeholder ").split(" ", 1)[0]
+        if mark != " ":
+            now = found.marks.get(name, "added")
+            word = now if when == "after" or now == "changed" else "removed"
+            if not (when == "before" and mark == ">"):
+                places.setdefault(word, []).append(at)
+        elif when == "after" and name in tags:
+            places.setdefault("tagged", []).append(at)
+        at += 1
+    return places
+
+
+def with_axes(record: PassRecord) -> Callable[[str], str]:
+    """Puts mesh axes into a line in place of process groups, whose names differ from run to run."""
+    groups = {f"'{name}'": axis for gm in (*record.before, *record.after) if isinstance(gm, GraphModule)
+              for name, axis in axis_names(gm).items()}
+
+    def said(text: str) -> str:
+        for name, axis in groups.items() if "_c10d" in text else ():
+            text = text.replace(name, axis)
+        return text
+
+    return said
+
+
+def changes(record: PassRecord, limit: int = 30) -> Table:
+    """The lines that changed, before and after side by side, at most `limit` of each graph."""
+    said = with_axes(record)
+    rows: list[tuple[str, str, str]] = []
+    fills: dict[tuple[int, int], str] = {}
+    notes = []
+    for part, found in zip(record.parts, record.diffs(), strict=False):
+        changed = [line for line in found.lines if line[0] != " "]
+        i = 0
+        while i < len(changed) and i < limit:
+            mark, text = changed[i]
+            pair = mark == "-" and i + 1 < len(changed) and changed[i + 1][0] == "+"
+            after = changed[i + 1][1] if pair else text if mark != "-" else ""
+            before = text if mark == "-" else ""
+            fills |= {(len(rows), column): FILLS[m] for column, m, t in
+                      ((1, "-", before), (2, "+" if mark != ">" else ">", after)) if t}
+            rows.append((part, said(before), said(after)))
+            i += 1 + pair
+        if len(changed) > limit:
+            notes.append(f"{part}: {len(changed) - limit} more changed lines")
+    return Table(f"{record.name}: what it changed", ("graph", "before", "after"), tuple(rows), fills, tuple(notes))

@@ -1,0 +1,103 @@
+"""A step on the clock: compute, one lane for each process group, and what nothing hides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.cost import DeviceSpec
+from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Run, simulated
+from workbench.notebook.draw.picture import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LANE_COLORS = (ORANGE, GREEN, PINK, SKY)
+What = GraphModule | ForwardBackward | PassRecord | Run | Sequence[Run] | Mapping[str, GraphModule] | Mapping[str, Run]
+
+
+def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
+    """The runs to draw by their titles: of a pass's record, before and after it; runs by title as they are."""
+    if isinstance(what, Run):
+        return {what.source: what}
+    if isinstance(what, PassRecord):
+        graphs = {f"before {what.name}": what.before, f"after {what.name}": what.after}
+        return {title: simulated(dict(zip(what.parts, found, strict=True)), device)
+                for title, found in graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
+    if isinstance(what, ForwardBackward):
+        return {"forward and backward": simulated(what.by_part, device)}
+    if isinstance(what, Mapping):
+        if runs := {title: run for title, run in what.items() if isinstance(run, Run)}:
+            return runs
+        return {"step": simulated({part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device)}
+    if isinstance(what, GraphModule):
+        return {"step": simulated(what, device)}
+    return {f"{i}: {run.source}": run for i, run in enumerate(what, 1)}
+
+
+def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
+    """Simulated from the cost model, before and after a pass; or measured, where `what` is a measured Run.
+
+    Compute that stands still for a collective is hatched on the compute lane: that is exposed communication. The
+    collective behind it has a dark edge. Text: what each collective is limited by, counted.
+    """
+    runs = runs_of(what, device)
+    lanes = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
+    figure = new_figure(9.6, 0.75 + len(runs) * (0.55 + 0.34 * len(lanes)))
+    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    lines = []
+    for axes, (title, run) in zip(panels, runs.items(), strict=True):
+        _panel(axes, run, lanes)
+        axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
+                       fontsize=9.5, loc="left")
+        lines += _lines(title, run)
+    panels[-1].set_xlabel(f"ms, {next(iter(runs.values())).source}")
+    return finish(figure, "A timeline with a lane for compute and one for each process group. "
+                  + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def _panel(axes: Axes, run: Run, lanes: Sequence[str]) -> None:
+    colors = {lane: LANE_COLORS[i % len(LANE_COLORS)] for i, lane in enumerate(lanes[1:])}
+    work = bars((s.begin, s.end) for s in run.spans if s.lane == COMPUTE)
+    axes.broken_barh(work, (-0.4, 0.8), color=BLUE, linewidth=0)
+    waits = [(s.end - s.exposed, s.exposed) for s in run.collectives if s.exposed > 0]
+    axes.broken_barh(waits, (-0.4, 0.8), facecolor="#fbe3d4", edgecolor=RED, hatch="////", linewidth=0)
+    for i, lane in enumerate(lanes[1:], 1):
+        for edge, shown in (("none", False), (RED, True)):
+            spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit != HIDDEN) == shown]
+            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=colors[lane], edgecolor=edge, linewidth=0.9)
+    axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
+    axes.set(ylim=(len(lanes) - 0.45, -0.55))
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    late = next((s.begin for s in run.spans if s.part == "backward"), None)
+    if late:
+        axes.axvline(late, color=GREY, linewidth=0.9, linestyle="--")
+        axes.text(late, len(lanes) - 0.47, " backward", fontsize=8, va="bottom", style="italic", color="#555555")
+
+
+def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(begin, length) of (begin, end) intervals, for `broken_barh`: what is back to back is one bar."""
+    merged: list[list[float]] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1] + 1e-9:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return [(begin, end - begin) for begin, end in merged]
+
+
+def _lines(title: str, run: Run) -> list[str]:
+    said = f"{title}: {run}" if run.source.startswith("simulated") else f"{title}: {run.source}"
+    lines = [said]
+    by_lane: dict[str, Counter[str]] = {}
+    for span in run.collectives:
+        by_lane.setdefault(span.lane, Counter())[span.limit or "not matched"] += 1
+    return lines + [f"  {lane}: " + ", ".join(f"{n} {limit}" if limit == HIDDEN else f"{n} exposed ({limit})"
+                                              for limit, n in sorted(found.items()))
+                    for lane, found in by_lane.items()]

@@ -1,0 +1,76 @@
+"""`workbench course`, `lessons`, `check` and `hint`: the lessons from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.lessons.grading import percent
+from workbench.notebook.lessons.lesson import lesson_named, lesson_names, load_lesson
+from workbench.notebook.lessons.scores import load_scores, take_hint
+from workbench.torch_api.supported import require_torch
+
+WIDTH = 100
+
+
+def course(args: argparse.Namespace) -> int:
+    require_torch()
+    from workbench.notebook.lessons.course import run_course
+    from workbench.notebook.lessons.headless import from_text
+
+    if args.record is not None and args.record.exists() and not args.record.is_dir():
+        raise WorkbenchError(f"--record {args.record}: is a file: give a folder")
+    names = [lesson_named(text) for text in args.lessons] or lesson_names()
+    texts: dict[str, dict[str, str]] = {}
+    for key, text in args.set:
+        name, dot, parameter = key.partition(".")
+        if not (dot and parameter):
+            raise WorkbenchError(f"--set {key}={text}: write LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
+        if lesson_named(name) not in names:
+            raise WorkbenchError(f"--set {key}={text}: {lesson_named(name)} is not among the lessons of this run")
+        texts.setdefault(lesson_named(name), {})[parameter] = text
+    changes: dict[str, Any] = {name: from_text(name, given) for name, given in texts.items()}
+    found = run_course(names, args.out, profile=args.profile, changes=changes, jobs=args.jobs, record=args.record,
+                       timeout=args.timeout, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    print(f"results: {args.out / 'index.html'}")
+    return 1 if any(each.problem and not each.left_out for each in found) else 0
+
+
+def lessons(args: argparse.Namespace) -> int:
+    scores = load_scores()
+    for name in lesson_names():
+        lesson = load_lesson(name)
+        print("\n".join(textwrap.wrap(f"{name}: {lesson.question}", WIDTH, subsequent_indent="  ")))
+        print(f"  {lesson.minutes} minutes, {lesson.needed}")
+        for point in lesson.checkpoints:
+            kept = scores.get(name, {}).get(point.name, {})
+            state = percent(kept["score"]) if "score" in kept else "not tried"
+            print("\n".join(textwrap.wrap(f"[{state}] {point.name}: {point.task}", WIDTH, initial_indent="  ",
+                                          subsequent_indent="      ")))
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    require_torch()
+    from workbench.notebook.lessons.course import check_lesson
+
+    if args.notebook is not None and not args.notebook.is_file():
+        raise WorkbenchError(f"--notebook {args.notebook}: {'a folder' if args.notebook.is_dir() else 'no such file'}")
+    name = lesson_named(args.lesson)
+    scores = check_lesson(name, args.notebook)
+    for point, score in scores.items():
+        print(f"{point}: {percent(score)}" + ("" if score >= 1 else f" (workbench hint {name.split('_')[0]} {point})"))
+    return 0 if all(score >= 1 for score in scores.values()) else 1
+
+
+def hint(args: argparse.Namespace) -> int:
+    lesson = load_lesson(lesson_named(args.lesson))
+    point = lesson.checkpoint(args.checkpoint)
+    taken = take_hint(lesson.name, point.name, len(point.hints))
+    print(point.task)
+    for number, text in enumerate(point.hints[:taken], 1):
+        print(f"hint {number} of {len(point.hints)}: {text}")
+    return 0

@@ -1,0 +1,175 @@
+"""Scores of guesses and answers: closeness for numbers, sameness for words. No torch here."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import math
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from workbench.errors import WorkbenchError, no_exit
+
+Grader = Callable[..., "float | bool | tuple[float, str] | tuple[float, str, Figures]"]
+Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
+LINE, LABEL, BAR = 26, 240, 360  # of the drawing, in pixels
+
+
+def percent(score: float) -> str:
+    """100% is said of nothing that is not passed."""
+    return "100%" if score >= 1 else f"{min(round(100 * score), 99)}%"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """A graded answer: score from 0 to 1, what it says, the hints earned so far, and figures against their limits."""
+
+    name: str
+    score: float
+    message: str
+    hints: tuple[str, ...] = ()
+    figures: Figures = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.score >= 1
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {percent(self.score)}" + (f", {self.message}" if self.message else "")
+        return "\n".join([head, *(f"hint {i}: {h}" for i, h in enumerate(self.hints, 1))])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        text = "".join(f"<div>{html.escape(line)}</div>" for line in str(self).splitlines())
+        picture = b64encode(self._drawing().encode()).decode()
+        said = f"{html.escape(self.name)}: {percent(self.score)}"
+        return f'{text}<img alt="{said}" src="data:image/svg+xml;base64,{picture}">'
+
+    def _drawing(self) -> str:
+        """A bar for the score, and one for each figure with its limit as a line: orange where it is over."""
+        rows = [("score", self.score, 1.0, self.passed)]
+        rows += [(name, got, most, got <= most) for name, got, most in self.figures]
+        parts = []
+        for i, (name, got, limit, good) in enumerate(rows):
+            size = got if math.isfinite(got) else 0
+            full = max(size, limit) or 1.0
+            y, end = LINE * i + 5, LABEL + round(BAR * max(size, 0) / full)
+            mark = LABEL + round(BAR * limit / full)
+            says = percent(got) if name == "score" else f"{got:,} of at most {limit:,}"
+            parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
+                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
+                         f'fill="{"#009e73" if good else "#e69f00"}"/>'
+                         f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>'
+                         f'<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
+        width, height = LABEL + BAR + 220, LINE * len(rows)
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+                f'font-size="13"><rect width="{width}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>')
+
+
+@dataclass
+class Prediction:
+    """A guess, kept before the answer is known. `guess` None: the reader passed."""
+
+    ask: str
+    guess: Any = None
+    truth: Any = None
+
+    def score(self, truth: Any) -> Prediction:
+        """Keep the answer; shows the score when displayed."""
+        self.truth = truth
+        return self
+
+    @property
+    def points(self) -> float | None:
+        """From 0 to 1; None without a guess or before the answer."""
+        return None if self.guess is None or self.truth is None else closeness(self.guess, self.truth)
+
+    def __str__(self) -> str:
+        guess = "no guess" if self.guess is None else f"guessed {self.guess}"
+        if self.truth is None:
+            return f"{self.ask} {guess}"
+        scored = "" if self.points is None else f", score {self.points:.0%}"
+        return f"{self.ask} {guess}, it is {self.truth}{scored}"
+
+    __repr__ = __str__
+
+
+def predict(ask: str, guess: Any = None, truth: Any = None) -> Prediction:
+    """A guess on any question; score it with `.score(truth)` once the answer is known."""
+    return Prediction(ask, guess, truth)
+
+
+def closeness(guess: Any, truth: Any) -> float:
+    """1 for the same, less the further off: for numbers the smaller over the larger, for words 1 or 0."""
+    if _number(guess) and _number(truth):
+        if guess == truth:
+            return 1.0
+        if not (math.isfinite(guess) and math.isfinite(truth)) or guess * truth <= 0:
+            return 0.0
+        low, high = sorted((abs(guess), abs(truth)))
+        return low / high
+    if isinstance(guess, str) and isinstance(truth, str):
+        return float(" ".join(guess.lower().split()) == " ".join(truth.lower().split()))
+    return float(type(guess) is type(truth) and bool(guess == truth))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def close(answer: Any, *, truth: Any, within: float = 0.05) -> tuple[float, str]:
+    """A number within a share of the truth, or the same word."""
+    score = closeness(answer, truth)
+    if score >= 1 - within:
+        return 1.0, "right"
+    if _number(answer) and _number(truth):
+        return score, f"too {'low' if answer < truth else 'high'}"
+    return score, f"not {answer!r}"
+
+
+def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
+    """Exactly the truth; a wrong number still tells how near it was."""
+    return close(answer, truth=truth, within=0.0)
+
+
+def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str, Figures]:
+    """Figures of what the reader built, none above its limit; a figure that is too high still scores its share."""
+    shares = {name: 1.0 if answer[name] <= limit else limit / answer[name] if answer[name] > limit else 0.0
+              for name, limit in at_most.items()}  # NaN is neither
+    missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]
+    figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
+    return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met", figures
+
+
+GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "targets": targets}
+
+
+def register_check(name: str) -> Callable[[Grader], Grader]:
+    """Add a grader `(answer, **context) -> score | (score, message[, figures])` that lessons may name."""
+
+    def add(grader: Grader) -> Grader:
+        GRADERS[name] = grader
+        return grader
+
+    return add
+
+
+def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, str, Figures]:
+    """Run a grader by its name or "module:function". Raises WorkbenchError where there is none."""
+    grader = GRADERS.get(check)
+    if grader is None and ":" in check:
+        module, function = check.split(":")
+        try:
+            grader = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as exc:
+            raise WorkbenchError(f"check {check!r}: {exc}") from None
+    if grader is None:
+        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench.module:function")
+    with no_exit():
+        result = grader(answer, **context)
+    given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")
+    return min(max(float(given[0]), 0.0), 1.0), given[1], given[2] if len(given) > 2 else ()

@@ -1,0 +1,169 @@
+"""A lesson's notebook from start to end without a browser: checked parameters, a kept notebook, a page.
+
+python -m workbench.notebook.lessons.headless LESSON PARAMETERS FOLDER, with the parameters as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.lessons.lesson import load_lesson, parameters
+from workbench.pipeline.progress import PROGRESS, REPORTS
+
+
+class NotebookError(WorkbenchError):
+    """A cell of the notebook failed; the message names it and where the notebook was kept."""
+
+    failed_run = True
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Where a run left its notebook and its page; `tables` are the verdict tables of its `run` calls, in order."""
+
+    notebook: Path
+    page: Path
+    tables: list[str]
+
+
+def notebooks_dir() -> Path:
+    """Where notebooks are found: $WORKBENCH_NOTEBOOKS, or notebooks of the checkout."""
+    return Path(os.environ.get("WORKBENCH_NOTEBOOKS") or Path(__file__).resolve().parents[3] / "notebooks")
+
+
+def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Parameters from the command line: each value is read as TOML where the lesson's parameter is not text."""
+    kinds = {name: p.type for name, p in load_lesson(lesson).parameters.items()}
+    values: dict[str, Any] = {}
+    for name, text in changes.items():
+        values[name] = text
+        if kinds.get(name) != "str":
+            with contextlib.suppress(tomllib.TOMLDecodeError):
+                values[name] = tomllib.loads(f"value = {text}")["value"]
+    return values
+
+
+def run_lesson(
+    name: str, values: Mapping[str, Any] | None, out: Path, *, source: Path | None = None, progress: bool = True
+) -> Executed:
+    """Execute notebooks/NAME.ipynb, or another copy of it, with `values` for its parameters, into the folder `out`.
+
+    values: None leaves the notebook's own.
+    Raises LessonError before the first cell where a parameter does not fit, NotebookError where a cell fails: the
+    notebook is kept, with the failing cell marked.
+    """
+    checked = parameters(load_lesson(name), **values).model_dump() if values is not None else {}
+    source = source or notebooks_dir() / f"{name}.ipynb"
+    if not source.is_file():
+        raise WorkbenchError(f"{source}: no such notebook: run from a checkout, or set WORKBENCH_NOTEBOOKS")
+    try:
+        json.loads(source.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        raise WorkbenchError(f"{source}: is no Jupyter notebook") from None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkbenchError(f"{out}: cannot be made: {error.strerror}") from None
+    target, page = out / source.name, out / f"{name}.html"
+    page.unlink(missing_ok=True)  # of an earlier run
+    with _reports() as folder:
+        _execute(source, target, checked, progress)
+        tables = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
+    page.write_text(_html(target), encoding="utf-8")
+    return Executed(target, page, tables)
+
+
+@contextlib.contextmanager
+def environment(**given: str) -> Iterator[None]:
+    """Variables of the environment for the kernels that start inside; as it was afterwards."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _reports() -> Iterator[Path]:
+    """A folder in which `run` leaves the reports of the kernel that starts inside, and draws no bars into the page."""
+    with (tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder,
+          environment(**{REPORTS: folder, PROGRESS: "0"})):
+        yield Path(folder)
+
+
+def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool) -> None:
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import papermill
+        from papermill.exceptions import PapermillExecutionError
+
+        bar: Any = {"desc": source.stem, "file": sys.stderr, "ncols": 80} if progress else False
+        try:
+            done = papermill.execute_notebook(
+                str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
+                progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # an interrupt as it ends is none
+            _refuse_exit(done)
+        except PapermillExecutionError as error:
+            raise NotebookError(_failure(source, target, error)) from None
+
+
+def _refuse_exit(notebook: Any) -> None:
+    """papermill takes `sys.exit(0)` in a cell, where the notebook ends, for a notebook that is done."""
+    from papermill.exceptions import PapermillExecutionError
+
+    for index, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                raise PapermillExecutionError(cell_index=index, exec_count=cell.execution_count, source=cell.source,
+                                              ename=output.ename, evalue=output.evalue, traceback=output.traceback)
+
+
+def _failure(source: Path, target: Path, error: Any) -> str:
+    lines = [line for line in error.source.splitlines() if line.strip()]
+    cell = f"code cell {error.exec_count}" if error.exec_count else f"cell {error.cell_index}"
+    what = ": ".join(filter(None, (error.ename, str(error.evalue).strip())))
+    if not error.evalue:  # a magic's UsageError is printed, and not raised
+        what = _printed(target) or what
+    return (f"{source.name}: {cell} failed, which starts `{lines[0].strip() if lines else ''}`\n"
+            f"{what}\nthe notebook up to there is kept: {target}")
+
+
+def _printed(target: Path) -> str:
+    """What the cell that failed wrote to stderr."""
+    cells = json.loads(target.read_text(encoding="utf-8"))["cells"]
+    failed = [cell for cell in cells if cell["metadata"].get("papermill", {}).get("status") == "failed"]
+    return "".join("".join(output["text"]) for cell in failed for output in cell["outputs"]
+                   if output.get("name") == "stderr").strip()
+
+
+def _html(notebook: Path) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from nbconvert import HTMLExporter
+
+        return HTMLExporter().from_filename(str(notebook))[0]
+
+
+if __name__ == "__main__":  # one lesson of a course, in a process of its own that needs no torch
+    lesson_name, given, folder_name = sys.argv[1:]
+    try:
+        run_lesson(lesson_name, json.loads(given), Path(folder_name), progress=False)
+    except WorkbenchError as error:
+        sys.exit(str(error))

@@ -1,0 +1,268 @@
+"""Lesson: what one notebook asks, teaches and needs, with its parameters, guesses and graded checkpoints.
+
+Declared in TOML and read by the same strict loader as recipes. No torch here.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_validator
+
+from workbench.notebook.lessons.grading import CheckResult, Prediction, grade
+from workbench.notebook.lessons.scores import keep_score
+from workbench.recipe.recipe import recipe_names
+from workbench.recipe.strict_toml import (
+    DeclarationError,
+    Declared,
+    Problem,
+    check,
+    freeze,
+    read_toml,
+    shown,
+    suggestion,
+)
+
+_NEEDS = {"cpu": "a CPU is enough", "gpu": "one GPU", "multi_gpu": "several GPUs"}
+_TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+class LessonError(DeclarationError):
+    """A lesson, its parameters or a checkpoint's answer that cannot be used: every problem with its key."""
+
+
+class Parameter(Declared):
+    """One papermill parameter: its type, default, and the values it takes."""
+
+    type: Literal["int", "float", "str", "bool"]
+    default: int | float | str | bool
+    about: str = ""
+    min: float | None = None
+    max: float | None = None
+    choices: tuple[int | float | str, ...] = ()
+
+    def problem(self, value: Any) -> str:
+        """Why a value cannot be used, or ""."""
+        words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+        kind = _TYPES[self.type]
+        right = isinstance(value, (int, float) if kind is float else kind)
+        if not right or (isinstance(value, bool) and kind is not bool):
+            return f"expected {words[self.type]}, got {shown(value)}"
+        if kind is float and not math.isfinite(value):
+            return f"expected a finite number, got {value}"
+        if self.choices and value not in self.choices:
+            return f"must be one of {', '.join(map(str, self.choices))}, got {value}"
+        if (self.min is not None and value < self.min) or (self.max is not None and value > self.max):
+            if self.max is None:
+                return f"must be at least {self.min:g}, got {value}"
+            low = "at most" if self.min is None else f"from {self.min:g} to"
+            return f"must be {low} {self.max:g}, got {value}"
+        return ""
+
+
+class Checkpoint(Declared):
+    """A task that is graded. `check` names a grader of `grading.GRADERS`, or "workbench.module:function"."""
+
+    name: str = Field(min_length=1)
+    task: str = Field(min_length=1)
+    check: str = Field("close", pattern=r"^(\w+|workbench(\.\w+)+:\w+)$")
+    hints: tuple[str, ...] = Field(min_length=1)
+    minutes: PositiveInt = Field(5, description="effort")
+
+
+class Question(Declared):
+    """A guess that the reader makes before the answer is on the screen."""
+
+    name: str = Field(min_length=1)
+    ask: str = Field(min_length=1)
+
+
+class Exhibit(Declared):
+    """A bug that really happened, shown by the smallest graph that has it: one piece of the bug museum."""
+
+    name: str = Field(min_length=1)
+    bug: str = Field(min_length=1, description="what goes wrong, in a sentence")
+    seen: str = Field(min_length=1, description="where it happened: project and version, pull request or issue")
+    verdict: str = Field(min_length=1, description="what the verdicts show, as the cell prints it")
+
+
+class Lesson(Declared):
+    """One notebook's declaration; see `load_lesson`."""
+
+    format_version: Literal[1] = 1
+    name: str = Field(min_length=1)
+    title: str = Field(min_length=1)
+    question: str = Field(min_length=1)
+    about: str = Field(min_length=1, description="what the reader will do")
+    learn: tuple[str, ...] = Field(min_length=1)
+    need: tuple[str, ...] = Field((), description="what the reader should know before")
+    minutes: PositiveInt
+    needs: Literal["cpu", "gpu", "multi_gpu"] = "cpu"
+    prerequisites: tuple[str, ...] = Field((), description="names of lessons")
+    recipe: str = "llama3"
+    parameters: dict[str, Parameter] = Field(default_factory=dict)
+    profiles: dict[Literal["small", "gpu"], dict[str, int | float | str | bool]] = Field(
+        default_factory=dict, description="values of parameters: small is the least run that is not the default")
+    questions: tuple[Question, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    museum: tuple[Exhibit, ...] = ()
+    key_points: tuple[str, ...] = Field(min_length=1)
+
+    _attempts: dict[str, int] = PrivateAttr(default_factory=dict)
+    _guesses: dict[str, Prediction] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        problems = [
+            Problem(f"parameters.{name}.default", problem)
+            for name, p in self.parameters.items() if (problem := p.problem(p.default))
+        ]
+        for profile, values in self.profiles.items():
+            problems += [Problem(f"profiles.{profile}.{name}", problem) for name, value in values.items()
+                         if (problem := self._misfit(name, value))]
+        for where, named in (("checkpoints", self.checkpoints), ("questions", self.questions), ("museum", self.museum)):
+            names = [each.name for each in named]
+            problems += [Problem(where, f"{n!r} stands there twice: give each its own name")
+                         for n in sorted({n for n in names if names.count(n) > 1})]
+        if self.recipe not in recipe_names():
+            problems.append(Problem("recipe", f"no recipe {self.recipe!r}" + suggestion(self.recipe, recipe_names())))
+        if problems:
+            raise LessonError(f"lesson {self.name!r}", problems)
+        return self
+
+    def _misfit(self, name: str, value: Any) -> str:
+        """Why a parameter cannot have this value, or ""."""
+        known = self.parameters.get(name)
+        return known.problem(value) if known else "unknown parameter" + suggestion(name, self.parameters)
+
+    def predict(self, name: str, guess: Any = None) -> Prediction:
+        """Record the reader's guess on a question, before the answer is shown; score it with `.score(truth)`.
+
+        A second guess does not replace the first. Raises LessonError on a question that is not declared.
+        """
+        asked = {q.name: q.ask for q in self.questions}
+        if name not in asked:
+            raise LessonError(f"lesson {self.name!r}", [Problem("questions", f"no question {name!r}"
+                                                                + suggestion(name, asked))])
+        known = self._guesses.get(name)
+        if known is None or known.guess is None:
+            self._guesses[name] = Prediction(asked[name], guess)
+        return self._guesses[name]
+
+    def check(self, name: str, answer: Any, **context: Any) -> CheckResult:
+        """Grade an answer, from 0 to 1; each wrong one brings the next hint. `context` goes to the grader.
+
+        Raises LessonError on a checkpoint that is not declared. `None` is a task not tried yet.
+        """
+        point = self.checkpoint(name)
+        if answer is None:
+            return CheckResult(name, 0.0, f"to do: {point.task}")
+        score, message, figures = grade(point.check, answer, context)
+        keep_score(self.name, name, score)
+        if score >= 1:
+            return CheckResult(name, 1.0, message, figures=figures)
+        tried = self._attempts[name] = self._attempts.get(name, 0) + 1
+        return CheckResult(name, score, message, point.hints[:tried], figures)
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        """The checkpoint of this name. LessonError where there is none."""
+        found = {c.name: c for c in self.checkpoints}
+        if name not in found:
+            raise LessonError(f"lesson {self.name!r}", [Problem("checkpoints", f"no checkpoint {name!r}"
+                                                                + suggestion(name, found))])
+        return found[name]
+
+    @property
+    def needed(self) -> str:
+        """The machine, in words."""
+        return _NEEDS[self.needs]
+
+    def __repr__(self) -> str:
+        return f"Lesson {self.name}: {self.title}"
+
+    def _repr_markdown_(self) -> str:
+        lines = [f"## {self.title}", f"**{self.question}**", self.about,
+                 f"*{self.minutes} minutes, {self.needed}"
+                 + (f", after {', '.join(self.prerequisites)}" if self.prerequisites else "") + "*",
+                 "You will learn:\n" + "\n".join(f"- {x}" for x in self.learn)]
+        if self.need:
+            lines.append("You need:\n" + "\n".join(f"- {x}" for x in self.need))
+        return "\n\n".join(lines)
+
+
+class Values(Declared):
+    """Base of a lesson's checked parameters: one attribute each."""
+
+
+def parameters(lesson: Lesson, **values: Any) -> Any:
+    """The checked values of the notebook's parameters cell, one attribute each; absent ones take the default.
+
+    Raises LessonError: a name that is not declared, a wrong type, a value out of range, all at once. What papermill
+    has set in this notebook must be declared, too.
+    """
+    injected = {name: None for name in _injected() if name not in lesson.parameters}
+    problems = [Problem(f"parameters.{name}", message) for name, value in (injected | values).items()
+                if (message := lesson._misfit(name, value))]
+    if problems:
+        raise LessonError(f"lesson {lesson.name!r}", problems)
+    full = {name: values.get(name, p.default) for name, p in lesson.parameters.items()}
+    fields: dict[str, Any] = {name: (_TYPES[p.type], ...) for name, p in lesson.parameters.items()}
+    return create_model("Parameters", __base__=Values, **fields)(**full)
+
+
+def _injected() -> list[str]:
+    """The names that papermill sets in a cell of its own, which it writes behind the notebook's parameters."""
+    for cell in getattr(sys.modules["__main__"], "In", ()):
+        if cell.startswith("# Parameters\n"):
+            with contextlib.suppress(SyntaxError):
+                body = ast.parse(cell).body
+                return [node.targets[0].id for node in body
+                        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)]
+    return []
+
+
+def lessons_dir() -> Path:
+    """Where lessons are found by name: $WORKBENCH_LESSONS, or lessons of the checkout."""
+    return Path(os.environ.get("WORKBENCH_LESSONS") or Path(__file__).resolve().parents[3] / "lessons")
+
+
+def lesson_names() -> list[str]:
+    """The names of all lessons, in order; LessonError where there is no folder of them."""
+    if not lessons_dir().is_dir():
+        raise LessonError(str(lessons_dir()), [Problem("", "no such folder of lessons: run from a checkout, or set "
+                                                           "WORKBENCH_LESSONS")])
+    return sorted(p.stem for p in lessons_dir().glob("*.toml"))
+
+
+def lesson_named(text: str) -> str:
+    """A lesson's name from its number or its name: "2" and "02" are 02_capture_a_joint_graph."""
+    return next((name for name in lesson_names() if name.split("_")[0] == text.zfill(2)), text)
+
+
+def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
+    """Read a lesson by name or by path. LessonError lists every problem with file and key."""
+    text = os.fspath(name_or_path)
+    by_path = text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path)
+    if not by_path and text not in lesson_names():
+        near = "no lesson of this name" + suggestion(text, lesson_names())
+        raise LessonError(f"lesson {text!r}", [Problem("", near)])
+    path = Path(text).expanduser() if by_path else lessons_dir() / f"{text}.toml"
+    data = read_toml(path, LessonError)
+    try:
+        lesson, problems = check(Lesson, freeze(data))
+    except LessonError as exc:
+        lesson, problems = None, list(exc.problems)
+    if lesson is None:
+        raise LessonError(str(path), problems)
+    return lesson
+
+
+def lesson_json_schema() -> dict[str, Any]:
+    """JSON Schema of a lesson's TOML, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Lesson.model_json_schema()}

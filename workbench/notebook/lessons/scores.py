@@ -1,0 +1,89 @@
+"""What a reader has reached: the best score of each checkpoint and the hints taken, in one small file of theirs.
+
+The file is $WORKBENCH_SCORES, else workbench/scores.json in the user's data folder; set to nothing, none is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+SCORES = "WORKBENCH_SCORES"
+Scores = dict[str, dict[str, dict[str, float]]]  # lesson, checkpoint, "score" or "hints"
+
+
+def scores_file() -> Path | None:
+    """Where scores are kept, or None."""
+    given = os.environ.get(SCORES)
+    if given is not None:
+        return Path(given) if given else None
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "workbench" / "scores.json"
+
+
+def load_scores(path: Path | None = None) -> Scores:
+    """All that is kept; empty where there is no file yet. WorkbenchError names a file that is no such one."""
+    path = path or scores_file()
+    if path is None:
+        return {}
+    try:
+        found: Scores = json.loads(path.read_text(encoding="utf-8"))
+        right = all(isinstance(values, dict) and all(isinstance(v, int | float) for v in values.values())
+                    for points in found.values() for values in points.values())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise WorkbenchError(f"{path}: cannot be read as scores ({error}): remove it, or set {SCORES}") from None
+    if not right:
+        raise WorkbenchError(f"{path}: cannot be read as scores: remove it, or set {SCORES}")
+    return found
+
+
+def keep_score(lesson: str, checkpoint: str, score: float) -> None:
+    """Keep a score if it is the best so far. A file that cannot be written is a warning: the answer still counts."""
+    with _changing() as scores:
+        kept = scores.setdefault(lesson, {}).setdefault(checkpoint, {})
+        kept["score"] = max(score, kept.get("score", 0.0))
+
+
+def take_hint(lesson: str, checkpoint: str, hints: int) -> int:
+    """How many of a checkpoint's `hints` are now taken: one more than before, all there are where nothing is kept."""
+    if scores_file() is None:
+        return hints
+    with _changing() as scores:
+        kept = scores.setdefault(lesson, {}).setdefault(checkpoint, {})
+        kept["hints"] = min(int(kept.get("hints", 0)) + 1, hints)
+        return int(kept["hints"])
+
+
+@contextlib.contextmanager
+def _changing() -> Iterator[Any]:
+    """The scores, written back at the end if they changed; one process at a time."""
+    path = scores_file()
+    if path is None:
+        yield {}
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        warnings.warn(f"{path}: scores are not kept: {error.strerror}; set {SCORES}", stacklevel=4)
+        yield {}
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        scores = load_scores(path)
+        before = json.dumps(scores)
+        yield scores
+        if json.dumps(scores) != before:
+            written = path.with_suffix(".part")
+            written.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+            written.replace(path)

@@ -1,0 +1,260 @@
+"""`%%ranks` and `%ranks` for IPython: a cell that runs on every rank, in one namespace that each rank keeps.
+
+    %load_ext workbench
+
+    %%ranks -n 4
+    x = torch.ones(2) * dist.get_rank()
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.draw.picture import Table, table
+from workbench.notebook.draw.rank_values import RankValues
+from workbench.world.cells import compiled, fetch, run_cell
+from workbench.world.diagnosis import RankError, ranks_text
+from workbench.world.pool import RankPool, checked_timeout
+from workbench.world.rank_output import ECHOES
+from workbench.world.rank_processes import Gang
+from workbench.world.ranks import BACKENDS, ranks, resolve
+
+DEFAULTS = (4, "auto", False)
+"""How many ranks, their backend, and whether torch checks their collectives: until a cell says otherwise."""
+COMMANDS = ("status", "restart", "stop")
+
+
+@magics_class
+class RanksMagics(Magics):
+    """One pool for the notebook, started by its first `%%ranks`."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.pool: RankPool | None = None
+        self._asked = DEFAULTS
+        self._prepared: list[int] = []
+        self._count = 0
+
+    @magic_arguments()
+    @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
+    @argument("-n", type=int, help=f"how many ranks; {DEFAULTS[0]} if it is never said")
+    @argument("--backend", choices=BACKENDS, help="auto takes nccl where there are enough GPUs, else gloo")
+    @argument("--timeout", type=float, default=60.0, help="seconds that the cell may take; 60 if not said")
+    @argument("--only", metavar="0,1", help="run on these ranks only")
+    @argument("--echo", choices=ECHOES, default="live", help="the ranks' output as it comes, or grouped by rank")
+    @argument("--check", action="store_true", help="torch compares every collective among the ranks before it runs")
+    @argument("--fails", action="store_true", help="the cell is meant to fail: its report is printed, and no error")
+    @argument("--send", metavar="a,b", help="copy these names of the notebook to the ranks first")
+    @argument("--bring", metavar="a,b", help="copy these names from the first of the ranks to the notebook afterwards")
+    @line_cell_magic
+    def ranks(self, line: str, cell: str | None = None) -> RankValues | Table | None:
+        """Run a cell on every rank; `%ranks status`, `restart` and `stop` are about the ranks themselves."""
+        asked = parse_argstring(self.ranks, line)
+        try:
+            if cell is None:
+                return self._command(asked.command)
+            if asked.command:
+                raise UsageError(f"%ranks {asked.command} takes no cell: use it with one % on a line of its own")
+            found = self._run(asked, cell)
+            if asked.fails:
+                raise UsageError("%%ranks --fails: the cell was meant to fail, and every rank came to its end")
+            return found
+        except RankError as error:
+            error.add_note("The ranks live on, with all they hold." if error.kept else
+                           "The ranks were ended, with all they held: the next %%ranks starts new ones.")
+            if not asked.fails:
+                raise
+            print("\n".join(error._render_traceback_()))
+            return None
+        except WorkbenchError as error:
+            raise UsageError(str(error)) from None
+
+    def _command(self, command: str | None) -> Table | None:
+        if command is None:
+            raise UsageError(f"%ranks takes one of {', '.join(COMMANDS)}; to run code on the ranks, begin the cell "
+                             "with %%ranks")
+        if command == "status":
+            if self.pool is not None and self.pool.pids:
+                return status(self.pool)
+            print("no ranks run: a cell that begins with %%ranks starts them")
+        elif self.pool is not None:
+            (self.pool.restart if command == "restart" else self.close)()
+        return None
+
+    def close(self) -> None:
+        """End the ranks, and forget what was said of them."""
+        if self.pool is not None:
+            self.pool.close()
+        self.pool, self._asked = None, DEFAULTS
+
+    def _run(self, asked: Any, cell: str) -> RankValues | None:
+        self._count += 1  # for a kernel whose client keeps no history
+        name = f"cell {len(self.shell.user_ns['In']) - 1 or self._count}"
+        _refuse_what_is_not_python(cell, name)
+        given = {name: self._named(name) for name in _names(asked.send)}
+        pool, some = self._pool_for(asked)
+        pool.timeout, pool.echo = asked.timeout, asked.echo
+        watch = Watch() if asked.echo == "live" and hasattr(self.shell, "kernel") else None
+        try:
+            answers = pool.run_on(some, run_cell, (cell, name, given), tick=watch)
+        finally:
+            if watch is not None:
+                watch.close()
+        pool.refuse_divergence()
+        if pool.pids != self._prepared:
+            self._prepared = pool.pids
+            pool.ask(some, "prepare")
+        if wanted := _names(asked.bring):
+            self._bring(pool, some[0], wanted)
+        values = [None if answer is None else pickle.loads(answer) for answer in answers]
+        return None if all(value is None for value in values) else RankValues(some, values)
+
+    def _pool_for(self, asked: Any) -> tuple[RankPool, list[int]]:
+        """The ranks that a cell asks for, and those of them that run it; none are ended for what is refused."""
+        n, backend, check = self._asked
+        if asked.backend and (self.pool is None or asked.backend not in ("auto", self.pool.backend)):
+            backend = asked.backend
+        wanted = (n if asked.n is None else asked.n, backend, check or asked.check)
+        resolve(wanted[1], wanted[0])
+        checked_timeout(asked.timeout)
+        some = _chosen(asked.only, wanted[0])
+        if self.pool is not None and wanted != self._asked:
+            had = self.pool.size if self.pool.pids else 0
+            self.close()
+            if had:
+                print(f"{had} ranks ended, with all they held: {wanted[0]} new ones start"
+                      + (", with checks" if wanted[2] else "") + ".")
+        if self.pool is None:
+            self.pool = ranks(wanted[0], backend=wanted[1], check=wanted[2])
+        self._asked = wanted
+        return self.pool, some
+
+    def _named(self, name: str) -> Any:
+        if name not in self.shell.user_ns:
+            raise UsageError(f"%%ranks --send {name}: the notebook has no such name")
+        return self.shell.user_ns[name]
+
+    def _bring(self, pool: RankPool, rank: int, wanted: list[str]) -> None:
+        brought = pickle.loads(pool.run_on([rank], fetch, [wanted])[0])
+        self.shell.push(brought)
+        if missing := [name for name in wanted if name not in brought]:
+            raise UsageError(f"%%ranks --bring {missing[0]}: rank {rank} has no such name")
+
+    def complete(self, context: CompletionContext) -> SimpleMatcherResult:
+        """Names and attributes as rank 0 knows them, inside a cell that begins with `%%ranks`."""
+        matches: list[str] = []
+        if self.pool is not None and context.full_text.lstrip().startswith("%%ranks") and context.token:
+            matches = self.pool.ask([0], "complete", context.token).get(0, [])
+        return {"completions": [SimpleCompletion(text=match.rstrip("("), type="name") for match in matches]}
+
+
+class Watch:
+    """While a cell runs: a table of the ranks under it, from its second second on, gone when it ends."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+        self._ticks = 0
+
+    def __call__(self, gang: Gang) -> None:
+        looks = gang.told([], 0)
+        gang.ask(range(gang.size), "look", "last")
+        self._ticks += 1
+        if self._ticks < 2:
+            return
+        table = _status_table(gang.size, gang.pids, looks, "runs the cell")
+        page = {"text/html": table._repr_html_(), "text/plain": repr(table)}
+        if self._shown is None:
+            gang.echo.clear_bar()
+            self._shown = display(page, raw=True, display_id=True)
+        else:
+            self._shown.update(page, raw=True)
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown.update({"text/html": "", "text/plain": ""}, raw=True)
+
+
+def status(pool: RankPool) -> Table:
+    """The ranks, one a row: state, memory and last collective."""
+    state = "in a call" if pool.busy else "idle"
+    return _status_table(pool.size, pool.pids, pool.ask(range(pool.size), "look", "last"), state)
+
+
+def _status_table(size: int, pids: Sequence[int], looks: dict[int, dict[str, Any]], state: str) -> Table:
+    rows = []
+    for rank in range(size):
+        look = looks.get(rank)
+        if look is None:
+            rows.append((rank, str(pids[rank]), "no answer yet", "", "", ""))
+            continue
+        last = look["launches"][-1] if look["launches"] else None
+        held = look["gpu_bytes"]
+        rows.append((rank, str(pids[rank]), f"waits in {last.op}" if last and not last.done else state,
+                     f"{look['host_bytes'] / 2**20:,.0f} MiB", "" if held is None else f"{held / 2**20:,.0f} MiB",
+                     f"{last.op}, number {last.number} of {last.axis or 'a group'} ({ranks_text(last.ranks)})"
+                     if last else "none yet"))
+    return table("the ranks", ("rank", "pid", "state", "memory", "GPU memory", "last collective"), rows)
+
+
+def _refuse_what_is_not_python(cell: str, name: str) -> None:
+    try:
+        compiled(cell, name)
+    except SyntaxError as error:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        if any(line.lstrip().startswith(("%", "!")) for line in cell.splitlines()):
+            text += "\nMagics and shell commands do not work on the ranks: only Python does."
+        raise UsageError(text) from None
+
+
+def _names(listed: str | None) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()] if listed else []
+
+
+def _chosen(only: str | None, size: int) -> list[int]:
+    if only is None:
+        return list(range(size))
+    try:
+        some = sorted({int(rank) for rank in _names(only)})
+    except ValueError:
+        raise UsageError(f"%%ranks --only {only}: expected ranks, such as 0,1") from None
+    wrong = [rank for rank in some if not 0 <= rank < size]
+    if wrong or not some:
+        raise UsageError(f"%%ranks --only {only}: the ranks are 0 to {size - 1}")
+    return some
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics and their completions."""
+    magics = RanksMagics(shell)
+    shell.register_magics(magics)
+
+    @context_matcher()
+    def ranks_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        return magics.complete(context)
+
+    shell.Completer.custom_matchers.append(ranks_matcher)
+    _LOADED.append((magics, ranks_matcher))
+
+
+_LOADED: list[tuple[RanksMagics, Any]] = []
+
+
+def unload(shell: InteractiveShell) -> None:
+    """End the ranks; `%%ranks` stays known, and starts new ones."""
+    while _LOADED:
+        magics, matcher = _LOADED.pop()
+        magics.close()
+        shell.Completer.custom_matchers.remove(matcher)

@@ -1,0 +1,141 @@
+"""`show`: the right picture for any of the workbench's objects, and the view that answers questions under it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
+
+from workbench.authoring.author import Authored
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Verdict
+from workbench.errors import WorkbenchError
+from workbench.graph.callables import kernels_of
+from workbench.graph.capture import JointGraph
+from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.simulated_run import Run
+from workbench.notebook import draw
+from workbench.notebook.draw.mesh import words
+from workbench.notebook.draw.timeline import runs_of
+from workbench.notebook.lessons.lesson import Lesson
+from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
+from workbench.pipeline.build import Built
+from workbench.pipeline.expert_load import ExpertLoad
+from workbench.pipeline.report import Report
+from workbench.pipeline.train import Training
+from workbench.recipe.contracts import Stage
+from workbench.recipe.recipe import Recipe
+from workbench.tools.variant import Difference
+from workbench.tools.what_if import Study
+from workbench.torch_api.garbage import uncollected
+from workbench.world.mesh import World
+
+VIEWS = ("graph", "passes", "timeline", "memory")
+
+
+def show(what: Any, view: str = "", *, device: str = "h100", measured: int | None = None) -> None:
+    """Display a static picture of `what`, and after it, as an output of its own, the view to explore it with.
+
+    `view` chooses among what an object has: "graph", "passes", "timeline" (simulated on `device`) or "memory"
+    (`measured`: a GPU's peak in bytes, to be drawn beside the estimate). Outside a notebook the text forms are
+    printed. Raises WorkbenchError for what has no such picture, and says what has.
+    """
+    if view not in ("", *VIEWS):
+        raise WorkbenchError(f"show(..., {view!r}): view must be one of {', '.join(VIEWS)}")
+    made = outputs(what, view, device, measured)
+    if not made:
+        raise WorkbenchError(f"{type(what).__name__} has no picture" + (f" for view {view!r}" if view else "")
+                             + ": show takes a recipe, world, graph, pass record, verdict, lesson, build, report, "
+                             "experts' load, timeline run, what-if study or difference, or DTensor")
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    for output in made:
+        if get_ipython() is not None:
+            display(output)
+        elif not hasattr(output, "kind"):
+            print(output)
+
+
+def outputs(what: Any, view: str = "", device: str = "h100", measured: int | None = None) -> list[Any]:
+    """What `show` displays, in order; empty where there is nothing to draw."""
+    if view in ("timeline", "memory"):
+        return _clocked(what, view, device, measured)
+    if view == "graph" and isinstance(what, Built):
+        what = what.step.pair
+    having = {"graph": JointGraph | ForwardBackward | GraphModule, "passes": Built | PassRecord | Sequence}
+    if view and not isinstance(what, having[view]):
+        return []
+    if isinstance(what, Recipe | Report):
+        return [draw.pipeline(what)]
+    if isinstance(what, Built):
+        placed = _placement(what.authored)
+        views = [draw.verdicts(what.records), PassStepper(what.records, placed)] if what.records else []
+        return views if view == "passes" else [draw.pipeline(what), *views]
+    if isinstance(what, JointGraph):
+        return [draw.graph(what.graph), GraphView({"joint": what.graph}, placement=_placement(what.authored),
+                                                  title="joint graph")]
+    if isinstance(what, ForwardBackward):
+        return [*map(draw.graph, what.graphs), GraphView(what.by_part, placement=_placement(what.authored),
+                                                         title="forward and backward")]
+    if isinstance(what, GraphModule):
+        return [draw.graph(what), GraphView(what)]
+    if isinstance(what, Training):
+        what = what.load
+    if isinstance(what, ExpertLoad):
+        return [draw.expert_load(what)]
+    if isinstance(what, PassRecord):
+        return _record(what)
+    if isinstance(what, Sequence) and what and all(isinstance(each, PassRecord) for each in what):
+        return [draw.verdicts(what), PassStepper(what)]
+    if isinstance(what, Difference):
+        return [draw.difference(what), draw.verdicts_of_both(what)]
+    if isinstance(what, Study):
+        return outputs(what.records) or [draw.graph(what.joint.graph)]
+    if isinstance(what, Verdict):
+        return [draw.table(what.check, ("outcome", "why"), [(str(what.outcome), what.message)])]
+    if isinstance(what, World):
+        rows = [(what.kind, what.size, what.rank, str(what.device))]
+        return [draw.table("world", ("kind", "ranks", "this rank", "device"), rows)]
+    if isinstance(what, Lesson):
+        return [draw.table(what.question, ("checkpoint", "what to do"), [(c.name, c.task) for c in what.checkpoints])]
+    if isinstance(what, DTensor):
+        return [draw.placements(what, "tensor")]
+    return []
+
+
+def _record(record: PassRecord) -> list[Any]:
+    """A pass that leaves no graph shows its kernels (`draw.kernel_table` lists them), or what its CUDA graphs take."""
+    if record.stage is Stage.REPLAY:
+        return [draw.replay(record)]
+    if record.stage is Stage.LOWERING:
+        found = kernels_of(record.before, record.after)
+        return [draw.kernels(record), KernelView(found, record.name)]
+    return [draw.step(record), PassStepper([record], title=record.name)]
+
+
+def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[Any]:
+    if isinstance(what, Built):
+        what = what.step.pair
+    if isinstance(what, JointGraph):
+        what = what.graph
+    if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | Run | Mapping):
+        with uncollected():
+            runs = runs_of(what, device)  # once for both
+        return [draw.timeline(runs), TimelineView(runs)]
+    if view == "memory" and isinstance(what, GraphModule | ForwardBackward | PassRecord):
+        return [draw.memory(what, measured), MemoryView(what, measured)]
+    return []
+
+
+def _placement(authored: Authored) -> Any:
+    """Words for where the parts of a parameter or buffer live."""
+    held = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
+
+    def said(name: str) -> str:
+        tensor = held.get(name)
+        return words(tensor) if isinstance(tensor, DTensor) else "whole on every rank" if tensor is not None else ""
+
+    return said

@@ -1,0 +1,21 @@
+"""Interactive views in JupyterLab, without a network: they follow the static pictures of `workbench.notebook.draw`.
+
+Each is an anywidget whose saved state is a few lines; what it shows comes from the kernel when it asks.
+
+    boxes       what is drawn of a graph with some modules open
+    graph       the graph as boxes that open
+    graph_tree  a graph as a tree of modules
+    kernels     generated code beside its nodes
+    memory      live bytes, to zoom into
+    stepper     a slider over the passes
+    timeline    a step on the clock, to zoom into
+    view        what all views share
+"""
+
+from workbench.notebook.views.graph import GraphView
+from workbench.notebook.views.kernels import KernelView
+from workbench.notebook.views.memory import MemoryView
+from workbench.notebook.views.stepper import PassStepper
+from workbench.notebook.views.timeline import TimelineView
+
+__all__ = ["GraphView", "KernelView", "MemoryView", "PassStepper", "TimelineView"]

@@ -1,0 +1,66 @@
+"""The graph as boxes that open: modules folded, operators with all that is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks.lineage import history
+from workbench.checks.record import PassRecord
+from workbench.graph.read.collectives import graph_name
+from workbench.graph.read.node_facts import node_facts
+from workbench.graph.read.placement import Placed, placement_of
+from workbench.notebook.views.graph_tree import GraphTree
+from workbench.notebook.views.view import View
+
+
+class GraphView(View):
+    """Boxes by module path, identical blocks as one; search by operator, module or source line.
+
+    `graphs`: a graph, or several by name (`forward` and `backward` are linked by what is saved). `records`: the
+    passes of the run, for where a node came from. `placement`: words for where the parts of a parameter or buffer live.
+    """
+
+    def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
+                 placement: Placed | None = None, title: str = ""):
+        if isinstance(graphs, GraphModule):
+            graphs = {graph_name(graphs): graphs}
+        self._graphs, self._records, self._placement = graphs, records, placement
+        self._trees: dict[Any, GraphTree] = {}
+        super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
+
+    def tree(self, **_: Any) -> GraphTree:
+        """The tree that is shown, made at its first use."""
+        if None not in self._trees:
+            self._trees[None] = GraphTree(self._graphs)
+        return self._trees[None]
+
+    def on_view(self, opened: list[str] | None, fold: bool = True, **step: Any) -> dict[str, Any]:
+        tree = self.tree(**step)
+        opened = tree.first_look() if opened is None else opened
+        view = tree.view(opened, fold)
+        return {"boxes": view.boxes, "links": view.links, "note": view.note, "missing": tree.missing,
+                "nodes": len(tree.nodes), "opened": opened}
+
+    def on_find(self, query: str, **step: Any) -> dict[str, Any]:
+        ids, count = self.tree(**step).find(query)
+        return {"ids": ids, "count": count}
+
+    def on_way(self, id: str, opened: list[str], fold: bool, **step: Any) -> dict[str, Any]:
+        """What to open for `id` to be seen; nothing stays folded that would hide it."""
+        tree = self.tree(**step)
+        wanted = list(dict.fromkeys([*opened, *tree.way_to(id)]))
+        seen = {box.id for box in tree.view(wanted, fold).boxes}
+        return {"opened": wanted, "fold": fold and id in seen}
+
+    def on_details(self, id: str, **step: Any) -> dict[str, Any]:
+        tree = self.tree(**step)
+        i = tree.named[id]
+        node, part = tree.nodes[i], tree.parts[i]
+        rows = node_facts(node)
+        rows.insert(3, ("placement", placement_of(node, self._placement)))
+        if came := history(self._records, part, node.name):
+            rows.append(("history", "; ".join(came)))
+        return {"name": f"{part}: {node.name}", "rows": rows}

@@ -1,0 +1,35 @@
+"""Nodes to kernels: the generated code beside the nodes that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.kernels import Kernels
+from workbench.notebook.views.view import View
+
+
+class KernelView(View):
+    """The calls of kernels in their order, by graph; search by kernel, kind or node. WorkbenchError without any."""
+
+    def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
+        self._found = {each.graph: each for each in found if each.kernels}
+        if not self._found:
+            raise WorkbenchError("no kernel was seen: " + ("; ".join(m for each in found for m in each.missing)
+                                                           or "Inductor compiled nothing here"))
+        super().__init__("kernels", title)
+
+    def on_graphs(self) -> dict[str, Any]:
+        return {"graphs": [{"name": name, "summary": each.summary(),
+                            "calls": [(k.name, k.kind, k.nodes) for k in each.kernels]}
+                           for name, each in self._found.items()]}
+
+    def on_kernel(self, graph: str, number: int) -> dict[str, Any]:
+        kernel = self._found[graph].kernels[number]
+        rows = [("kind", kernel.kind), ("nodes", ", ".join(kernel.nodes) or "none of the graph's"),
+                ("modules", ", ".join(kernel.modules)), ("source lines", ", ".join(kernel.places))]
+        if kernel.others:
+            rows.append(("Inductor's own", ", ".join(kernel.others)))
+        return {"name": f"call {number}: {kernel.name}", "rows": [row for row in rows if row[1]],
+                "source": kernel.source or f"({kernel.kind}: its source was not generated)"}

@@ -1,0 +1,43 @@
+"""Live bytes along the graphs, to zoom into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.graph.partition import ForwardBackward
+from workbench.notebook.draw.memory import Live, live_of
+from workbench.notebook.views.view import View
+from workbench.torch_api.garbage import uncollected
+
+POINTS = 3000
+
+
+class MemoryView(View):
+    """Estimated bytes alive in node order; of a pass's record, before and after it."""
+
+    @uncollected()
+    def __init__(self, what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None,
+                 title: str = "memory"):
+        self._lives, self._measured = live_of(what), measured
+        super().__init__("memory", title)
+
+    def on_curves(self) -> dict[str, Any]:
+        return {"measured": self._measured, "curves": [curve(title, live) for title, live in self._lives.items()]}
+
+
+def curve(title: str, live: Live) -> dict[str, Any]:
+    """At most `POINTS` points (place, bytes, node): of each stretch the highest, so that no peak is lost."""
+    points: list[tuple[int, int, str]] = []
+    parts, start = [], 0
+    for part, profile in live.parts.items():
+        parts.append((part, start))
+        points += [(start + i, size, name) for i, (size, name) in enumerate(zip(profile.curve, profile.nodes,
+                                                                               strict=True))]
+        start += len(profile.curve)
+    stretch = -(-len(points) // POINTS) or 1
+    kept = [max(points[i : i + stretch], key=lambda p: p[1]) for i in range(0, len(points), stretch)]
+    at, peak, name = max(points, key=lambda p: p[1])
+    return {"title": title, "points": kept, "parts": parts, "peak": peak, "peak_at": at, "peak_node": name}

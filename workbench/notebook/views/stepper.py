@@ -1,0 +1,82 @@
+"""A slider over the passes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.errors import WorkbenchError
+from workbench.graph.read.nodes import census
+from workbench.graph.read.placement import Placed
+from workbench.notebook.draw.step import with_axes
+from workbench.notebook.views.graph import GraphView
+from workbench.notebook.views.graph_tree import GraphTree
+
+HUNKS = 40
+ROWS = 10
+
+
+class PassStepper(GraphView):
+    """What each pass added, removed, moved and tagged, on the graph and in its lines; census and verdicts of the step.
+
+    Raises WorkbenchError without a record.
+    """
+
+    def __init__(self, records: Sequence[PassRecord], placement: Placed | None = None, title: str = "passes"):
+        if not records:
+            raise WorkbenchError("no pass has run: there is nothing to step through")
+        super().__init__({}, records, placement, title)
+        self.kind = "stepper"
+
+    def on_first(self, step: int, part: str) -> dict[str, Any]:
+        """All that a step shows at first, in one answer: the page keeps it, and asks ahead of its reader."""
+        return {"view": self.on_view(None, step=step, part=part), "step": self.on_step(step, part),
+                "hunks": self.on_hunks(step, part, 1)}
+
+    def tree(self, step: int = 0, part: str = "", **_: Any) -> GraphTree:
+        record, which = self._at(step, part)
+        key = (step, which)
+        if key not in self._trees:
+            graph = record.after[which]
+            shown = graph if isinstance(graph, GraphModule) else record.before[which]
+            self._trees[key] = GraphTree({record.parts[which]: shown}, self._marks(record, which))
+        return self._trees[key]
+
+    def _at(self, step: int, part: str) -> tuple[PassRecord, int]:
+        record = self._records[step]
+        return record, record.parts.index(part) if part in record.parts else 0
+
+    def _marks(self, record: PassRecord, which: int) -> dict[str, str]:
+        diffs = record.diffs()
+        return dict.fromkeys(record.tagged()[which], "tagged") | (diffs[which].marks if diffs else {})
+
+    def on_steps(self) -> dict[str, Any]:
+        return {"steps": [{"name": r.name, "parts": r.parts,
+                           "verdicts": [(v.check, v.outcome, v.message) for v in r.verdicts]} for r in self._records]}
+
+    def on_step(self, step: int, part: str) -> dict[str, Any]:
+        record, which = self._at(step, part)
+        before, after = record.before[which], record.after[which]
+        if not isinstance(before, GraphModule) or not isinstance(after, GraphModule):
+            return {"summary": f"{record.name} leaves a callable and no graph: here is the graph that it took",
+                    "rows": []}
+        old, new = census(before), census(after)
+        changed = {op: (old.ops.get(op, 0), new.ops.get(op, 0)) for op in old.ops | new.ops
+                   if old.ops.get(op, 0) != new.ops.get(op, 0)}
+        rows = sorted(changed.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:ROWS]
+        tags = len(record.tagged()[which])
+        said = record.diffs()[which].summary + (f", {tags:,} tagged for the partitioner" if tags else "")
+        return {"summary": f"{old.nodes:,} nodes before, {new.nodes:,} after: {said}",
+                "rows": [(op, str(a), str(b)) for op, (a, b) in rows]}
+
+    def on_hunks(self, step: int, part: str, context: int) -> dict[str, Any]:
+        record, which = self._at(step, part)
+        diffs = record.diffs()
+        hunks = diffs[which].hunks(context) if diffs else []
+        why = "no line of the graph changed" if diffs else "it leaves no graph whose lines could be compared"
+        said = with_axes(record)
+        shown = [[(mark, said(line)) for mark, line in hunk] for hunk in hunks[:HUNKS]]
+        return {"hunks": shown, "left": max(0, len(hunks) - HUNKS), "why": why}

@@ -1,0 +1,54 @@
+"""A step on the clock, to zoom into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.graph.read.cost import DeviceSpec
+from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Run, Span
+from workbench.notebook.draw.timeline import What, runs_of
+from workbench.notebook.views.view import View
+from workbench.torch_api.garbage import uncollected
+
+
+class TimelineView(View):
+    """Compute and each process group on a lane of its own; of a pass's record, before and after it."""
+
+    @uncollected()
+    def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
+        self._runs = runs_of(what, device)
+        super().__init__("timeline", title)
+
+    def on_runs(self) -> dict[str, Any]:
+        return {"runs": [{"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
+                          "lanes": run.lanes, "total_ms": run.total_ms, "exposed_ms": run.exposed_ms,
+                          "hidden": sum(s.limit == HIDDEN for s in run.collectives),
+                          "collectives": len(run.collectives), "spans": bars(run)}
+                         for title, run in self._runs.items()]}
+
+
+def bars(run: Run) -> list[tuple[Any, ...]]:
+    """(lane, name, begin, end, exposed, limit, label, part); kernels back to back in one module are one bar."""
+    found: list[tuple[Any, ...]] = []
+    open_: list[Span] = []
+
+    def close() -> None:
+        if open_:
+            name = open_[0].name if len(open_) == 1 else f"{len(open_)} kernels from {open_[0].name}"
+            found.append((COMPUTE, name, _round(open_[0].begin), _round(open_[-1].end), 0, "", open_[0].label,
+                          open_[0].part))
+            open_.clear()
+
+    for span in run.spans:
+        if span.lane != COMPUTE:
+            continue
+        if open_ and (span.label != open_[0].label or span.begin > open_[-1].end + 1e-9):
+            close()
+        open_.append(span)
+    close()
+    return found + [(s.lane, s.name, _round(s.begin), _round(s.end), _round(s.exposed), s.limit, s.label, s.part)
+                    for s in run.collectives]
+
+
+def _round(ms: float) -> float:
+    return round(ms, 6)

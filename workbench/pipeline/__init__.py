@@ -1,0 +1,21 @@
+"""The way from a recipe to a report: build, run, train, prove.
+
+    build           recipe to compiled step
+    expert_load     tokens that each expert got
+    graph_files     graphs of a build as Python files
+    machine         machine and versions of a figure
+    measured_run    a profiled step, compared with the simulated one
+    numerics_proof  numerics verdicts on real ranks
+    progress        progress bars of runs in other processes
+    recipe_ranks    whose ranks a recipe runs on
+    report          Report: what `run` returns
+    report_data     a run as plain data
+    report_text     a report as text and HTML
+    roofline        matmul ceiling of this machine
+    run             recipe to report, on any world
+    run_passes      run a list of passes, with a record of each
+    step_profile    one step under torch's profiler
+    text_data       byte-level text to train on
+    time_proof      time verdicts on real ranks
+    train           the training loop
+"""

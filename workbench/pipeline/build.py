@@ -1,0 +1,154 @@
+"""`build`: all the steps from a recipe to a compiled training step, with a record of each pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import GraphModule
+
+from workbench.authoring.author import Authored, author
+from workbench.checks.verdicts import Verdict
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph, capture, title
+from workbench.graph.lower import CompiledStep, compile_step
+from workbench.graph.partition import partition
+from workbench.graph.read.cost import flops
+from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.full_inductor import require_compiler
+from workbench.passes.registry import find_pass
+from workbench.pipeline.numerics_proof import prove_numerics
+from workbench.pipeline.run_passes import (
+    Level,
+    PassRecord,
+    each_no_effect,
+    prove_partition,
+    refuse_divergence,
+    run_joint,
+    run_partitioned,
+    saved_bytes,
+)
+from workbench.pipeline.train import deterministic
+from workbench.recipe.contracts import check_passes
+from workbench.recipe.recipe import Recipe
+from workbench.recipe.rules import cuda_reasons
+from workbench.torch_api.garbage import uncollected
+from workbench.world.mesh import World
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Built:
+    """A compiled step and what was proved on the way. `seconds` is wall time by stage.
+
+    captured: the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
+    """
+
+    authored: Authored
+    step: CompiledStep
+    records: list[PassRecord]
+    schedule: Verdict
+    pipeline: list[Verdict] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    saved_bytes: int = 0
+    captured: GraphModule | None = field(default=None, repr=False)
+    flop: int = 0
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{r.name} {r.outcome}" for r in self.records) or "no passes"
+        return f"Built({title(self.authored)} on {self.authored.world.kind}: {rows})"
+
+
+def check_buildable(recipe: Recipe, kind: str) -> None:
+    """Refuse, before anything is authored, what a world of this kind or the list of passes cannot do."""
+    cuda = kind in ("auto", "nccl") and torch.cuda.is_available()
+    reasons = cuda_reasons(recipe.pass_names, recipe.model.attention)
+    lists = [[spec.name for spec in specs] for specs in (recipe.joint_passes, recipe.passes)]
+    for name in recipe.pass_names:
+        needs = find_pass(name).contract.needs
+        if "compiler" in needs:
+            require_compiler()
+        if name in reasons and not cuda and not (kind == "fake" and "cuda" in needs):
+            raise WorkbenchError(f"pass {name!r} needs CUDA ({reasons[name]}), and world {kind} has none here: take "
+                                 "world nccl on a machine with GPUs, or drop the pass")
+        if "fsdp" in needs and not recipe.mesh.fsdp:
+            raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
+    # again, since a user's own pass may have been registered after the recipe was read
+    if problems := check_passes(*lists, free_order=recipe.free_order):
+        raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
+
+
+def build(
+    recipe: Recipe,
+    world: World,
+    *,
+    level: Level = "light",
+    progress: Progress = lambda _: None,
+    captured: Callable[[JointGraph], None] | None = None,
+) -> Built:
+    """Author, capture, transform, partition and compile `recipe` on this rank of `world`.
+
+    Every rank calls it. level "full" also runs each pass's graph against the one it received, on real ranks.
+    `progress` hears the name of each stage before it starts. `captured` gets the joint graph before its first pass, to
+    be read and forked.
+
+    Raises WorkbenchError where a pass is unknown, the ranks' collectives differ, or the recipe is strict and a pass
+    had no effect.
+    """
+    check_buildable(recipe, world.kind)
+    with deterministic(recipe.training.deterministic):  # the backward refuses to run under another setting
+        built = _build(recipe, world, progress, captured)
+        if level == "full":
+            progress("numerics")
+            started = time.perf_counter()
+            built.pipeline = prove_numerics(built.records, built.step)
+            built.seconds["numerics"] = time.perf_counter() - started
+    _refuse_no_effect(recipe, built.records)
+    return built
+
+
+@uncollected()
+def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[JointGraph], None] | None) -> Built:
+    seconds: dict[str, float] = {}
+    started = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal started
+        now = time.perf_counter()
+        seconds[name], started = seconds.get(name, 0.0) + now - started, now
+
+    progress("author")
+    authored = author(recipe, world)
+    lap("author")
+    progress("capture")
+    joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
+    lap("capture")
+    captured, flop = joint.graph, sum(flops(joint.graph).values())
+    with joint:
+        if note is not None:
+            note(joint)
+        records = run_joint(joint, recipe.joint_passes, progress=progress)
+        lap("joint passes")
+        progress("partition")
+        pair = partition(joint)
+    prove_partition(records, pair)
+    lap("partition")
+    later, bodies = run_partitioned(pair, recipe.passes, progress=progress)
+    lap("passes")
+    records += later
+    schedule = refuse_divergence(pair)
+    step = compile_step(pair, bodies)
+    built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair),
+                  captured=captured, flop=flop)
+    lap("compile")
+    return built
+
+
+def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
+    idle = [(name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
+    if recipe.strict and idle:
+        listing = "; ".join(f"{name}: {why}" for name, why in idle)
+        raise WorkbenchError(f"recipe {recipe.name!r} is strict and these passes had no effect: {listing}")

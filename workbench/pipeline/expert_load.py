@@ -1,0 +1,106 @@
+"""How many tokens each expert got, in each step and from each rank, and the bias that evens it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workbench.authoring.models.moe import MoE
+from workbench.recipe.wording import counted
+
+
+@dataclass(repr=False)
+class ExpertLoad:
+    """Counts of a run. layers: module paths, in forward order.
+
+    tokens[step][layer][rank][expert]: copies of that rank's tokens that chose the expert.
+    dropped[step][layer][rank]: those of them that found no room.
+    """
+
+    layers: list[str]
+    tokens: list[list[list[list[int]]]] = field(default_factory=list)
+    dropped: list[list[list[int]]] = field(default_factory=list)
+
+    def by_expert(self, step: int, layer: int) -> list[int]:
+        """Copies that reached each expert's queue in a step, of all ranks together."""
+        return [sum(rank) for rank in zip(*self.tokens[step][layer], strict=True)]
+
+    def imbalance(self, step: int, layer: int) -> float:
+        """The fullest expert's copies over the mean: 1 is even."""
+        counts = self.by_expert(step, layer)
+        return max(counts) * len(counts) / sum(counts)
+
+    def worst(self, step: int) -> float:
+        """The imbalance of the most uneven layer."""
+        return max(self.imbalance(step, layer) for layer in range(len(self.layers)))
+
+    def copies(self, step: int) -> int:
+        """Copies of all tokens, over all layers and ranks."""
+        return sum(n for layer in self.tokens[step] for rank in layer for n in rank)
+
+    def fell(self, step: int) -> int:
+        """How many of the step's copies found no room, over all layers and ranks."""
+        return sum(n for layer in self.dropped[step] for n in layer)
+
+    def summary(self) -> str:
+        """One line: the fullest expert over the mean, and dropped copies, in the first step and the last."""
+        if not self.tokens or not self.layers:
+            return "no step has been noted"
+        first, last = 0, len(self.tokens) - 1
+        steps = dict.fromkeys((first, last))
+        uneven = " to ".join(f"{self.worst(step):.2f}" for step in steps)
+        lost = "no copy dropped"
+        if any(map(self.fell, range(last + 1))):
+            lost = "dropped " + " to ".join(f"{self.fell(step):,}" for step in steps) + \
+                f" of {self.copies(last):,} copies a step"
+        return f"fullest expert over the mean {uneven}, {lost}"
+
+    def __repr__(self) -> str:
+        sizes = [counted(len(self.layers), "layer"), counted(len(self.tokens), "step")]
+        if self.tokens and self.layers:
+            ranks = self.tokens[0][0]
+            sizes += [counted(len(ranks), "rank"), counted(len(ranks[0]), "expert")]
+        return f"ExpertLoad({', '.join(sizes)}: {self.summary()})"
+
+    def table(self) -> str:
+        """A line for each step and layer: copies for each expert, the fullest over the mean, and dropped copies."""
+        count = len(self.tokens[0][0][0]) if self.tokens else 0
+        lines = [f"{'step':>4}  {'layer':<12}" + "".join(f"{f'e{i}':>7}" for i in range(count)) + "  max/mean  dropped"]
+        for step in range(len(self.tokens)):
+            for layer, path in enumerate(self.layers):
+                counts = "".join(f"{n:>7}" for n in self.by_expert(step, layer))
+                fell = sum(self.dropped[step][layer])
+                lines.append(f"{step:>4}  {path:<12}{counts}{self.imbalance(step, layer):>10.2f}{fell:>9}")
+        return "\n".join(lines)
+
+
+def routed_layers(module: nn.Module) -> dict[str, MoE]:
+    """Module path to mixture of experts, in forward order."""
+    return {path: part for path, part in module.named_modules() if isinstance(part, MoE)}
+
+
+def balance(module: nn.Module, load: ExpertLoad) -> None:
+    """Note what the step just run routed where, and move each router's bias towards an even load.
+
+    Every rank calls it: one all-gather. An expert with more copies than the mean loses `balance_rate`, one with fewer
+    gains it. Source: arXiv:2412.19437, section 2.1.2.
+    """
+    layers = list(routed_layers(module).values())
+    if not layers:
+        return
+    mine = torch.stack([torch.cat((layer.tokens, layer.dropped.unsqueeze(0))) for layer in layers])
+    ranks = [mine]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(ranks, mine)
+    every = torch.stack(ranks, dim=1)  # layers, ranks, experts and the dropped
+    total = every[:, :, :-1].sum(1).double()
+    steps = (total.mean(1, keepdim=True) - total).sign()
+    for layer, step in zip(layers, steps, strict=True):
+        bias = layer.router.bias
+        bias += layer.config.balance_rate * step.to(bias.dtype)
+    load.tokens.append(every[:, :, :-1].tolist())
+    load.dropped.append(every[:, :, -1].tolist())

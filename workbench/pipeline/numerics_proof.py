@@ -1,0 +1,208 @@
+"""Numerics on real ranks: each pass against the graph it received, and the whole list against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
+
+from workbench.checks import numerics
+from workbench.checks.values import copies
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.callables import Body
+from workbench.graph.lower import CompiledStep
+from workbench.graph.partition import saved_order
+from workbench.graph.read.memory import inputs_written
+from workbench.graph.read.snapshot import output_values
+from workbench.pipeline.run_passes import PassRecord
+from workbench.pipeline.train import Batches, deterministic
+from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
+from workbench.torch_api import aot
+from workbench.torch_api import tree as pytree
+from workbench.torch_api.determinism import seeded
+from workbench.torch_api.unchanged import kept, unchanged
+
+_ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
+
+
+def loosest(records: Sequence[PassRecord]) -> PassContract:
+    """The contract under which the whole list is compared with eager; EXACT for an empty list."""
+    contracts = [CONTRACTS[r.name] for r in records]
+    exact = PassContract("no pass", Stage.JOINT, Numerics.EXACT, "nothing")
+    return max([exact, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
+
+
+def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    """Of one step on this rank the loss, every gradient, and every buffer and written parameter as it leaves them.
+
+    The module stays as it was.
+    """
+    written = {*step.pair.written, *(name for graph in step.pair.graphs for node in inputs_written(graph)
+                                     if (name := aot.parameter_of(node)) is not None)}
+    with unchanged(step.module, written, batch), seeded(0):
+        held = {name: p for name, p in step.module.named_parameters() if p.requires_grad}
+        loss = function(*batch)
+        # not backward(): an optimizer in a hook of the gradients would step
+        found = dict(zip(held, torch.autograd.grad(loss, list(held.values()), allow_unused=True), strict=True))
+        named = {"loss": loss} | {f"gradient of {name}": grad for name, grad in found.items() if grad is not None}
+        named |= {f"buffer {name}": buffer for name, buffer in step.module.named_buffers()}
+        named |= {f"parameter {name}": p for name, p in step.module.named_parameters() if name in written}
+        return {name: _own(value) for name, value in named.items()}
+
+
+def _own(value: torch.Tensor) -> torch.Tensor:
+    """A copy of this rank's part."""
+    with torch.no_grad():
+        return (value.to_local() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def _noted(seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+    seen[name] = list(args)
+    return runner(args)
+
+
+def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """The flat primals and tangents of one real step, as the graphs receive them: local tensors, sizes and meshes."""
+    seen: dict[str, list[Any]] = {}
+    bodies = [slot.body for slot in step.pair.slots]
+    try:
+        for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
+            runner = aot.boxed(graph)
+
+            slot.body = partial(_noted, seen, name, runner)
+        _run(step, step, batch)
+    finally:
+        for slot, body in zip(step.pair.slots, bodies, strict=True):
+            slot.body = body
+    tangents = sum(aot.is_tangent(n) for n in step.pair.backward.graph.find_nodes(op="placeholder"))
+    return seen["forward"], seen["backward"][len(seen["backward"]) - tangents :]
+
+
+def _joint(graph: Any, primals: list[Any], tangents: list[Any]) -> list[Any]:
+    return pytree.tree_leaves(graph(list(primals), list(tangents)))
+
+
+def _call(function: Any, args: list[Any]) -> list[Any]:
+    return list(function(list(args)) if getattr(function, "_boxed_call", False) else function(*args))
+
+
+def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
+    """Outputs and gradients of a forward and backward; saved tensors may differ between graphs and are left out."""
+    forward, backward = which
+    order = saved_order(*(b.graph if isinstance(b, Body) else b for b in record.before))
+    outputs = _call(forward, primals)
+    results = len(outputs) - len(order)
+    kept = [outputs[results + i] for i in order]
+    return outputs[:results] + _call(backward, kept + tangents)
+
+
+def run_graphs(
+    record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any],
+    written: Mapping[str, torch.Tensor],
+) -> list[Any]:
+    """The outputs and gradients of a record's graphs, those it received or those it made, on one step's inputs.
+
+    written: what `written_inputs` gives for the record. What the graphs make of them are results too; afterwards they
+    are as before, at the same addresses, where a replay reads them.
+    """
+
+    def once() -> list[Any]:
+        with kept(written.values()):
+            found = (_joint(graphs[0], primals, tangents) if record.stage is Stage.JOINT
+                     else _pair(record, graphs, primals, tangents))
+            return found + copies(list(written.values()))
+
+    with seeded(0):
+        if record.stage is Stage.REPLAY and graphs is record.after:
+            while not graphs[1].replays:  # the first calls are not replays yet
+                once()
+        return once()
+
+
+def written_inputs(record: PassRecord, primals: list[Any], tangents: list[Any]) -> dict[str, torch.Tensor]:
+    """All tensors that go in, by name, where a graph of the record writes into one itself; else none.
+
+    A step's new buffers are outputs as a rule, which torch writes back: then there is nothing to copy.
+    """
+    if not any(map(inputs_written, _readable(*record.before, *record.after))):
+        return {}
+    first, *backward = _readable(*record.before)
+    nodes = first.graph.find_nodes(op="placeholder")
+    nodes += [n for graph in backward for n in graph.graph.find_nodes(op="placeholder") if aot.is_tangent(n)]
+    return {aot.parameter_of(node) or node.name: value for node, value in zip(nodes, [*primals, *tangents], strict=True)
+            if isinstance(value, torch.Tensor)}
+
+
+def _readable(*graphs: Any) -> list[GraphModule]:
+    """Those that are graphs, and what callables were made from."""
+    found = (graph if isinstance(graph, GraphModule) else getattr(graph, "graph", None) for graph in graphs)
+    return [graph for graph in found if isinstance(graph, GraphModule)]
+
+
+def result_names(record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]) -> list[str]:
+    """What each result of `run_graphs` is, as far as the graphs say: a gradient, or what an input is written to."""
+    outputs = len(results) - len(written)
+    graphs = _readable(*record.before)
+    descs = [list(graph.graph.output_node().meta.get("desc") or []) for graph in graphs]
+    if len(graphs) == 2:
+        descs = [descs[0][:outputs - len(output_values(graphs[1]))], descs[1]]
+    names = [f"output {i}" for i in range(outputs)]
+    for i, desc in enumerate([desc for each in descs for desc in each][:outputs]):
+        if name := aot.gradient_of(desc):
+            names[i] = f"gradient of {name}"
+        elif name := aot.written_by(desc):
+            names[i] = f"new value of {name}"
+    return names + [f"new value of {name}" for name in written]
+
+
+def compare_graphs(record: PassRecord, before: list[Any], after: list[Any], written: Mapping[str, torch.Tensor],
+                   size: int) -> Verdict:
+    """The numerics verdict on what `run_graphs` gave for both sides of a record; every rank must call it."""
+    return numerics.compare(before, after, CONTRACTS[record.name], group_size=size,
+                            names=result_names(record, before, written))
+
+
+def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> Verdict:
+    # in a function of its own: a replay must not find the results of the last one still held
+    written = written_inputs(record, primals, tangents)
+    before, after = (run_graphs(record, g, primals, tangents, written) for g in (record.before, record.after))
+    return compare_graphs(record, before, after, written, size)
+
+
+def prove_numerics(
+    records: Sequence[PassRecord], step: CompiledStep, batch: tuple[Any, ...] | None = None
+) -> list[Verdict]:
+    """Add a numerics verdict to each record; returns the verdict of the whole list against eager.
+
+    `batch`: one step's inputs; by default the recipe's first, or the example batch of a module without a recipe.
+    Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
+    """
+    authored = step.pair.authored
+    if authored.world.kind not in ("gloo", "nccl"):
+        why = f"a {authored.world.kind} world has no values of its own: run on real ranks"
+        unknown = Verdict("numerics", Outcome.UNKNOWN, why)
+        for record in records:
+            record.verdicts.append(unknown)
+        return [unknown]
+    recipe = authored.recipe
+    if batch is None:
+        batch = Batches(authored).at(0) if recipe is not None else authored.example_batch()
+    size = max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
+    with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
+        with torch.enable_grad():
+            primals, tangents = real_inputs(step, batch)
+        for record in records:
+            if getattr(record.options, "at", None) == "capture":
+                why = "done while tracing, so this pass received no other graph: see the whole list against eager"
+                record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
+                continue
+            record.verdicts.append(_compared(record, primals, tangents, size))
+        with torch.enable_grad():
+            eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
+    names = list(eager | compiled)
+    return [numerics.compare([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
+                             group_size=size, names=names)]

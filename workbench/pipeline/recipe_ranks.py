@@ -1,0 +1,116 @@
+"""Whose ranks a recipe runs on: new ones, a pool's, or those that this process is one of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeGuard
+
+import torch
+import torch.distributed as dist
+
+from workbench.errors import WorkbenchError
+from workbench.pipeline.machine import gpus
+from workbench.recipe.recipe import Recipe, load_recipe
+from workbench.recipe.wording import counted
+from workbench.torch_api.cuda_graphs import close_recorders
+from workbench.torch_api.distributed.gloo import one_worker_thread
+from workbench.torch_api.supported import require_torch
+from workbench.world.mesh import World, WorldError, current_world
+from workbench.world.ranks import RankPool, ranks
+
+Kind = Literal["auto", "fake", "gloo", "nccl"]
+
+
+def runnable(recipe: Recipe | str | os.PathLike[str], world: Kind | RankPool) -> Recipe:
+    """The recipe, read where it is a name or a path; WorkbenchError for an unknown world or an unsupported torch."""
+    require_torch()
+    found = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if not isinstance(world, RankPool) and world not in ("auto", "fake", "gloo", "nccl"):
+        raise WorkbenchError(f"world {world!r} is none of auto, fake, gloo, nccl")
+    return found
+
+
+def kind_of(world: Kind | RankPool) -> str:
+    return world.backend if isinstance(world, RankPool) else world
+
+
+@contextmanager
+def pool_of(recipe: Recipe, world: Kind | RankPool, timeout: float) -> Iterator[RankPool]:
+    """Ranks for the recipe's mesh: those of the pool given, which stays open, or new ones."""
+    size = recipe.mesh.world_size
+    if isinstance(world, RankPool):
+        if world.size != size:
+            raise WorldError(f"recipe {recipe.name!r} needs {counted(size, 'rank')}, and this pool has {world.size}: "
+                             f"change the mesh, or start ranks({size})")
+        yield world
+        return
+    if world == "nccl":
+        refuse_nccl(size)
+    with ranks(size, backend=world, timeout=timeout) as pool:
+        yield pool
+
+
+def refuse_nccl(ranks_here: int) -> None:
+    """Say it where NCCL would have too few GPUs."""
+    found = gpus()
+    if not found:
+        raise WorldError("world nccl needs GPUs, and no CUDA GPU can be used here: take world gloo, or fake")
+    if found < ranks_here:
+        raise WorldError(f"world nccl needs a GPU for each of the {ranks_here} ranks, and this machine has "
+                         f"{counted(found, 'GPU')}: make the mesh smaller, or take world gloo")
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that sets the same variables, started this process as a rank."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def among_ranks(world: Kind | RankPool) -> TypeGuard[Kind]:
+    """Whether this process is a rank, whose world is to be used: no pool was given."""
+    return not isinstance(world, RankPool) and (dist.is_initialized() or launched())
+
+
+@contextmanager
+def joined(recipe: Recipe, kind: Kind = "auto", *, timeout: float = 600.0) -> Iterator[World]:
+    """The world that this process is a rank of already, or that torchrun started it for: left again at the end.
+
+    kind and timeout are those of `run`. WorldError where the recipe's mesh has another size, or nothing started ranks.
+    """
+    if dist.is_initialized():
+        yield _fitting(current_world(), recipe)
+        return
+    if not launched():
+        count = recipe.mesh.world_size
+        raise WorldError(f"recipe {recipe.name!r} needs {counted(count, 'rank')}, and nothing started this "
+                         f"process as one: start it with torchrun --nproc-per-node {count}")
+    size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    found = gpus()
+    if recipe.mesh.world_size != size:
+        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and torchrun started {size}: "
+                         f"change the mesh with --set, or start {recipe.mesh.world_size} ranks")
+    if kind == "nccl":
+        refuse_nccl(here)
+    backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
+    device = None
+    if backend == "nccl":
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    from datetime import timedelta
+
+    with one_worker_thread():
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
+        try:
+            yield current_world()
+        finally:
+            close_recorders()
+            dist.destroy_process_group()
+
+
+def _fitting(world: World, recipe: Recipe) -> World:
+    if recipe.mesh.world_size != world.size:
+        raise WorldError(f"recipe {recipe.name!r} needs {recipe.mesh.world_size} ranks, and this {world.kind} world "
+                         f"has {world.size}: change the mesh, or run on {recipe.mesh.world_size} ranks")
+    return world

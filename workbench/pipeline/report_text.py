@@ -1,0 +1,195 @@
+"""A report as text for a terminal and as HTML for a notebook: a row a pass, a column a check, reasons underneath."""
+
+from __future__ import annotations
+
+import html as markup
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict
+from workbench.recipe.wording import counted
+
+if TYPE_CHECKING:
+    from workbench.pipeline.report import Report
+
+_COLORS = {Outcome.PASS: "32", Outcome.FAIL: "1;31", Outcome.NO_EFFECT: "33", Outcome.UNKNOWN: "2"}
+_CELL = 12
+
+
+def _painted(text: str, outcome: Outcome, color: bool) -> str:
+    return f"\033[{_COLORS[outcome]}m{text}\033[0m" if color else text
+
+
+def title(report: Report) -> str:
+    axes = " x ".join(f"{axis} {size}" for axis, size in report.world["axes"].items()) or "one rank"
+    size = report.world["size"]
+    who = counted(size, f"{report.world['kind']} rank")
+    return f"{report.recipe.name} on {who} ({axes}), level {report.level}"
+
+
+def rows(report: Report) -> list[tuple[str, list[Outcome]]]:
+    """(name, an outcome for each check) of each pass, and of the whole list."""
+    found = [(r.name, [r.verdict(c).outcome for c in CHECKS]) for r in report.passes]
+    whole = {v.check: v.outcome for v in report.pipeline} | {"collectives": report.schedule.outcome}
+    applies = ("collectives", "numerics", "memory", "time")
+    return [*found, ("whole step", [whole[c] if c in applies else Outcome.UNKNOWN for c in CHECKS])]
+
+
+def reasons(report: Report) -> list[tuple[str, list[Verdict]]]:
+    """(name, verdicts) that say something: what passed and what did not; for the unchecked see `unchecked`."""
+    found = [(r.name, r.verdicts) for r in report.passes] + [("whole step", [report.schedule, *report.pipeline])]
+    return [(name, [v for v in verdicts if v.outcome is not Outcome.UNKNOWN and said(v)]) for name, verdicts in found]
+
+
+def said(verdict: Verdict) -> str:
+    """The message, or what figures the evidence holds."""
+    if verdict.message:
+        return verdict.message
+    return "; ".join(filter(None, (_figure(k.replace("_", " "), v) for k, v in verdict.evidence.items())))
+
+
+def _figure(name: str, value: Any) -> str:
+    """One entry of the evidence in a few words: long tables as their total, lists as their length."""
+    if isinstance(value, dict) and value and all(isinstance(v, int) for v in value.values()):
+        if len(value) > 3:
+            return f"{name} {sum(value.values()):,}"
+        return f"{name} " + ", ".join(f"{str(k).replace('_', ' ')} {v:,}" for k, v in value.items())
+    if isinstance(value, list):
+        few = len(value) <= 3 and all(isinstance(v, int) for v in value)
+        return f"{name} " + (", ".join(f"{v:,}" for v in value) if few and value else str(len(value)))
+    if isinstance(value, int):
+        return f"{name} {value:,}"
+    return f"{name} {value}" if isinstance(value, float | str) else ""
+
+
+def unchecked(report: Report) -> dict[str, list[str]]:
+    """Each reason why something was not checked, and the checks it stands for."""
+    found: dict[str, list[str]] = {}
+    everything = [v for r in report.passes for v in r.verdicts]
+    everything += [report.schedule, *(v for v in report.pipeline if v.message != "checked pass by pass")]
+    for verdict in everything:
+        if verdict.outcome is Outcome.UNKNOWN:
+            checks = found.setdefault(verdict.message, [])
+            checks += [verdict.check] if verdict.check not in checks else []
+    return found
+
+
+def lossy(report: Report) -> list[str]:
+    """Each LOSSY pass with its tolerance: told once, where its verdicts are shown."""
+    return [f"{r.name} is LOSSY: norm-relative tolerance {r.tolerance:g} on the loss and each gradient"
+            for r in report.passes if r.tolerance is not None]
+
+
+def figures(report: Report) -> list[str]:
+    """What was measured, one line each."""
+    roof, training, step = report.roofline, report.training, report.step_seconds
+    lines = [f"saved for the backward: {report.saved_bytes:,} bytes a rank",
+             f"model: {_si(roof.flop_per_token)}FLOP a token"]
+    if roof.ceiling is None or training is None or step is None:
+        return [*lines, roof.reason]
+    lines[-1] += f"; matmul ceiling {_si(roof.ceiling)}FLOP/s on all ranks in {roof.dtype}"
+    lines.append(f"step: {step * 1e3:,.1f} ms (median), {report.tokens_per_second or 0:,.0f} tokens/s; "
+                 f"roofline {(roof.step_seconds or 0) * 1e3:,.2f} ms, {roof.fraction or 0:.1%} of it reached")
+    losses = training.losses
+    lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps; "
+                 f"gradient norm {training.norms[0]:.3f} to {training.norms[-1]:.3f}")
+    if training.load is not None:
+        lines.append(f"experts: {training.load.summary()}")
+    if training.peak_bytes is not None:
+        lines.append(f"peak memory: {training.peak_bytes / 2**30:.2f} GiB on rank 0")
+    if report.profile is not None:
+        lines.append(f"one step on rank 0's GPU: {report.profile}")
+    return lines
+
+
+def _si(value: float) -> str:
+    for bound, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= bound:
+            return f"{value / bound:.3g} {unit}"
+    return f"{value:.3g} "
+
+
+def verdict_line(report: Report) -> tuple[str, Outcome]:
+    """The last word: PASS, or FAIL and how many problems."""
+    if report.ok:
+        return ("PASS" if not report.idle else f"PASS, with {len(report.idle)} NO_EFFECT"), (
+            Outcome.PASS if not report.idle else Outcome.NO_EFFECT)
+    return f"FAIL: {counted(len(report.problems), 'problem')}", Outcome.FAIL
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
+
+
+def grid(named: list[tuple[str, list[Outcome]]], *, color: bool = False, width: int = 100) -> list[str]:
+    """A line of heads, and a line for each name with its outcome of each check."""
+    left = min(max(len(name) for name, _ in named) + 2, width - _CELL * len(CHECKS))
+    lines = [" " * left + "".join(f"{check:<{_CELL}}" for check in CHECKS).rstrip()]
+    for name, outcomes in named:
+        whole = name == "whole step"
+        cells = ["" if whole and c in ("lint", "effect") else str(o) for c, o in zip(CHECKS, outcomes, strict=True)]
+        padded = [_painted(text, o, color and bool(text)) + " " * (_CELL - len(text))
+                  for text, o in zip(cells, outcomes, strict=True)]
+        short = name if len(name) < left else name[: left - 2] + "…"
+        lines.append(f"{short:<{left}}" + "".join(padded).rstrip())
+    return lines
+
+
+def table(report: Report, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
+    """See `Report.table`."""
+    lines = [title(report), "", *grid(rows(report), color=color, width=width)]
+    for name, verdicts in reasons(report) if reasoned else []:
+        if verdicts:
+            lines += ["", name]
+        for v in verdicts:
+            mark = "" if v.outcome is Outcome.PASS else f"{v.outcome}: "
+            reason = _wrapped(mark + said(v), width, f"  {v.check:<12}", " " * 14)
+            lines += [_painted(line, v.outcome, color and v.outcome is not Outcome.PASS) for line in reason]
+    if reasoned and (missing := unchecked(report)):
+        lines += ["", "not checked (UNKNOWN)"]
+        for why, checks in missing.items():
+            lines += _wrapped(f"{', '.join(checks)}: {why}", width, "  ", "    ")
+    lines.append("")
+    expected = [f"expected {e.name}: {e.outcome}, {e.message}" for e in report.expectations]
+    for line in [*lossy(report), *expected, *figures(report)]:
+        lines += _wrapped(line, width, "", "  ")
+    lines += [_painted(line, Outcome.FAIL, color) for p in report.problems for line in _wrapped(p, width, "! ", "  ")]
+    text, outcome = verdict_line(report)
+    return "\n".join([*lines, _painted(text, outcome, color)])
+
+
+def html(report: Report) -> str:
+    """The same table for a notebook; a cell's reason shows under the pointer, and in the list underneath."""
+    escape = markup.escape
+    head = "".join(f"<th style='text-align:left'>{c}</th>" for c in CHECKS)
+    body = []
+    for row in report.passes:
+        cells = [row.verdict(c) for c in CHECKS]
+        body.append(f"<tr><td style='text-align:left'><code>{escape(row.name)}</code></td>"
+                    + "".join(_cell(v) for v in cells) + "</tr>")
+    whole = {v.check: v for v in report.pipeline} | {"collectives": report.schedule}
+    last = ["<td></td>" if c in ("lint", "effect") else _cell(whole[c]) for c in CHECKS]
+    body.append("<tr><td style='text-align:left'>whole step</td>" + "".join(last) + "</tr>")
+    listed = "".join(
+        f"<li><code>{escape(name)}</code>: {'; '.join(escape(f'{v.check}: {_fact(v)}') for v in told)}</li>"
+        for name, verdicts in reasons(report) if (told := [v for v in verdicts if _fact(v)])
+    )
+    listed += "".join(f"<li>{escape(', '.join(checks))}: UNKNOWN, {escape(why)}</li>"
+                      for why, checks in unchecked(report).items())
+    text, outcome = verdict_line(report)
+    lines = [*lossy(report), *(f"expected {e.name}: {e.outcome}" for e in report.expectations), *report.problems]
+    return (f"<b>{escape(title(report))}</b>"
+            f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+            + "".join(f"<div>{escape(line)}</div>" for line in lines)
+            + f"<div><b style='background:{FILLS[outcome]};color:#222;padding:0 .4em'>{escape(text)}</b></div>"
+            f"<details><summary>what was found</summary><ul>{listed}</ul></details>")
+
+
+def _fact(verdict: Verdict) -> str:
+    """What the verdict says, without figures that differ from run to run: a committed notebook is compared."""
+    return "" if verdict.outcome is Outcome.PASS and verdict.check in ("numerics", "time") else said(verdict)
+
+
+def _cell(verdict: Verdict) -> str:
+    return (f"<td style='text-align:left;background:{FILLS[verdict.outcome]};color:#222' "
+            f"title='{markup.escape(_fact(verdict), quote=True)}'>{verdict.outcome}</td>")

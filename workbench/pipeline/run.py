@@ -1,0 +1,218 @@
+"""`run`: a recipe from its file to a report, on ranks that are started here, that torchrun started, or on none."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.pipeline.build import Built, build, check_buildable
+from workbench.pipeline.machine import machine, versions
+from workbench.pipeline.progress import REPORTS, Post, bars_from_file, local_bars
+from workbench.pipeline.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
+from workbench.pipeline.report import (
+    PassRow,
+    Report,
+    check_expectations,
+    complete,
+    gravest_rank,
+    median_step,
+    merge_rows,
+)
+from workbench.pipeline.roofline import matmul_ceiling, roofline
+from workbench.pipeline.run_passes import Level, prove_replay
+from workbench.pipeline.step_profile import StepProfile, profile_step
+from workbench.pipeline.text_data import load_text
+from workbench.pipeline.time_proof import prove_time
+from workbench.pipeline.train import Batches, Training, recipe_of, train
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.recipe import Recipe
+from workbench.world.fake import fake_world
+from workbench.world.mesh import World, current_world
+from workbench.world.ranks import RankPool
+
+LIGHT = "level light runs no graph: ask for level full"
+
+
+@dataclass
+class RankResult:
+    """What one rank sends back: plain data, no graphs."""
+
+    rows: list[PassRow]
+    schedule: Verdict
+    pipeline: list[Verdict]
+    seconds: dict[str, float]
+    saved_bytes: int
+    flop: int
+    training: Training | None
+    ceiling: float | None
+    profile: StepProfile | None
+
+
+def run(
+    recipe: Recipe | str | os.PathLike[str],
+    *,
+    world: Kind | RankPool = "auto",
+    level: Level = "light",
+    timeout: float = 600.0,
+    dump: Path | str | None = None,
+    progress: bool = True,
+) -> Report:
+    """Build `recipe` on every rank, train it, and report what each pass did and proved.
+
+    world: "auto" takes NCCL where there are enough GPUs, else gloo; "fake" builds for one rank of a mesh of any size
+    in this process and trains nothing; a pool, `ranks(n)`, is used and stays open. In a process that torchrun started,
+    or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
+    seconds for all of it, a pool's own where one is given. dump: a folder for each rank's graphs, as runnable files.
+    progress: bars on stderr, unless WORKBENCH_PROGRESS is 0.
+
+    Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
+    makes the report not `ok`.
+    """
+    recipe = runnable(recipe, world)
+    check_buildable(recipe, kind_of(world))
+    folder = Path(dump).absolute() if dump is not None else None
+    stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
+    steps = recipe.training.steps
+    if world == "fake":
+        with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
+            results = [on_rank(recipe, level, folder, post)]
+            return _kept(_report(recipe, here, level, results))
+    load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
+    if among_ranks(world):
+        with joined(recipe, world, timeout=timeout) as here:
+            with local_bars(stages, steps, progress and here.rank == 0) as post:
+                mine = on_rank(recipe, level, folder, post)
+            return _gathered(recipe, here, level, mine)
+    with bars_from_file(stages, steps, progress) as path, pool_of(recipe, world, timeout) as pool:
+        results = pool.run(on_rank, recipe, level, folder, Post(path=path))
+        device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
+        here = World(pool.backend, pool.size, 0, device)  # type: ignore[arg-type]
+    return _kept(_report(recipe, here, level, results))
+
+
+def _kept(report: Report) -> Report:
+    folder = os.environ.get(REPORTS)
+    if folder:
+        number = len(list(Path(folder).glob("*.json"))) + 1
+        path = Path(folder) / f"report_{number}_{report.recipe.name}.json"
+        report.to_json(path)
+        path.with_suffix(".txt").write_text(report.table(reasoned=False) + "\n", encoding="utf-8")
+    return report
+
+
+def on_rank(recipe: Recipe, level: Level, folder: Path | None, post: Post) -> RankResult:
+    """One rank's part of `run`: every rank of the world calls it."""
+    world = current_world()
+    if world.rank != 0:
+        post = Post()
+    # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
+    built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
+    if folder is not None:
+        from workbench.pipeline.graph_files import dump_graphs
+
+        dump_graphs(built, folder)
+    training = None
+    if world.kind in ("gloo", "nccl"):
+        if level == "full":
+            post.stage("time")
+            prove_time(built.records, built.step)
+        training = train(built.authored, built.step, progress=post.step)
+    return _result(built, recipe, level, training)
+
+
+def report_here(built: Built, training: Training) -> Report:
+    """The report of a step that the ranks of this world have built and trained, as `run` gives it; level light.
+
+    Every rank calls it, once: it closes the step.
+    """
+    recipe = recipe_of(built.authored)
+    return _gathered(recipe, built.authored.world, "light", _result(built, recipe, "light", training))
+
+
+def _gathered(recipe: Recipe, here: World, level: Level, mine: RankResult) -> Report:
+    results: list[Any] = [None] * here.size
+    dist.all_gather_object(results, mine)
+    return _report(recipe, here, level, results)
+
+
+def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:
+    """What this rank has to say, once it has trained, and what is measured then. Closes the step."""
+    world = built.authored.world
+    ceiling, profile = None, None
+    if training is not None:
+        prove_replay(built.records)
+        if world.device.type == "cuda":
+            batch = Batches(built.authored).at(0)
+            profile = profile_step(lambda: built.step(*batch).backward(), built.authored.module,
+                                   built.step.pair.written)
+        built.step.close()
+        ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
+    why = _missing(world, level)
+    rows = [_row(record, recipe, why) for record in built.records]
+    pipeline = [*built.pipeline, *_measured(world, training)]
+    return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
+                      built.flop, training, ceiling, profile)
+
+
+_NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
+
+
+def _missing(world: World, level: Level) -> dict[str, str]:
+    """Why a check of a pass may be absent."""
+    lowered = "compiled callables, and no graph to look at"
+    numerics = LIGHT if world.kind in ("gloo", "nccl") else f"a {world.kind} world has no values: run on real ranks"
+    timed = LIGHT if world.kind in ("gloo", "nccl") else f"a {world.kind} world has no speed: run on real ranks"
+    return {"lint": lowered, "collectives": lowered, "memory": lowered, "numerics": numerics, "time": timed}
+
+
+def _row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
+    contract = CONTRACTS[record.name]
+    return PassRow(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
+                   record.verify_seconds, complete(record.verdicts, why), record.name in recipe.expect.no_effect)
+
+
+def _measured(world: World, training: Training | None) -> list[Verdict]:
+    """Memory and time of the whole step, measured on this rank."""
+    if training is None:
+        why = f"a {world.kind} world runs nothing: run on real ranks"
+        return [Verdict(check, Outcome.UNKNOWN, why) for check in ("memory", "time")]
+    memory = Verdict("memory", Outcome.UNKNOWN, "the peak is measured on GPUs only, and these ranks are on CPUs")
+    if training.peak_bytes is not None:
+        text = f"peak {training.peak_bytes / 2**30:.2f} GiB measured"
+        memory = Verdict("memory", Outcome.PASS, text, {"peak_bytes": training.peak_bytes, "kind": "measured"})
+    step = median_step(training) or 0.0
+    text = f"median step {step * 1e3:,.1f} ms of {len(training.step_seconds)} steps"
+    return [memory, Verdict("time", Outcome.PASS, text, {"step_seconds": step})]
+
+
+def _report(recipe: Recipe, world: World, level: Level, results: list[RankResult]) -> Report:
+    first = results[0]
+    tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
+    # a fake world builds one rank: the others of its mesh hold as much
+    flop = sum(r.flop for r in results) if len(results) == world.size else first.flop * world.size
+    reason = "" if first.ceiling is not None else f"a {world.kind} world runs nothing: no ceiling to measure"
+    peaks = [r.training.peak_bytes for r in results if r.training and r.training.peak_bytes is not None]
+    pipeline = [gravest_rank(same) for same in zip(*(r.pipeline for r in results), strict=True)]
+    return Report(
+        recipe=recipe,
+        world={"kind": world.kind, "size": world.size, "axes": dict(recipe.mesh.axes)},
+        level=level,
+        machine=machine() | ({"peak_bytes_by_rank": peaks} if peaks else {}),
+        versions=versions(),
+        seconds=first.seconds,
+        passes=merge_rows([r.rows for r in results]),
+        schedule=gravest_rank([r.schedule for r in results]),
+        pipeline=pipeline,
+        roofline=roofline(flop / tokens, recipe.precision.param, tokens, first.ceiling, median_step(first.training),
+                          reason),
+        saved_bytes=first.saved_bytes,
+        training=first.training,
+        profile=first.profile,
+        expectations=check_expectations(recipe, first.training, first.saved_bytes),
+    )

@@ -1,0 +1,68 @@
+"""Time on real ranks: how long a step's graphs run before each pass and after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.lower import CompiledStep
+from workbench.pipeline.numerics_proof import real_inputs, run_graphs, written_inputs
+from workbench.pipeline.run_passes import PassRecord
+from workbench.pipeline.train import Batches, deterministic, recipe_of
+from workbench.world.mesh import World
+
+REPEATS = 3
+
+
+def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
+    """Add a time verdict to each record: the graph it received and the one it made, run on all ranks.
+
+    Every rank calls it, on a world with values. Joint graphs and partitioned pairs run node by node, compiled ones as
+    they are. The least of three runs counts, on the slowest rank.
+    """
+    authored = step.pair.authored
+    recipe = recipe_of(authored)
+    known: dict[tuple[int, ...], float] = {}
+    with deterministic(recipe.training.deterministic), torch.no_grad():
+        with torch.enable_grad():
+            primals, tangents = real_inputs(step, Batches(authored).at(0))
+        for record in records:
+            took = []
+            written = written_inputs(record, primals, tangents)
+            for graphs in (record.before, record.after):
+                key = tuple(map(id, graphs))
+                if key not in known:
+                    run = partial(run_graphs, record, graphs, primals, tangents, written)
+                    known[key] = _least(run, authored.world)
+                took.append(known[key])
+            text = f"forward and backward {took[0] * 1e3:,.1f} ms before, {took[1] * 1e3:,.1f} ms after"
+            record.verdicts.append(Verdict("time", Outcome.PASS, text, {"before": took[0], "after": took[1]}))
+
+
+def _least(function: Callable[[], Any], world: World) -> float:
+    """Seconds of the fastest of a few runs, on the slowest rank."""
+    function()  # writes the graph's code, and warms what the device warms
+    best = float("inf")
+    for _ in range(REPEATS):
+        if world.size > 1:
+            dist.barrier()
+        _sync(world)
+        started = time.perf_counter()
+        function()
+        _sync(world)
+        best = min(best, time.perf_counter() - started)
+    worst = torch.tensor(best, dtype=torch.float64, device=world.device)
+    if world.size > 1:
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def _sync(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)

@@ -1,0 +1,167 @@
+"""Recipe: model, mesh, data, passes and expectations of one run, declared in one TOML file.
+
+No torch here: a recipe is read, checked, changed and compared before torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, model_validator
+
+from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.edits import apply_overrides, flatten
+from workbench.recipe.rules import rule_problems
+from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
+from workbench.recipe.strict_toml import DeclarationError, Declared, Problem, check, freeze, read_toml, suggestion
+
+
+class RecipeError(DeclarationError):
+    """A recipe that cannot be read: all its problems, each with file and key."""
+
+
+class Recipe(Declared):
+    """Everything one run needs; see `load_recipe`. Raises RecipeError where a pass or mesh rule is broken."""
+
+    format_version: Literal[1] = 1
+    name: str = Field(min_length=1)
+    about: str = ""
+    model: ModelSpec = ModelSpec()
+    mesh: MeshSpec = MeshSpec()
+    data: DataSpec = DataSpec()
+    precision: PrecisionSpec = PrecisionSpec()
+    joint_passes: tuple[PassSpec, ...] = ()
+    passes: tuple[PassSpec, ...] = ()
+    training: TrainingSpec = TrainingSpec()
+    expect: Expectations = Expectations()
+    strict: bool = Field(False, description="a pass without effect is an error")
+    free_order: bool = Field(False, description="passes of a stage may stand in any order, to see what it is for")
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        problems = rule_problems(self.model_dump(), self.model.sizes())
+        if problems:
+            raise RecipeError(f"recipe {self.name!r}", problems)
+        return self
+
+    def __repr__(self) -> str:
+        axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.axes.items()) or "one rank"
+        passes = ", ".join(self.pass_names) or "none"
+        return f"Recipe {self.name}: {self.model.family} {self.model.flavor} on {axes}; passes: {passes}"
+
+    @property
+    def pass_names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in (*self.joint_passes, *self.passes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for TOML: every key with a value; a pass without options is its name."""
+        data = self.model_dump(exclude_none=True)
+        if self.training.clip is None:
+            data["training"]["clip"] = "off"
+        for where in ("joint_passes", "passes"):
+            data[where] = [p.as_toml() for p in getattr(self, where)]
+        return data
+
+    def to_toml(self) -> str:
+        """TOML text that reads back to an equal recipe."""
+        return tomli_w.dumps(self.to_dict())
+
+    def override(self, changes: Mapping[str, Any]) -> Recipe:
+        """A new recipe with values replaced by dotted key, such as `{"mesh.tp": 2}`.
+
+        Text is read as a TOML value where the key does not take text, so "1e-3" is a number; None puts
+        the default back (for `training.clip`: off). `passes.NAME.OPTION` sets an option of a listed pass.
+        """
+        data, problems = apply_overrides(Recipe, self.to_dict(), changes)
+        source = f"recipe {self.name!r} with {', '.join(f'{k}={v}' for k, v in changes.items())}"
+        if problems:
+            raise RecipeError(source, problems)
+        return parse_recipe(data, source)
+
+
+def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
+    """A recipe from plain data; RecipeError lists every problem, `source` first on each line."""
+    data = freeze(data)
+    version = data.get("format_version", 1)
+    if isinstance(version, int) and version not in (1, True):
+        raise RecipeError(source, [Problem("format_version", f"this workbench reads version 1, and the file is "
+                                                             f"version {version}: update the workbench")])
+    sections: dict[str, type[Declared]] = {
+        "model": ModelSpec, "mesh": MeshSpec, "data": DataSpec, "expect": Expectations,
+    }
+    try:
+        recipe, problems = check(Recipe, data)
+    except RecipeError as exc:
+        recipe, problems = None, list(exc.problems)
+    else:
+        if problems:  # the sections that stand on their own are still checked against each other
+            sound: dict[str, Declared | None] = {k: check(m, data.get(k, {}))[0] for k, m in sections.items()}
+            lists = {k: _sound_passes(data.get(k, ())) for k in ("joint_passes", "passes")}
+            model = sound["model"]
+            partial: dict[str, Any] = {k: v.model_dump() for k, v in sound.items() if v is not None} | lists
+            partial["free_order"] = data.get("free_order") is True
+            problems += rule_problems(partial, model.sizes() if isinstance(model, ModelSpec) else None)
+    if recipe is None:
+        raise RecipeError(source, list(dict.fromkeys(problems)))
+    return recipe
+
+
+def _sound_passes(listed: Any) -> list[dict[str, Any]]:
+    found = [check(PassSpec, p)[0] for p in listed] if isinstance(listed, tuple) else []
+    return [p.model_dump() if p else {"name": "", "options": {}} for p in found]
+
+
+def recipes_dir() -> Path:
+    """Where recipes are found by name: $WORKBENCH_RECIPES, or lessons/recipes of the checkout."""
+    return Path(os.environ.get("WORKBENCH_RECIPES") or Path(__file__).resolve().parents[2] / "lessons" / "recipes")
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes, in order; RecipeError where there is no folder of them."""
+    if not recipes_dir().is_dir():
+        raise RecipeError(str(recipes_dir()), [Problem("", "no such folder of recipes: install from a checkout with "
+                                                           "`pip install -e .`, or set WORKBENCH_RECIPES")])
+    return sorted(p.stem for p in recipes_dir().glob("*.toml"))
+
+
+def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
+    """Read a recipe by the name of a file in `recipes_dir()`, or by path (anything with a "/" or ".toml")."""
+    text = os.fspath(name_or_path)
+    if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
+        path = Path(text).expanduser()
+        return parse_recipe(read_toml(path, RecipeError), text)
+    names = recipe_names()
+    if text not in names:
+        raise RecipeError(f"recipe {text!r}", [Problem("", "no recipe of this name" + suggestion(text, names))])
+    path = recipes_dir() / f"{text}.toml"
+    return parse_recipe(read_toml(path, RecipeError), str(path))
+
+
+def diff_recipes(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
+    """What differs: dotted key, value in `a`, value in `b`; None where a side has no value."""
+    left, right = flatten(a.to_dict()), flatten(b.to_dict())
+    return [(k, left.get(k), right.get(k)) for k in [*left, *(k for k in right if k not in left)]
+            if left.get(k) != right.get(k)]
+
+
+def recipe_json_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe's TOML, for editors: pass options come from the contracts."""
+    schema = Recipe.model_json_schema()
+    tables = []
+    for contract in CONTRACTS.values():
+        options = contract.options.model_json_schema()
+        tables.append({
+            "type": "object", "description": contract.changes, "required": ["name"], "additionalProperties": False,
+            "properties": {"name": {"const": contract.name}, **options.get("properties", {})},
+        })
+    known = {"type": "string", "description": "a pass without options", "examples": list(CONTRACTS)}
+    own = {"type": "object", "description": "a pass of your own", "required": ["name"],
+           "properties": {"name": {"type": "string", "not": {"enum": list(CONTRACTS)}}}}
+    schema["$defs"]["PassSpec"] = {"anyOf": [known, *tables, own]}
+    clip = schema["$defs"]["TrainingSpec"]["properties"]["clip"]
+    clip["anyOf"] = [{"type": "number", "exclusiveMinimum": 0}, {"const": "off"}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,92 @@
+"""`as_graph_pass`: a pass as a plain function of a graph, for the pass lists of other compilers' pipelines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.checks import static
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.capture import facts_of
+from workbench.graph.read.collectives import list_collectives
+from workbench.passes.registry import RegisteredPass
+from workbench.pipeline.run_passes import apply_pass, choose, copy_graph
+from workbench.recipe.contracts import Stage
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api.aot import is_tangent
+
+NOT_SEEN = "what the partitioner makes of the tags is not seen from a list of passes"
+
+
+class GraphPass:
+    """`pass_(gm, example_inputs) -> gm`, with the options bound; the graph given is left as it is.
+
+    `records` gets one entry for each joint graph, and for each forward with its backward, light verdicts included.
+    A pass that only tags the joint graph says UNKNOWN too, since the partitioner runs elsewhere.
+    """
+
+    def __init__(self, item: RegisteredPass, options: Any) -> None:
+        self.item, self.options = item, options
+        self.records: list[PassRecord] = []
+        self.__name__ = item.name  # which torchtitan logs
+        self._shared: dict[str, Any] = {}
+        self._forward: tuple[GraphModule, GraphModule, float] | None = None
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
+        """example_inputs: those of the graph's placeholders by default, as joint passes get none in torchtitan.
+
+        Raises WorkbenchError where the pass raises, with its name.
+        """
+        inputs = gm.graph.find_nodes(op="placeholder")
+        joint = self.item.contract.stage is Stage.JOINT
+        which = "joint" if joint else "backward" if any(map(is_tangent, inputs)) else "forward"
+        if which == "forward":
+            self._shared = {}
+        if (gm.meta.get("workbench") or {}).get("graph") != which:
+            sizes = {c.group: c.group_size for c in list_collectives(gm)}  # no mesh here: a group goes by its own name
+            gm.meta["workbench"] = facts_of(which, {name: name for name in sizes}, sizes) | {"shared": self._shared}
+        given = copy_graph(gm)
+        started = time.perf_counter()
+        values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
+        result = apply_pass(self.item, given, values, self.options)
+        seconds = time.perf_counter() - started
+        after = copy_graph(result)  # later passes of the list may edit what this one returns
+        if joint:
+            self._prove((gm,), (after,), seconds)
+        elif which == "forward":
+            self._forward = gm, after, seconds
+        elif self._forward is not None:
+            before_forward, after_forward, earlier = self._forward
+            self._forward = None
+            self._prove((before_forward, gm), (after_forward, after), earlier + seconds)
+        return result
+
+    def _prove(self, before: tuple[Any, ...], after: tuple[Any, ...], seconds: float) -> None:
+        record = PassRecord(self.item.name, self.item.contract.stage, self.options, before, after, seconds, 0.0)
+        static.check(self.item.effect, self.item.contract, record, static.Seen())
+        if self.item.partition_effect is not None and record.verdict("effect") is not None:
+            record.verdicts.append(Verdict("effect", Outcome.UNKNOWN, NOT_SEEN))
+        self.records.append(record)
+
+    def __repr__(self) -> str:
+        return f"GraphPass({self.item.name}: {', '.join(r.outcome for r in self.records) or 'not run yet'})"
+
+
+def as_graph_pass(spec: PassSpec | str | Mapping[str, Any]) -> GraphPass:
+    """A registered pass for a list of `(gm, example_inputs) -> gm`, as in torchtitan's compiler toolkit.
+
+        bucketing = as_graph_pass({"name": "transformer_block_bucketing", "buckets": ["layers.0", "layers.1"]})
+        fw_compiler, bw_compiler = make_compiler_with_passes([bucketing])
+
+    spec: its name, or a table with its options; a pass that reads the model's blocks wants them as an option here. A
+    joint pass goes into a list of joint passes, a partitioned one into the list for forward and backward. The order of
+    such a list is its owner's to check.
+
+    Raises WorkbenchError for an unknown pass, for wrong options, and for a pass that makes or takes a callable.
+    """
+    where = "as_graph_pass, for graphs alone,"
+    return GraphPass(*choose(PassSpec.model_validate(spec), (Stage.JOINT, Stage.PARTITIONED), where))

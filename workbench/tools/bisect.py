@@ -1,0 +1,170 @@
+"""`bisect`: a recipe is built on its ranks, and the first pass that does not hold is found, and the node in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.fx import GraphModule
+
+from workbench.authoring.author import Authored
+from workbench.checks.bisect import CHECKS, Bisection, Found, first_growth, first_no_effect, first_node, over_ranks
+from workbench.checks.values import Trace, trace
+from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.graph.callables import Body
+from workbench.graph.capture import JointGraph
+from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition, saved_order
+from workbench.pipeline.build import Built, build, check_buildable
+from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
+from workbench.pipeline.progress import Post, bars_from_file, local_bars
+from workbench.pipeline.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
+from workbench.pipeline.run_passes import PassRecord
+from workbench.pipeline.train import Batches, deterministic
+from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import first_line
+from workbench.world.fake import fake_world
+from workbench.world.mesh import current_world
+from workbench.world.ranks import RankPool
+
+Check = Literal["numerics", "memory", "no_effect"]
+
+
+def bisect(
+    recipe: Recipe | str | os.PathLike[str],
+    check: Check = "numerics",
+    *,
+    world: Kind | RankPool = "auto",
+    timeout: float = 600.0,
+    progress: bool = True,
+) -> Bisection:
+    """Build `recipe` on every rank, and find its first pass that does not hold, and in its graphs the first node.
+
+    check: "numerics", each pass against the graph it received, on the same inputs, rank by rank; "memory", a higher
+    estimate than before the pass; "no_effect". world: as for `run`, a pool too, but that "auto" needs no ranks for
+    memory and no_effect, and takes a fake world. In a process that torchrun started, or in a rank, its ranks are used,
+    and each gets the result. timeout: seconds for all of it. progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
+
+    For numerics every value of the pass's two graphs lies on the host at once, on every rank: make a large model
+    smaller first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
+    """
+    recipe = runnable(recipe, world)
+    if check not in CHECKS:
+        raise WorkbenchError(f"check {check!r} is none of {', '.join(CHECKS)}")
+    if not recipe.pass_names:
+        raise WorkbenchError(f"recipe {recipe.name!r} has no passes, so there is none to find: add some to "
+                             "joint_passes or passes")
+    if world == "fake" and check == "numerics":
+        raise WorkbenchError("check numerics compares values, and a fake world has none: take world gloo or nccl, or "
+                             "check memory or no_effect")
+    if world == "auto" and check != "numerics" and not among_ranks(world):
+        world = "fake"
+    check_buildable(recipe, kind_of(world))
+    stages = 3 + len(recipe.pass_names) + (check == "numerics")
+    if world == "fake":
+        with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
+            return on_rank(recipe, check, post)
+    if among_ranks(world):
+        with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
+            return on_rank(recipe, check, post)
+    with bars_from_file(stages, 0, progress) as path, pool_of(recipe, world, timeout) as pool:
+        return pool.run(on_rank, recipe, check, Post(path=path))[0]
+
+
+def on_rank(recipe: Recipe, check: Check, post: Post) -> Bisection:
+    """One rank's part of `bisect`: every rank of the world calls it, and gets the same."""
+    world = current_world()
+    if world.rank != 0:
+        post = Post()
+    given: list[tuple[list[Any], list[Any]]] = []
+    note = (lambda joint: given.append(inputs_of(joint))) if check == "numerics" else None
+    built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
+    try:
+        found, unchecked = _searched(built, recipe, check, post, given)
+    finally:
+        built.step.close()
+    where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
+    return Bisection(recipe.name, where, check, tuple(r.name for r in built.records), found, unchecked)
+
+
+def _searched(
+    built: Built, recipe: Recipe, check: Check, post: Post, given: list[tuple[list[Any], list[Any]]]
+) -> tuple[Found | None, dict[str, str]]:
+    names = [r.name for r in built.records]
+    if check == "no_effect":
+        unchecked = {r.name: v.message for r in built.records
+                     if (v := r.verdict("effect")) is not None and v.outcome is Outcome.UNKNOWN}
+        return over_ranks(first_no_effect(built.records, recipe.expect.no_effect), names), unchecked
+    if check == "memory":
+        unchecked = {r.name: "it makes compiled callables, and estimates need a graph" for r in built.records
+                     if r.verdict("memory") is None}
+        return over_ranks(first_growth(built.records), names), unchecked
+    post.stage("numerics")
+    with deterministic(recipe.training.deterministic):
+        return first_departure(built.records, *given[0], group_size(built.authored))
+
+
+def group_size(authored: Authored) -> int:
+    """Ranks of the largest mesh axis: how many terms a reduction between ranks has at most."""
+    return max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
+
+
+def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
+    """The flat primals and tangents of the recipe's first step, from a capture that no pass has touched; it stays open.
+
+    A pass may break the step that is built of it. Every rank must call it.
+    """
+    return real_inputs(compile_step(partition(joint.fork())), Batches(joint.authored).at(0))
+
+
+def first_departure(
+    records: Sequence[PassRecord], inputs: list[Any], tangents: list[Any], size: int
+) -> tuple[Found | None, dict[str, str]]:
+    """The first pass, and node, that leaves its numerics contract; and the passes that were not compared, with why.
+
+    `inputs`, `tangents`: one step's, flat, as the graphs receive them. `size`: ranks of the largest group. Every rank
+    must call it, and gets the same.
+    """
+    unchecked: dict[str, str] = {}
+    for record in records:
+        if getattr(record.options, "at", None) == "capture":
+            unchecked[record.name] = "done while tracing, so it received no other graph"
+            continue
+        problem = _departs(record, inputs, tangents, size)
+        if problem:
+            before = _traced(record, record.before, inputs, tangents)
+            after = _traced(record, record.after, inputs, tangents)
+            assert before is not None
+            return first_node(record, before, after, problem, size), unchecked
+    return None, unchecked
+
+
+def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: int) -> str:
+    """Why the pass's graphs break its contract, the same on every rank; "" if they keep it."""
+    with torch.no_grad():
+        written = written_inputs(record, inputs, tangents)
+        before, after, error = run_graphs(record, record.before, inputs, tangents, written), [], ""
+        try:
+            after = run_graphs(record, record.after, inputs, tangents, written)
+        except Exception as raised:
+            error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
+        errors: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, error)
+        broken = next(((rank, text) for rank, text in enumerate(errors) if text), None)
+        if broken is not None:
+            return f"rank {broken[0]}: {broken[1]}"
+        found = compare_graphs(record, before, after, written, size)
+    return found.message if found.outcome is Outcome.FAIL else ""
+
+
+def _traced(record: PassRecord, graphs: Sequence[Any], inputs: list[Any], tangents: list[Any]) -> Trace | None:
+    """None for compiled callables: they have no nodes."""
+    plain = [g.graph if isinstance(g, Body) and graphs is record.before else g for g in graphs]
+    if not all(isinstance(g, GraphModule) for g in plain):
+        return None
+    order = saved_order(*(g.graph if isinstance(g, Body) else g for g in record.before)) if len(plain) == 2 else ()
+    return trace(plain, inputs, tangents, order)

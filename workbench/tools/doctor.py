@@ -1,0 +1,193 @@
+"""What this machine can and cannot do here, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.recipe.wording import counted
+from workbench.tools.compatibility import Table, load_tables, nearest, results_dir, same_release
+from workbench.torch_api.supported import TESTED_PLATFORM, TESTED_TORCH, installed_torch, platform_name, torch_problem
+
+PACKAGES = ("pydantic", "papermill", "nbconvert", "ipykernel", "jupyterlab")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the findings are made from. `packages`: version by name, None where missing. `gpus`: names.
+
+    `tables`: what was tested on which torch, or why that cannot be read.
+    """
+
+    python: str
+    system: tuple[str, str]
+    torch: str | None
+    cores: int
+    compiler: str | None
+    gpus: list[str] = field(default_factory=list)
+    cuda_build: str | None = None
+    gloo: bool = True
+    nccl: bool = False
+    triton: bool = False
+    packages: dict[str, str | None] = field(default_factory=dict)
+    tables: list[Table] | str = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: mark "ok", "note" or "bad", what was looked at, what was found, and what to do (or "")."""
+
+    mark: str
+    what: str
+    found: str
+    do: str = ""
+
+
+def compiler_version() -> str | None:
+    """The first line of the C++ compiler that Inductor would use, or None."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    path = next((p for name in names if (p := shutil.which(name))), None)
+    if path is None:
+        return None
+    try:
+        shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return shown.splitlines()[0] if shown else path
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _tables() -> list[Table] | str:
+    try:
+        return load_tables(results_dir())
+    except WorkbenchError as error:
+        return str(error)
+
+
+def look() -> Facts:
+    """The facts of this machine; torch is imported only if it is a supported one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    facts: dict[str, Any] = {
+        "python": sys.version.split()[0], "system": platform_name(), "torch": installed_torch(), "cores": cores,
+        "compiler": compiler_version(), "packages": {name: _version(name) for name in PACKAGES},
+        "tables": _tables(),
+    }
+    if not torch_problem(facts["torch"]):
+        import torch
+        import torch.distributed as dist
+
+        usable = torch.cuda.is_available()
+        facts |= {
+            "torch": torch.__version__,
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else [],
+            "cuda_build": torch.version.cuda, "gloo": dist.is_available() and dist.is_gloo_available(),
+            "nccl": dist.is_available() and dist.is_nccl_available(), "triton": _version("triton") is not None,
+        }
+    return Facts(**facts)
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """What the facts mean: versions first, then what works here."""
+    return [*_versions(facts), *_compatibility(facts), *_abilities(facts)]
+
+
+def _versions(facts: Facts) -> list[Finding]:
+    system, arch = facts.system
+    tested = facts.system == TESTED_PLATFORM
+    found = [Finding("ok" if tested else "note", "platform", f"{system} {arch}" + ("" if tested else ", untested"),
+                     "" if tested else "it may work: tests run on Linux x86-64 only")]
+    python_ok = facts.python.startswith(("3.11.", "3.12."))
+    found.append(Finding("ok" if python_ok else "note", "python", facts.python + ("" if python_ok else ", untested"),
+                         "" if python_ok else "use Python 3.11 or 3.12"))
+    if problem := torch_problem(facts.torch):
+        found.append(Finding("bad", "torch", facts.torch or "not installed", problem.rpartition(": ")[2]))
+    else:
+        exact = (facts.torch or "").split("+")[0] == TESTED_TORCH
+        more = "" if exact else f", supported; most tests run on {TESTED_TORCH}"
+        found.append(Finding("ok", "torch", f"{facts.torch}{more}"))
+    missing = [name for name, have in facts.packages.items() if have is None]
+    found.append(Finding("bad" if missing else "ok", "packages",
+                         f"missing: {', '.join(missing)}" if missing else
+                         ", ".join(f"{name} {have}" for name, have in facts.packages.items()),
+                         f"pip install {' '.join(missing)}" if missing else ""))
+    return found
+
+
+def _compatibility(facts: Facts) -> list[Finding]:
+    """What the committed tables say of this torch: counts, and each test that did not pass."""
+    what, tables = "tested torch", facts.tables
+    if isinstance(tables, str):
+        return [Finding("note", what, tables)]
+    if not tables:
+        return [Finding("note", what, "no tables of results here: they are in a checkout's benchmarks/results",
+                        f"make test-fast TORCH={TESTED_TORCH} in a checkout")]
+    listed = ", ".join(t.torch for t in tables)
+    if facts.torch is None or torch_problem(facts.torch):
+        return [Finding("note", what, f"there are tables of {listed}")]
+    table = nearest(tables, facts.torch)
+    same = same_release(facts.torch, table.torch)
+    text = f"{table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    others = [t.torch for t in tables if t is not table]
+    text += f" (tables of {', '.join(others)} too)" if others else ""
+    unlike = "" if same else f"{facts.torch} was not tested; the nearest that was: "
+    do = "" if same else f"make test-fast TORCH={facts.torch.split('+')[0]} in a checkout tests yours"
+    return [Finding("ok" if same and not table.others else "note", what, unlike + text, do),
+            *(Finding("note", outcome, test) for test, outcome in table.others)]
+
+
+def _abilities(facts: Facts) -> list[Finding]:
+    found = []
+    if not torch_problem(facts.torch):
+        found.append(Finding("ok", "fake world", "any mesh, one process: capture, passes, estimates"))
+        gloo = f"real ranks on {counted(facts.cores, 'core')}: training and every verdict but GPU memory"
+        found.append(Finding("ok", "gloo ranks", gloo) if facts.gloo else
+                     Finding("bad", "gloo ranks", "this torch has no gloo", "install a torch build with gloo"))
+        found.append(_nccl(facts))
+    if facts.compiler:
+        found.append(Finding("ok", "full Inductor", f"compiler: {facts.compiler}"))
+    else:
+        found.append(Finding("note", "full Inductor", "no C++ compiler: full_inductor_compilation is refused",
+                             "apt-get install g++, or conda install cxx-compiler, or set CXX"))
+    if facts.gpus and not facts.triton:
+        found.append(Finding("note", "triton", "not installed: Inductor compiles nothing for GPUs",
+                             "pip install triton"))
+    return found
+
+
+def _nccl(facts: Facts) -> Finding:
+    if facts.gpus and facts.nccl:
+        kinds = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
+        return Finding("ok", "nccl ranks", f"up to {len(facts.gpus)}: {kinds}")
+    if facts.gpus:
+        return Finding("note", "nccl ranks", "GPUs, and a torch without NCCL", "install a CUDA build of torch")
+    if facts.cuda_build is None:
+        return Finding("note", "nccl ranks", "not here: torch is built for the CPU", "with a GPU, install a CUDA build")
+    return Finding("note", "nccl ranks", "not here: no CUDA GPU can be used", "without one: gloo, or a fake world")
+
+
+_MARKS = {"ok": ("ok  ", "32"), "note": ("note", "33"), "bad": ("bad ", "1;31")}
+
+
+def text(found: list[Finding], *, color: bool = False) -> str:
+    """One line a finding; what to do stands underneath."""
+    lines = []
+    for f in found:
+        mark, paint = _MARKS[f.mark]
+        shown = f"\033[{paint}m{mark}\033[0m" if color else mark
+        lines.append(f"{shown}  {f.what:<14}{f.found}")
+        if f.do:
+            lines.append(f"{'':20}-> {f.do}")
+    bad = [f.what for f in found if f.mark == "bad"]
+    return "\n".join([*lines, "", f"mend first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"])

@@ -1,0 +1,184 @@
+"""`look_inside`: what Inductor makes of a function: kernels, buffers, partitions. Nothing is compiled until it runs."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.fx.traceback import preserve_node_meta
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.buffers import Buffers, read_buffers
+from workbench.graph.read.kernels import Kernel, Kernels, find_kernels
+from workbench.graph.read.nodes import provenance
+from workbench.torch_api import aot
+from workbench.torch_api.inductor import inside
+from workbench.torch_api.inductor.inside import Lowered, Part, watched
+from workbench.torch_api.inductor.lowering import decomposition_table
+from workbench.torch_api.inductor.regions import check_options
+
+__all__ = ["Inside", "Lowered", "Part", "look_inside", "watched"]
+_ASSERT = re.compile(r"assert not (\w+)\.is(nan|inf)\(\)")
+_KINDS = {"nan": "NaN", "inf": "an infinity"}
+
+
+def _as_module(function: Callable[..., Any]) -> nn.Module:
+    """A module whose forward is `function`, under that name: torch.export keeps the lines of a `forward` only."""
+    def forward(*inputs: Any) -> Any:  # a builtin has no signature
+        return function(*inputs)
+
+    if isinstance(function, FunctionType):
+        code = function.__code__.replace(co_name="forward")
+        forward = FunctionType(code, function.__globals__, "forward", function.__defaults__, function.__closure__)
+    module = nn.Module()
+    module.forward = forward
+    return module
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What Inductor made of a function. Call it as the function; C++ kernels are compiled then, and not before.
+
+    graph: as it was given to Inductor, with its decompositions; inputs have their own names here, and in the code those
+    that torch.compile gives, `arg0_1` the first. estimate: Inductor's own, of the bytes at the peak, inputs left out.
+    parts: the stretches that may each be one CUDA graph. wrapper: the FX graph of a `backend`.
+    """
+
+    graph: GraphModule = field(repr=False)
+    lowered: Lowered = field(repr=False)
+    kernels: Kernels
+    wrapper: GraphModule | None = field(repr=False)
+    _compiled: Any = field(repr=False)
+    _held: tuple[Any, ...] = field(repr=False)
+    _names: Mapping[str, str] = field(repr=False)
+
+    @property
+    def code(self) -> str:
+        """The Python that Inductor wrote, with the sources of its kernels."""
+        return self.lowered.code
+
+    @property
+    def estimate(self) -> int:
+        return self.lowered.estimate
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.lowered.parts
+
+    @property
+    def buffers(self) -> Buffers:
+        """The memory that the code takes. WorkbenchError where a `backend` got an FX graph, and no code was written."""
+        if self.wrapper is not None:
+            raise WorkbenchError("a backend got the wrapper as an FX graph: read `wrapper`; allocations are nodes")
+        return read_buffers(self.code, self.lowered.sizes)
+
+    def lines(self, kernel: Kernel) -> tuple[str, ...]:
+        """The source lines that a kernel computes, each once, in the order of its nodes."""
+        nodes = {n.name: n for n in self.graph.graph.nodes}
+        return tuple(dict.fromkeys(text for name in kernel.nodes if (text := provenance(nodes[name]).text)))
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run. WorkbenchError where an assert of `nan_asserts` fails: which buffer, and after which kernel."""
+        given = iter(inputs)
+        flat = [next(given) if held is None else held for held in self._held]
+        try:
+            with torch.no_grad():  # kernels write into buffers that they are given
+                out = self._compiled(flat)
+        except AssertionError as error:
+            raise _explained(error, self._names) from None
+        if isinstance(out, torch.Tensor):  # an FX graph with one output returns it bare
+            return out
+        return out[0] if len(out) == 1 else tuple(out)
+
+
+def _explained(error: AssertionError, names: Mapping[str, str]) -> Exception:
+    """What a failed assert of the generated code says: which tensor, and what ran before it. names: of the inputs."""
+    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+    file = frame.f_code.co_filename
+    found = _ASSERT.search(linecache.getline(file, line))
+    if found is None:
+        return error
+    name, what = found.group(1), _KINDS[found.group(2)]
+    local = frame.f_locals
+    if name == "var":
+        at = next(i for i, value in enumerate(local["return_vars"]) if value is local["var"])
+        where = f"output {at} of the graph"
+    elif name.startswith("buf"):
+        before = [text for i in range(1, line) if ".run(" in (text := linecache.getline(file, i).strip())]
+        where = f"{name}, which {before[-1].partition('.run(')[0] if before else 'a kernel'} reads or writes"
+    else:
+        where = f"input {names.get(name, name)} of the graph"
+    return WorkbenchError(f"{where} holds {what}: the option nan_asserts put `{found.group(0)}` into the code")
+
+
+def look_inside(
+    function: Callable[..., Any] | nn.Module,
+    *inputs: Any,
+    config: Mapping[str, Any] | None = None,
+    eager: Iterable[str] = (),
+    backend: Callable[[GraphModule], Callable[..., Any]] | None = None,
+) -> Inside:
+    """Export `function`, apply Inductor's decompositions, and let Inductor schedule and write its code.
+
+    config: Inductor's options. eager: nodes of the graph, by name, that the eager operator computes, alone. backend:
+    gets the code that calls the kernels as an FX graph, and returns what runs in its place; Inductor can do that where
+    each kernel is Triton's or a library's. A function that changes its inputs is refused.
+
+    Raises WorkbenchError for an unknown option or node.
+    """
+    check_options(config or {}, "look_inside")
+    module = function if isinstance(function, nn.Module) else _as_module(function)
+    with warnings.catch_warnings(), preserve_node_meta():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(module, inputs, strict=False).run_decompositions(decomposition_table())
+    if exported.graph_signature.buffers_to_mutate or exported.graph_signature.user_inputs_to_mutate:
+        raise WorkbenchError("look_inside: the function changes an input or a buffer: give one that returns "
+                             "new tensors")
+    graph = exported.graph_module
+    named = {n.name: n for n in graph.graph.nodes if n.op == "call_function"}
+    for name in eager:
+        if name not in named:
+            near = get_close_matches(name, named, 1)
+            raise WorkbenchError(f"look_inside: eager: the graph has no operator node {name!r}: "
+                                 + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(named)}"))
+        inside.mark_fallback(named[name])
+    wrappers: list[GraphModule] = []
+
+    def receive(gm: GraphModule) -> Callable[..., Any]:
+        assert backend is not None
+        wrappers.append(gm)
+        return backend(gm)
+
+    example = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    before = aot.clone(graph)
+    before.meta["workbench"] = {"graph": "forward"}
+    names = inside.name_inputs(graph)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled, lowered = inside.lower(graph, example, dict(config or {}), receive if backend else None)
+    except Exception as error:
+        if "FX conversion only supports Triton kernels" not in str(error):
+            raise
+        raise WorkbenchError("look_inside: a backend gets an FX graph of Triton's and libraries' kernels alone, and on "
+                             "this device Inductor wrote one in another language: compute that part by `eager`, or "
+                             "use a GPU") from None
+    kernels = find_kernels(compiled, before)
+    assert kernels is not None
+    return Inside(before, lowered, kernels, wrappers[-1] if wrappers else None, compiled, _held(exported), names)
+
+
+def _held(exported: Any) -> tuple[Any, ...]:
+    """A value for each input of the graph: the module's own tensors, and None for what a call gives."""
+    tensors = {**exported.state_dict, **exported.constants}
+    return tuple(tensors.get(spec.target) if spec.target else None for spec in exported.graph_signature.input_specs)

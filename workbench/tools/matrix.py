@@ -1,0 +1,217 @@
+"""A matrix of runs: recipes times repeats, each in processes of its own, with one table at the end. No torch here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.recipe.recipe import Recipe, load_recipe
+
+ENDS = 15.0  # seconds in which a run that is over its limit may tell it itself
+WIDTH = 100
+COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], float, str]] = {
+    # heading: (figure of a report, factor, format)
+    "step ms": (lambda r: r["median_step_seconds"], 1e3, ",.1f"),
+    "tokens/s": (lambda r: r["tokens_per_second"], 1, ",.0f"),
+    "peak GiB": (lambda r: r["training"] and r["training"]["peak_bytes"], 2**-30, ".2f"),
+    "collectives": (lambda r: r["schedule"]["evidence"].get("collectives"), 1, ",.0f"),
+    "launches": (lambda r: r["profile"] and r["profile"]["launches"], 1, ",.0f"),
+    "exposed ms": (lambda r: r["profile"] and r["profile"]["exposed_nccl_ms"], 1, ",.1f"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of one recipe: its report, or in a sentence why there is none. refused: this machine cannot run it."""
+
+    name: str
+    report: dict[str, Any] | None
+    problem: str = ""
+    refused: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return not (self.report["ok"] if self.report else self.refused)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Inside it, a SIGTERM raises SystemExit, so that runs, which are sessions of their own, end with this process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@ending_on_sigterm()
+def run_matrix(
+    recipes: Iterable[str | Path],
+    folder: Path,
+    *,
+    changes: Mapping[str, str] | None = None,
+    files: Sequence[Path] = (),
+    world: str = "auto",
+    level: str = "light",
+    repeats: int = 1,
+    timeout: float = 300.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Entry]:
+    """Run each recipe `repeats` times, in turn; keep each report in `folder`; what has a report there runs no more.
+
+    changes: as for Recipe.override, of all of them. files: Python files that register passes or models, for each run.
+    timeout: seconds of one run. A report counts as the run's own if recipe, world, level and torch are the same; what
+    the files hold is not compared. `tell` hears a line for each run.
+
+    Raises RecipeError, before anything runs, where a recipe is wrong, and WorkbenchError where two have one name.
+    """
+    changed: dict[str, tuple[str, Recipe]] = {}
+    for given in recipes:
+        recipe = load_recipe(given).override(dict(changes or {}))
+        if recipe.name in changed:
+            raise WorkbenchError(f"matrix: two recipes are called {recipe.name!r}: give one of them another name")
+        changed[recipe.name] = str(given), recipe
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[Entry] = []
+    refused: dict[str, Entry] = {}
+    for repeat in range(1, repeats + 1):
+        for name, (given, recipe) in changed.items():
+            path = folder / f"{name}.{repeat}.json"
+            entry = refused.get(name) or _kept(path, recipe, world, level)
+            if entry is None:
+                arguments = [given, *(["--set", *(f"{k}={v}" for k, v in changes.items())] if changes else []),
+                             *(word for file in files for word in ("--import", str(file))),
+                             "--world", world, "--level", level, "--timeout", f"{timeout:g}", "--json", str(path)]
+                entry = _run(name, arguments, path, timeout)
+                if entry.refused:  # it would be again
+                    refused[name] = entry
+                tell(f"{name} ({repeat} of {repeats}): {_outcome(entry)}")
+            found.append(entry)
+    return found
+
+
+def _kept(path: Path, recipe: Recipe, world: str, level: str) -> Entry | None:
+    """The report that is there already, if it is of the same run."""
+    if not path.exists():
+        return None
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        same = (report["recipe"] == json.loads(json.dumps(recipe.to_dict())) and report["level"] == level
+                and world in ("auto", report["world"]["kind"])
+                and report["versions"]["torch"].split("+")[0] == version("torch").split("+")[0])
+    except (ValueError, KeyError, TypeError) as error:
+        raise WorkbenchError(f"{path}: no report of a run ({type(error).__name__}: {error}): remove it, or "
+                             "take another folder") from None
+    return Entry(recipe.name, report) if same else None
+
+
+def _run(name: str, arguments: list[str], path: Path, timeout: float) -> Entry:
+    path.unlink(missing_ok=True)
+    child = subprocess.Popen([sys.executable, "-m", "workbench", "run", *arguments], text=True, start_new_session=True,
+                             env={**os.environ, "WORKBENCH_PROGRESS": "0"}, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE)
+    try:
+        said = child.communicate(timeout=timeout + ENDS)[1]
+    except subprocess.TimeoutExpired:
+        end_group(child, signal.SIGKILL)
+        return Entry(name, None, f"not done after {timeout:g} s: give it more with --timeout")
+    except BaseException:
+        end_group(child, signal.SIGINT)
+        raise
+    if path.exists():
+        return Entry(name, json.loads(path.read_text(encoding="utf-8")))
+    lines = [line.partition("workbench: error: ")[2] for line in said.splitlines() if "workbench: error: " in line]
+    why = "; ".join(lines) or f"ended with {child.returncode}: {said.strip()[-500:]}"
+    return Entry(name, None, why, refused=child.returncode == 2)
+
+
+def signal_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
+    """A signal to a child and what shares its session; none to who may have its number after it."""
+    if child.poll() is None:
+        os.killpg(child.pid, how)
+
+
+def end_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
+    """End a run with its ranks and kernels, which end themselves when it is gone."""
+    signal_group(child, how)
+    try:
+        child.communicate(timeout=ENDS)
+    except subprocess.TimeoutExpired:
+        signal_group(child, signal.SIGKILL)
+        child.communicate()
+
+
+def _outcome(entry: Entry) -> str:
+    if entry.report is None:
+        return entry.problem
+    return "PASS" if entry.report["ok"] else f"FAIL, {entry.report['problems'][0]}"
+
+
+def _figure(reports: Sequence[Mapping[str, Any]], heading: str) -> str:
+    """Median over the repeats, and half the distance from the least to the most as its noise band."""
+    read, factor, form = COLUMNS[heading]
+    values = [value * factor for report in reports if (value := read(report)) is not None]
+    if not values:
+        return ""
+    band = f" ±{noise(values):{form}}" if noise(values) else ""
+    return f"{statistics.median(values):{form}}{band}"
+
+
+def noise(values: Sequence[float]) -> float:
+    """Half the distance from the least to the most."""
+    return (max(values) - min(values)) / 2
+
+
+def gravest(reports: Sequence[Mapping[str, Any]]) -> str:
+    """FAIL, NO_EFFECT or PASS: the gravest of all runs."""
+    if not all(report["ok"] for report in reports):
+        return "FAIL"
+    idle = any(row["outcome"] == "NO_EFFECT" for report in reports for row in report["passes"])
+    return "NO_EFFECT" if idle else "PASS"
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """A row for each recipe that ran, and under them why the others did not, and what the figures were measured on."""
+    names = list(dict.fromkeys(entry.name for entry in entries))
+    ran = {name: [e.report for e in entries if e.name == name and e.report is not None] for name in names}
+    rows = [[name, gravest(reports), *(_figure(reports, heading) for heading in COLUMNS)]
+            for name, reports in ran.items() if reports]
+    heads = ["recipe", "verdicts", *COLUMNS]
+    used = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+    wide = [max(len(line[i]) for line in [heads, *rows]) for i in used]
+    lines = []
+    for line in [heads, *rows] if rows else []:
+        cells = [line[i].ljust(w) if i < 2 else line[i].rjust(w) for i, w in zip(used, wide, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    said = [f"{name}: {problem}" for name, reports in ran.items() for report in reports
+            for problem in report["problems"]]
+    said += [f"{entry.name} did not run: {entry.problem}" for entry in entries if entry.report is None]
+    said += dict.fromkeys(_where(report) for reports in ran.values() for report in reports)
+    for text in dict.fromkeys(said):
+        lines += ["", *textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]
+    return "\n".join(lines).lstrip("\n")
+
+
+def _where(report: Mapping[str, Any]) -> str:
+    machine, world = report["machine"], report["world"]
+    on = machine["gpus"][0] if machine["gpus"] else machine["cpu"]
+    return (f"{world['size']} {world['kind']} ranks, torch {report['versions']['torch']}, Python "
+            f"{report['versions']['python']}, {on}, {machine['cores']} cores" + (
+                f"; step: median of {len(report['training']['step_seconds']) - 1} after the first"
+                if report["training"] else ""))

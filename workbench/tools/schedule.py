@@ -1,0 +1,156 @@
+"""Do all ranks of a mesh of any size launch the same collectives in the same order? Told before any rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from torch.distributed.tensor import DTensor
+
+from workbench.authoring.author import Authored, author
+from workbench.authoring.families import find_family
+from workbench.authoring.layout import refuse_padding
+from workbench.checks.collectives import Entry, difference, schedule
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import partition
+from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.nodes import provenance
+from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.registry import find_pass
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.recipe.contracts import Stage
+from workbench.recipe.recipe import Recipe
+from workbench.torch_api.distributed.dtensor import local_shape, ranks_of
+from workbench.torch_api.garbage import uncollected
+from workbench.world.fake import fake_world
+
+GRAPHS = (Stage.JOINT, Stage.PARTITIONED)
+MOST = 256
+"""Ranks that `all` captures at most: one takes about a second of a small model."""
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """What `compare_schedules` found. roles: the first rank of each role, and how many ranks share it."""
+
+    size: int
+    roles: dict[int, int]
+    checked: tuple[int, ...]
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        roles = ", ".join(f"rank {rank}" + (f" and {count - 1} more" if count > 1 else "")
+                          for rank, count in self.roles.items())
+        return (f"{self.size} ranks in {len(self.roles)} {'role' if len(self.roles) == 1 else 'roles'}: {roles}\n"
+                f"captured as {'rank' if len(self.checked) == 1 else 'ranks'} {', '.join(map(str, self.checked))}\n"
+                f"collectives {self.verdict.outcome}: {self.verdict.message}")
+
+
+@uncollected()
+def compare_schedules(
+    recipe: Recipe, ranks: str | Sequence[int] = "roles", progress: Callable[[str], None] = lambda _: None
+) -> Schedules:
+    """Capture `recipe` as each of `ranks` on a fake world, run its passes, and compare the ordered collectives.
+
+    ranks: "roles" takes the first rank of each role, and the last rank of all; "all" takes all, 256 at most, or name
+    some. Two ranks have the same role when each of their parameters has the same local shape: uneven shards make
+    others. A model or a pass of your own may do something else on each rank of a role: unless all ranks were captured,
+    the verdict is then UNKNOWN. Passes that leave no graph are left out. A capture a rank, one after the other, in this
+    process.
+
+    Raises WorkbenchError for a rank that is not there, too many ranks, and for what the recipe cannot do.
+    """
+    size = recipe.mesh.world_size
+    if ranks == "all" and size > MOST:
+        raise WorkbenchError(f"ranks all: the mesh has {size} ranks, and at most {MOST} are captured, one after the "
+                             "other: name some, such as 0,3, or make the mesh smaller")
+    with fake_world(size) as world:
+        authored = author(recipe, world)
+        refuse_padding(authored.module)
+        roles = roles_of(authored)
+    chosen = _chosen(ranks, size, roles)
+    entries, sources = [], []
+    for rank in chosen:
+        progress(f"rank {rank}")
+        launched, lines = _scheduled(recipe, size, rank)
+        entries.append(launched)
+        sources.append(lines)
+    verdict = _verdict(chosen, entries, sources)
+    own = _own(recipe)
+    if verdict.outcome is Outcome.PASS and own and len(chosen) < size:
+        why = (f"ranks {', '.join(map(str, chosen))} agree, and {own} is your own, which may do something else on each "
+               "rank: take --ranks all (ranks=\"all\") to capture every rank")
+        verdict = Verdict("collectives", Outcome.UNKNOWN, why)
+    return Schedules(size, roles, chosen, verdict)
+
+
+def _own(recipe: Recipe) -> str:
+    """The first thing in the recipe that is not the package's, whose ranks of one role are known to act alike."""
+    if find_family(recipe.model.family).sizes is not None:
+        return f"model {recipe.model.family!r}"
+    mine = [name for name in recipe.pass_names if find_pass(name).contract.source == "user"]
+    return f"pass {mine[0]!r}" if mine else ""
+
+
+def roles_of(authored: Authored) -> dict[int, int]:
+    """The first rank of each role, and how many ranks have it."""
+    kinds = sorted({(tuple(p.shape), p.placements, p.device_mesh) for p in authored.module.parameters()
+                    if isinstance(p, DTensor)}, key=repr)
+    places = {mesh: dict(zip(ranks_of(mesh), product(*map(range, mesh.shape)), strict=True))
+              for *_, mesh in kinds}  # experts may lie on one of their own
+    first: dict[tuple[tuple[int, ...], ...], int] = {}
+    roles: dict[int, int] = {}
+    for rank in range(authored.world.size):
+        role = tuple(local_shape(shape, mesh.shape, places[mesh][rank], placements)
+                     for shape, placements, mesh in kinds)
+        leader = first.setdefault(role, rank)
+        roles[leader] = roles.get(leader, 0) + 1
+    return roles
+
+
+def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tuple[int, ...]:
+    if ranks == "all":
+        return tuple(range(size))
+    if isinstance(ranks, str):
+        if ranks != "roles":
+            raise WorkbenchError(f"ranks {ranks!r}: expected roles, all, or ranks such as 0,3")
+        return tuple(sorted({*roles, size - 1}))
+    wrong = [rank for rank in ranks if not 0 <= rank < size]
+    if wrong or not ranks:
+        raise WorkbenchError(f"rank {wrong[0] if wrong else 'none'}: the mesh has ranks 0 to {size - 1}")
+    return tuple(sorted(set(ranks)))
+
+
+def _scheduled(recipe: Recipe, size: int, rank: int) -> tuple[list[Entry], list[str]]:
+    """The ordered collectives of one rank, and where each comes from."""
+    later = [spec for spec in recipe.passes if find_pass(spec.name).contract.stage in GRAPHS]
+    with fake_world(size, rank) as world:
+        authored = author(recipe, world)
+        with capture(authored, decompositions=capture_decompositions(recipe.joint_passes)) as joint:
+            run_joint(joint, recipe.joint_passes)
+            pair = partition(joint)
+        run_partitioned(pair, later)
+        lines = []
+        for graph in pair.graphs:
+            nodes = {node.name: node for node in graph.graph.nodes}
+            lines += [f"{c.node}, {provenance(nodes[c.node])}" for c in list_collectives(graph)]
+        return schedule(pair.graphs), lines
+
+
+def _verdict(ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequence[list[str]]) -> Verdict:
+    if len(ranks) == 1:
+        why = "one rank was captured, and it has no other to be compared with"
+        return Verdict("collectives", Outcome.UNKNOWN, why)
+    found = difference(entries, ranks)
+    if found is None:
+        text = f"{len(entries[0])} collectives in the same order on all that were captured"
+        return Verdict("collectives", Outcome.PASS, text, {"collectives": len(entries[0])})
+    position, index, sentence = found
+    usual = next(i for i, own in enumerate(entries) if i != position and own[index:index + 1] != entries[position][
+        index:index + 1])
+    lines = [f"rank {ranks[i]}: {sources[i][index]}" for i in sorted({position, usual}) if index < len(sources[i])]
+    return Verdict("collectives", Outcome.FAIL, "\n  ".join([sentence, *lines]), {"rank": ranks[position],
+                                                                                  "index": index})

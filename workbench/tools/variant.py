@@ -1,0 +1,163 @@
+"""One variant of a recipe in figures and verdicts, and the difference that a change made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks.collectives import moved_bytes
+from workbench.checks.record import PassRecord
+from workbench.checks.static import Seen
+from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.simulated_run import simulated
+from workbench.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one rank's forward and backward would take.
+
+    launches, bytes: of collectives, by kind, mesh axis and reduction; bytes of the unsharded side. peaks: estimated
+    bytes of the forward and of the backward, in node order. saved: bytes between them. step, compute and exposed:
+    milliseconds simulated on `device`, forward and backward.
+    """
+
+    launches: Mapping[str, int]
+    bytes: Mapping[str, int]
+    peaks: Mapping[str, int]
+    saved: int
+    device: str
+    step_ms: float
+    compute_ms: float
+    exposed_ms: float
+
+    def rows(self) -> dict[str, int | float]:
+        """Every figure by its name with its unit."""
+        found: dict[str, int | float] = {f"launches: {name}": n for name, n in self.launches.items()}
+        found |= {f"bytes: {name}": n for name, n in self.bytes.items()}
+        found |= {f"estimated peak of the {name}, bytes": n for name, n in self.peaks.items()}
+        found["estimated saved, bytes"] = self.saved
+        for name, ms in (("step", self.step_ms), ("compute", self.compute_ms), ("exposed", self.exposed_ms)):
+            found[f"{name} on {self.device}, simulated ms"] = ms
+        return found
+
+
+def figures_of(pair: ForwardBackward, seen: Seen, device: str) -> Figures:
+    """Read them from the graphs, or from what is known of the graphs. WorkbenchError for an unknown device."""
+    moved, launched = moved_bytes([seen.take(graph) for graph in pair.graphs])
+    names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
+    estimate = seen.estimate(pair.graphs)
+    run = simulated(pair.by_part, device)
+    return Figures({name: launched[key] for key, name in names.items()}, {name: moved[key] for key, name in
+                   names.items()}, {part: estimate[f"peak_{part}"] for part in pair.by_part}, estimate["saved"],
+                   device, run.total_ms, run.compute_ms, run.exposed_ms)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe, and what became of it. `verdicts`: by pass, in order. `schedule`: do the ranks' collectives agree."""
+
+    recipe: Recipe
+    plan: ParallelPlan | None
+    verdicts: Mapping[str, Sequence[Verdict]]
+    schedule: Verdict
+    figures: Figures
+
+    @property
+    def outcome(self) -> Outcome:
+        """The gravest of all verdicts."""
+        return worst(verdict for found in self.verdicts.values() for verdict in found)
+
+    def rows(self) -> dict[str, str]:
+        """The outcome of every check of every pass."""
+        found = {f"{name}: {v.check}": str(v.outcome) for name, each in self.verdicts.items() for v in each}
+        return found | {"ranks agree": str(self.schedule.outcome)}
+
+    def reasons(self) -> dict[str, str]:
+        """Why, for every check that did not pass."""
+        return {f"{name}: {v.check}": f"{v.outcome}, {v.message}" for name, each in self.verdicts.items() for v in each
+                if v.outcome is not Outcome.PASS}
+
+
+def verdicts_of(records: Sequence[PassRecord]) -> dict[str, tuple[Verdict, ...]]:
+    """By pass, the last verdict of each check: a partition says more of a tag than the pass that set it."""
+    return {r.name: tuple({v.check: v for v in r.verdicts}.values()) for r in records}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A stage that ran, in seconds of wall time. `why`: what differs from the variant before, or the stage it follows.
+    """
+
+    stage: str
+    seconds: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.stage} {self.seconds:.2f} s ({self.why})"
+
+
+@dataclass(frozen=True, repr=False)
+class Difference:
+    """What a change made of a variant. `seconds`: from the question to the answer.
+
+    changes: key, value before, value after. ran: the stages that ran again, in order; kept: those that did not.
+    """
+
+    changes: Sequence[tuple[str, Any, Any]]
+    before: Variant
+    after: Variant
+    ran: Sequence[Ran]
+    kept: Sequence[str]
+    seconds: float
+    reverted: bool = field(default=False)
+
+    @property
+    def title(self) -> str:
+        said = ", ".join(f"{key}: {_short(a)} -> {_short(b)}" for key, a, b in self.changes)
+        return ("reverted" if self.reverted else "what if") + f": {said or 'nothing but code differs'}"
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(what, before, after, change) of every verdict and figure; change is "" where both are the same."""
+        found = []
+        old, new = self.before.rows(), self.after.rows()
+        for name in _both(old, new):
+            a, b = old.get(name, "-"), new.get(name, "-")
+            found.append((name, a, b, "" if a == b else "differs"))
+        was, now = self.before.figures.rows(), self.after.figures.rows()
+        for name in _both(was, now):
+            x, y = was.get(name, 0), now.get(name, 0)
+            found.append((name, _number(x), _number(y), "" if x == y else _number(y - x, "+")))
+        return found
+
+    def __repr__(self) -> str:
+        ran = ", ".join(map(str, self.ran)) or "nothing"
+        lines = [self.title, f"ran again: {ran}", f"kept: {', '.join(self.kept) or 'nothing'}",
+                 f"answered in {self.seconds:.2f} s", *aligned([("", "before", "after", "change"), *self.rows()])]
+        for side, reasons in (("before", self.before.reasons()), ("after", self.after.reasons())):
+            lines += [f"{side}, {name}: {why}" for name, why in reasons.items()]
+        return "\n".join(lines)
+
+
+def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The names of both, those of `a` first where they are."""
+    return [*a, *(name for name in b if name not in a)]
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _number(value: float, sign: str = "") -> str:
+    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign},.3f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+            .rstrip() for row in rows]

@@ -1,0 +1,294 @@
+"""`what_if`: change one thing of a recipe, run again what it affects, see the difference, and go back."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.authoring.author import Authored, author, author_module, random_tokens
+from workbench.authoring.families import find_family
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks import collectives, static
+from workbench.checks.record import PassRecord
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph, capture
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.passes.decomposition import capture_decompositions
+from workbench.pipeline.build import Progress, check_buildable
+from workbench.pipeline.run_passes import JOINT, PARTITIONED, choose, prove_partition, run_joint, run_partitioned
+from workbench.pipeline.train import deterministic
+from workbench.recipe.recipe import Recipe, diff_recipes
+from workbench.recipe.sections import PassSpec, listed
+from workbench.tools.fingerprint import fingerprint
+from workbench.tools.variant import Difference, Figures, Ran, Variant, aligned, figures_of, verdicts_of
+from workbench.torch_api.garbage import uncollected
+from workbench.world.mesh import World
+
+_VARIANTS = 8
+_LATER: dict[str, Any] = {
+    **dict.fromkeys(("name", "about", "strict", "free_order", "expect", "joint_passes", "passes"), True),
+    "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"},
+}
+"""What neither the model nor its graph depends on; all else of a recipe authors anew."""
+
+
+@dataclass
+class _State:
+    """What a stage leaves. Its graphs never change: what comes next works on copies, and on a fork of the capture."""
+
+    authored: Authored
+    joint: JointGraph | None = None
+    pair: ForwardBackward | None = None
+    bodies: tuple[Any, ...] | None = None
+    records: tuple[PassRecord, ...] = ()
+    seen: static.Seen = field(default_factory=static.Seen)
+    figures: Figures | None = None
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """parts: what the stage's result depends on beside the stage before it. key: of all that, back to the first."""
+
+    name: str
+    parts: Mapping[str, str]
+    key: str
+    run: Callable[[Any], _State]
+
+
+class Study:
+    """A recipe on a world, taken as far as its passes go, with the result of every stage kept; see `what_if`.
+
+    now: the current variant. history: every difference so far, reverts included. records, joint and pair: the
+    current variant's pass records and graphs, to be read and not to be changed. Nothing here runs a step:
+    `build(study.recipe, world)` does.
+
+    Kept in this process's memory, and nowhere else, are the stages of the last 8 variants; the garbage collector waits
+    while an answer is made. A result is found again by its content: what
+    the stage reads of the recipe, the code of the stage and of what it calls, as it is loaded, the files that options
+    name, torch's version and the world.
+    """
+
+    def __init__(self, recipe: Recipe, world: World, device: str, progress: Progress) -> None:
+        self.world, self.device, self.progress = world, device, progress
+        self.history: list[Difference] = []
+        self._kept: dict[str, _State] = {}
+        self._used: list[list[str]] = []
+        self._undo: list[Variant] = []
+        self._stages: list[_Stage] = []
+        started = time.perf_counter()
+        with uncollected():
+            self.now, self.ran = self._answer(recipe, None)
+        self.seconds = time.perf_counter() - started
+        self.first = self.now
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.now.recipe
+
+    @property
+    def _last(self) -> _State:
+        return self._kept[self._stages[-1].key]
+
+    @property
+    def records(self) -> list[PassRecord]:
+        return list(self._last.records)
+
+    @property
+    def pair(self) -> ForwardBackward:
+        pair = self._last.pair
+        assert pair is not None
+        return pair
+
+    @property
+    def joint(self) -> JointGraph:
+        """The joint graph as the last joint pass left it, still open."""
+        joint = self._last.joint
+        assert joint is not None
+        return joint
+
+    def change(
+        self,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        joint_passes: Sequence[Any] | None = None,
+        passes: Sequence[Any] | None = None,
+        plan: ParallelPlan | None = None,
+    ) -> Difference:
+        """Answer for the recipe with these changes, starting at the first stage that they affect.
+
+        changes: values by dotted key, as `Recipe.override` takes them. joint_passes, passes: whole lists in the place
+        of the recipe's. plan: placements in the place of the model family's own. Without any of them, what has been
+        defined anew runs again.
+
+        A change that cannot be made (RecipeError), or a pass that raises (WorkbenchError), leaves the study as it was.
+        """
+        lists = {"joint_passes": joint_passes, "passes": passes}
+        given = {key: [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(value, key)]
+                 for key, value in lists.items() if value is not None}
+        wanted = {**(changes or {}), **given}
+        recipe = self.recipe.override(wanted) if wanted else self.recipe
+        before = self.now
+        found = self._to(recipe, self.now.plan if plan is None else plan)
+        self._undo.append(before)
+        return found
+
+    def revert(self) -> Difference:
+        """Go back to the variant before the last change; what is kept does not run again."""
+        if not self._undo:
+            raise WorkbenchError("nothing to revert: no change was made since the start")
+        wanted = self._undo[-1]
+        found = replace(self._to(wanted.recipe, wanted.plan), reverted=True)
+        self._undo.pop()
+        self.history[-1] = found
+        return found
+
+    @uncollected()
+    def _to(self, recipe: Recipe, plan: ParallelPlan | None) -> Difference:
+        started, before = time.perf_counter(), self.now
+        after, ran = self._answer(recipe, plan)
+        changes: list[tuple[str, Any, Any]] = diff_recipes(before.recipe, recipe)
+        if plan != before.plan:
+            was, now = ("the family's" if p is None else "given" for p in (before.plan, plan))
+            changes.append(("plan", was, now))
+        kept = [stage.name for stage in self._stages if stage.name not in {r.stage for r in ran}]
+        self.now = after
+        self.history.append(Difference(changes, before, after, ran, kept, time.perf_counter() - started))
+        return self.history[-1]
+
+    def _answer(self, recipe: Recipe, plan: ParallelPlan | None) -> tuple[Variant, list[Ran]]:
+        check_buildable(recipe, self.world.kind)
+        stages = list(_stages(recipe, self.world, plan))
+        previous = {stage.name: stage for stage in self._stages}
+        state: _State | None = None
+        ran: list[Ran] = []
+        with deterministic(recipe.training.deterministic):
+            for stage in stages:
+                if stage.key not in self._kept:
+                    self.progress(stage.name)
+                    started = time.perf_counter()
+                    self._kept[stage.key] = stage.run(state)
+                    why = _why(stage, previous.get(stage.name), ran)
+                    ran.append(Ran(stage.name, time.perf_counter() - started, why))
+                state = self._kept[stage.key]
+            assert state is not None and state.pair is not None
+            state.figures = state.figures or figures_of(state.pair, state.seen, self.device)
+            schedule = collectives.exchange(state.pair.graphs)  # every time, so that no rank waits for another
+        self._stages = stages
+        self._forget([stage.key for stage in stages])
+        return Variant(recipe, plan, verdicts_of(state.records), schedule, state.figures), ran
+
+    def _forget(self, keys: list[str]) -> None:
+        self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
+        wanted = {key for used in self._used for key in used}
+        self._kept = {key: state for key, state in self._kept.items() if key in wanted}
+
+    def __repr__(self) -> str:
+        rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
+        answers = [("as given", self.seconds, self.first), *((d.title, d.seconds, d.after) for d in self.history)]
+        for title, seconds, variant in answers:
+            f = variant.figures
+            rows.append((title, f"{seconds:.2f}", str(variant.outcome), f"{sum(f.launches.values()):,}",
+                         f"{f.saved:,}", f"{f.step_ms:,.3f}", f"{f.exposed_ms:,.3f}"))
+        return "\n".join([f"Study({self.recipe.name} on {self.world.size} {self.world.kind} ranks, simulated on "
+                          f"{self.device})", *aligned(rows)])
+
+
+def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = lambda _: None) -> Study:
+    """Run the recipe's stages on this rank of `world`, up to the last pass, and keep each stage's result.
+
+    `study.change({"passes.NAME.OPTION": value})` then starts at the first stage that the change affects, and says what
+    it did to verdicts (level light), collectives, estimated memory and the time simulated on `device`;
+    `study.revert()` goes back. On real ranks, each rank makes the same changes. `progress` hears each stage's name
+    before it runs. Raises WorkbenchError as `build` does, but for passes without effect: a verdict says so.
+    """
+    return Study(recipe, world, device, progress)
+
+
+def _stages(recipe: Recipe, world: World, plan: ParallelPlan | None) -> Iterator[_Stage]:
+    key = fingerprint(torch.__version__, world.kind, world.size, world.rank, str(world.device))
+
+    def stage(name: str, run: Callable[[Any], _State], **parts: Any) -> _Stage:
+        nonlocal key
+        said = {part: fingerprint(value) for part, value in parts.items()}
+        key = fingerprint(key, name, said)
+        return _Stage(name, said, key, run)
+
+    checks = fingerprint(static.check)
+    table = capture_decompositions(recipe.joint_passes)
+    yield stage("author", lambda _: _State(author(recipe, world, plan=plan)), recipe=recipe.model_dump(exclude=_LATER),
+                plan=plan, code=(author_module, random_tokens, find_family(recipe.model.family)))
+    yield stage("capture", lambda s: replace(s, joint=capture(s.authored, decompositions=table)),
+                recipe=table is not None, code=(capture, capture_decompositions))
+    proofs = []
+    for spec in recipe.joint_passes:
+        item, options = choose(spec, JOINT, "joint_passes")
+        proofs.append((item.name, item.partition_effect))
+        yield stage(spec.name, _joint(spec), options=_read(options),
+                    code=(item.function, item.effect, item.contract, checks))
+    yield stage("partition", _partitioned, code=(partition, proofs))
+    for spec in recipe.passes:
+        item, options = choose(spec, PARTITIONED, "passes")
+        yield stage(spec.name, _pass(spec), options=_read(options),
+                    code=(item.function, item.effect, item.contract, checks))
+
+
+def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:
+    if previous is None:
+        return "new"
+    differ = [part for part, value in stage.parts.items() if previous.parts.get(part) != value]
+    if differ:
+        return " and ".join(differ)
+    if ran:
+        return f"after {ran[0].stage}"
+    return "no longer kept" if stage.key == previous.key else "after other stages than before"
+
+
+def _read(options: Any) -> dict[str, Any]:
+    """The options, and of files that they name what is in them."""
+    given = options.model_dump()
+    files = {key: Path(value) for key, value in given.items() if isinstance(value, str) and value}
+    return given | {f"{key}: file": hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()
+                    if _is_file(path)}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a path
+        return False
+
+
+def _joint(spec: PassSpec) -> Callable[[_State], _State]:
+    def run(state: _State) -> _State:
+        assert state.joint is not None
+        joint = state.joint.fork()
+        records = run_joint(joint, [spec], seen=state.seen)
+        seen, state.seen = state.seen.of((joint.graph,)), state.seen.of((state.joint.graph,))
+        return replace(state, joint=joint, records=(*state.records, *records), seen=seen)
+
+    return run
+
+
+def _partitioned(state: _State) -> _State:
+    assert state.joint is not None
+    pair = partition(state.joint.fork())
+    records = [replace(r, verdicts=list(r.verdicts)) for r in state.records]
+    prove_partition(records, pair)
+    return replace(state, pair=pair, records=tuple(records), seen=static.Seen())
+
+
+def _pass(spec: PassSpec) -> Callable[[_State], _State]:
+    def run(state: _State) -> _State:
+        assert state.pair is not None
+        with state.pair.forked() as pair:
+            records, bodies = run_partitioned(pair, [spec], seen=state.seen, bodies=state.bodies)
+        seen, state.seen = state.seen.of(pair.graphs), state.seen.of(state.pair.graphs)
+        return replace(state, pair=pair, bodies=bodies, records=(*state.records, *records), figures=None, seen=seen)
+
+    return run

@@ -1,0 +1,10 @@
+"""Private names of Inductor.
+
+    alike_buckets  trace alike buckets once
+    bucketing      Inductor's bucketing and overlap schedulers
+    inside         schedule, memory estimate, partitions, generated code
+    kernels        which kernel computes which nodes
+    lowering       decomposition table and compiler entry point
+    passes         which passes Inductor runs
+    regions        named regions: annotate, cut out, compile
+"""

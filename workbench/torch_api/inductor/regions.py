@@ -1,0 +1,151 @@
+"""Named regions of a model: annotated while tracing, cut out of a graph, and compiled each for itself.
+
+Source: torch/fx/traceback.py (`annotate`), torch/fx/passes/utils/fuser_utils.py,
+torch/_inductor/__init__.py (`standalone_compile`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.fx.traceback
+from torch.fx import GraphModule, Node
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from workbench.errors import WorkbenchError
+from workbench.torch_api.inductor import kernels
+from workbench.torch_api.inductor.lowering import accepted
+from workbench.torch_api.ops import aliased_inputs
+
+_KEY = "region"
+_PREFIX = "region_part_"
+
+
+def region(name: str) -> AbstractContextManager[None]:
+    """What runs inside `with region(name):` in a module's forward is called `name`, in its backward too.
+
+    A name costs nothing and changes nothing; passes such as regional_inductor go by it. An inner name wins.
+    """
+    return torch.fx.traceback.annotate({_KEY: name})
+
+
+def region_of(node: Node) -> str | None:
+    """The name that the node was traced under, or None."""
+    return (node.meta.get("custom") or {}).get(_KEY)
+
+
+def named_regions(graph: GraphModule, untagged: str = "forward") -> dict[str, set[str]]:
+    """The regions of the nodes that are no views, by the direction they belong to, in whichever graph they stand.
+
+    untagged: the direction of nodes that do not say theirs.
+    """
+    found: dict[str, set[str]] = {"forward": set(), "backward": set()}
+    for node in graph.graph.nodes:
+        if (name := region_of(node)) and not aliased_inputs(node):
+            tag = node.meta.get("partitioner_tag") or untagged
+            found["backward" if "backward" in tag else "forward"].add(name)
+    return found
+
+
+def check_options(config: Mapping[str, Any], where: str) -> None:
+    """Raise WorkbenchError naming the first key that is no option of Inductor, and the nearest that is; or a text where
+    the option is true or false, since every text is true.
+    """
+    import torch._inductor.config
+
+    known = torch._inductor.config.get_config_copy()
+    for key, value in config.items():
+        if isinstance(known.get(key), bool) and isinstance(value, str):
+            raise WorkbenchError(f"{where}: Inductor's option {key!r} is true or false, and not {value!r}")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "see torch/_inductor/config.py"
+            raise WorkbenchError(f"{where}: Inductor has no option {key!r}: {hint}")
+
+
+def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, list[Node]]]:
+    """Groups as parts that can each become one call: (group, nodes), in node order. `groups`: a node's group.
+
+    A node's level is how often a path to it enters a group. Every way out of a part and into another part raises the
+    level, so parts of one group and one level make no cycle.
+    """
+    level: dict[Node, int] = {}
+    parts: dict[tuple[str, int], list[Node]] = {}
+    for node in graph.graph.nodes:
+        mine, at = groups.get(node), -1
+        for given in node.all_input_nodes:
+            entered = mine is not None and level[given] >= 0 and groups.get(given) != mine
+            at = max(at, level[given] + entered)
+        level[node] = at if mine is None else max(at, 0)
+        if mine is not None:
+            parts.setdefault((mine, level[node]), []).append(node)
+    return [(name, nodes) for (name, _), nodes in parts.items()]
+
+
+def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
+    """`nodes`, and before each the graphs that it takes (what attention does to a score): its own copies of them."""
+    out = []
+    for node in nodes:
+        for given in node.all_input_nodes:
+            if given.op == "get_attr" and isinstance(getattr(graph, str(given.target), None), GraphModule):
+                with graph.graph.inserting_before(node):
+                    copy = graph.graph.node_copy(given)
+                node.replace_input_with(given, copy)
+                out.append(copy)
+        out.append(node)
+    return out
+
+
+def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, Node]]:
+    """Replace each part by a call of a submodule: (group, call), in the order of the parts."""
+    with torch.fx.traceback.preserve_node_meta(enable=False):
+        whole = [dict.fromkeys(_with_modules(graph, nodes)) for _, nodes in parts]
+        for node in graph.graph.find_nodes(op="get_attr"):
+            if not node.users:
+                graph.graph.erase_node(node)
+        fuse_by_partitions(graph, whole, _PREFIX, always_return_tuple=True)
+        graph.delete_all_unused_submodules()
+    calls = {str(node.target): node for node in graph.graph.find_nodes(op="call_module")}
+    return [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
+
+
+def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, Any]) -> Node:
+    """Compile the submodule that `call` calls, and call that function, `name`, in its place; both return a tuple."""
+    import torch._inductor.config
+
+    target = str(call.target)
+    keywords = accepted(torch._inductor.standalone_compile, {
+        "dynamic_shapes": "from_tracing_context", "aot": True, "donate_graph_module": True})
+    inputs = [n.meta["val"] for n in call.all_input_nodes]
+    with (torch.fx.traceback.preserve_node_meta(enable=False), torch._inductor.config.patch(config),
+          kernels.collected() as made_by_inductor):
+        inner = cast(GraphModule, graph.get_submodule(target))
+        compiled = torch._inductor.standalone_compile(inner, inputs, **keywords)
+    with graph.graph.inserting_after(call):
+        made = graph.graph.call_function(_function(name, compiled, made_by_inductor), call.args, call.kwargs)
+    made.meta = dict(call.meta)
+    call.replace_all_uses_with(made)
+    graph.graph.erase_node(call)
+    graph.delete_submodule(target)
+    return made
+
+
+def _function(name: str, compiled: Callable[..., Any], made: Sequence[Any]) -> Callable[..., Any]:
+    """FX writes a function's name into the graph's code; an artifact has none. `seen_of` reads `seen`."""
+
+    def run(*args: Any) -> Any:
+        return compiled(*args)
+
+    run.__name__ = run.__qualname__ = name
+    run.__module__ = "regions"
+    run.seen = [found for each in made if (found := kernels.seen(each))]  # type: ignore[attr-defined]
+    return run
+
+
+def seen_of(call: Node) -> list[kernels.Seen]:
+    """What was seen while the region that `call` calls was compiled."""
+    return list(getattr(call.target, "seen", ()))

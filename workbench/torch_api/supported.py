@@ -1,0 +1,44 @@
+"""Which torch and which platform this package is made for. No torch here: the check comes before its import."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+from workbench.errors import WorkbenchError
+
+TORCH_RANGE = "torch>=2.11,<2.16"
+TESTED_TORCH = "2.13.0"
+TESTED_PLATFORM = ("Linux", "x86_64")
+_LOWEST, _ABOVE = (2, 11), (2, 16)
+
+
+def installed_torch() -> str | None:
+    """The installed version, without importing it; None if there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def torch_problem(found: str | None) -> str:
+    """Why that version cannot be used and what to do, or ""."""
+    remedy = f"pip install '{TORCH_RANGE}'"
+    if found is None:
+        return f"torch is not installed, and this package needs {TORCH_RANGE}: {remedy}"
+    numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
+    if not _LOWEST <= numbers < _ABOVE:
+        return f"torch {found} is not supported, this package needs {TORCH_RANGE}: {remedy}"
+    return ""
+
+
+def require_torch() -> None:
+    """Raise WorkbenchError where the installed torch is not supported."""
+    if problem := torch_problem(installed_torch()):
+        raise WorkbenchError(problem)
+
+
+def platform_name() -> tuple[str, str]:
+    """(system, machine), such as ("Linux", "x86_64")."""
+    return platform.system(), platform.machine()

@@ -1,0 +1,237 @@
+"""What went wrong on the ranks, told cause first: `RankError`, and the reading of faulthandler's stacks."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from workbench.errors import WorkbenchError
+from workbench.recipe.wording import counted
+
+MAX_FRAMES = 20
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<name>.*)$')
+_WORKER_FILES = ('/workbench/world/worker.py"', '/workbench/world/cells.py"')
+_COLLECTIVE_FILES = ("/distributed/distributed_c10d.py", "/distributed/_functional_collectives.py")
+# Those files hold what only asks, too, such as get_rank.
+_COLLECTIVES = ("all_", "barrier", "batch_", "broadcast", "gather", "irecv", "isend", "monitored_barrier", "new_group",
+                "recv", "reduce", "scatter", "send", "wait")
+# What a rank says when another one left it alone in a collective: a consequence, seldom the cause.
+_BROKEN_PEER = re.compile(
+    r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)|Broken pipe|gloo|NCCL|aborted", re.IGNORECASE
+)
+
+_FINGERPRINT = re.compile(r"Rank (\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=\d+, OpType=(\w+)"
+                          r"(?:, TensorShape=\[([^]]*)\], TensorDtypes=(\w+))?")
+_MISMATCH = re.compile(r"Detected mismatch between collectives on ranks\..*")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's part in a failed call.
+
+    `kind`: "error" (raised), "load" (the call could not be unpickled), "unsent" (the result could not be pickled),
+    "died", or "waiting" (had not answered). `summary` is one line or a few; `detail` a traceback or a stack, as text.
+    """
+
+    rank: int
+    kind: str
+    summary: str
+    detail: str = ""
+    when: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """Sorts the cause first: waiting ranks last, broken connections before them, the rest by time."""
+        broken = self.kind == "error" and _BROKEN_PEER.search(self.summary) is not None
+        return (2 if self.kind == "waiting" else int(broken)), self.when, self.rank
+
+
+class RankError(WorkbenchError):
+    """A call failed on at least one rank. The text names the first failing rank and its cause first.
+
+    `rank` is that rank, `summary` its cause, `remote_traceback` its traceback or stack as text, and `failures` every
+    rank's part, the cause first. `timed_out` is true when no rank failed but some did not answer in time, `kept` when
+    the ranks live on with what they hold; otherwise they were ended.
+    """
+
+    def __init__(
+        self, headline: str, failures: Iterable[Failure], timed_out: bool = False, notes: Sequence[str] = (),
+        kept: bool = False,
+    ) -> None:
+        self.failures = sorted(failures, key=lambda failure: failure.order)
+        first = self.failures[0]
+        self.headline, self.timed_out, self.kept = headline, timed_out, kept
+        self.rank, self.summary, self.remote_traceback = first.rank, first.summary, first.detail
+        parts = [headline]
+        parts += [f"  {text}" for text in _consequences(self.failures[0 if timed_out else 1 :], first, timed_out)]
+        parts += [f"\n{note}" for note in notes]
+        super().__init__("\n".join(parts + _details(self.failures)))
+
+    def _render_traceback_(self, *_: object) -> list[str]:
+        """IPython shows these lines instead of the pool's own frames."""
+        return "\n".join([f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]).splitlines()
+
+
+def note_interrupt(error: BaseException, waits: Sequence[Failure]) -> None:
+    """Say on an interrupt where the ranks were. IPython shows that instead of the pool's own frames."""
+    lines = ["the ranks were ended.", *(f"rank {failure.rank}: {failure.summary}" for failure in waits)]
+    error.add_note("\n".join(lines))
+    error._render_traceback_ = lambda *_: [f"KeyboardInterrupt: {lines[0]}", *lines[1:]]  # type: ignore[attr-defined]
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from, as far as kind and time tell."""
+    return min(failures, key=lambda failure: failure.order)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 0, 2`, `ranks 0 to 7, 12`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
+
+
+def _consequences(failures: Sequence[Failure], first: Failure, timed_out: bool) -> list[str]:
+    said: dict[str, list[int]] = {}
+    for failure in failures:
+        same = not timed_out and (failure.kind, failure.summary) == (first.kind, first.summary)
+        said.setdefault("the same" if same else failure.summary, []).append(failure.rank)
+    return [f"{ranks_text(ranks)}: {summary}" for summary, ranks in said.items()]
+
+
+def _details(failures: Sequence[Failure]) -> list[str]:
+    """Each traceback or stack once, with the ranks that share it."""
+    shared: dict[str, list[Failure]] = {}
+    for failure in failures:
+        if failure.detail:
+            shared.setdefault(failure.detail, []).append(failure)
+    parts = []
+    for detail, owners in shared.items():
+        of_a_live_rank = owners[0].kind in ("waiting", "died")
+        title = "stack, innermost call first" if of_a_live_rank else "traceback"
+        parts += ["", f"{ranks_text([owner.rank for owner in owners])}, {title}:", detail.rstrip()]
+    return parts
+
+
+def exit_text(status: int) -> str:
+    """How a process ended, from `subprocess`'s return code: negative for a signal."""
+    if status >= 0:
+        return f"the process exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+    return f"the process was killed by {name}{hint}"
+
+
+def without_fingerprints(text: str) -> str:
+    """torch's detailed check of collectives in few words: `rank 0 runs allreduce of float [3], rank 1 ...`."""
+    return _MISMATCH.sub(lambda found: "the ranks run different collectives: " + ", ".join(
+        f"rank {rank} {op.lower()}" + (f" of {dtypes.lower()} [{shape}]" if shape is not None else "")
+        for rank, op, shape, dtypes in _FINGERPRINT.findall(found[0])), text)
+
+
+def with_source(text: str) -> str:
+    """Add the source line to every frame that lacks one. The parent knows the cells' text, the ranks do not."""
+    lines, out = text.splitlines(), []
+    for index, line in enumerate(lines):
+        out.append(line)
+        frame = _FRAME.match(line)
+        if frame and not (index + 1 < len(lines) and lines[index + 1].startswith("    ")):
+            source = source_line(frame["file"], int(frame["line"]))
+            out += [f"    {source}"] if source else []
+    return "\n".join(out)
+
+
+def source_line(file: str, line: int) -> str:
+    """That line's text, stripped; empty where it cannot be had."""
+    return linecache.getline(file, line).strip()
+
+
+def read_stack(text: str) -> list[str]:
+    """The frames of the thread that runs the user's call, innermost first, from faulthandler's output.
+
+    The worker's own frames are left out; another thread is shown only if the main one is not there.
+    """
+    threads = []
+    for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
+        frames = [line for line in block.splitlines() if _FRAME.match(line)]
+        own = next((i for i, line in enumerate(frames) if any(file in line for file in _WORKER_FILES)), None)
+        if own is None:
+            threads.append((1, frames))
+        elif not any(line.endswith("in listen") for line in frames[own:]):
+            # The main thread. Waiting for work or joining, it has no frame but ours: then show those.
+            threads.append((0, frames[:own] or frames[own : own + 2]))
+    threads.sort(key=lambda thread: thread[0])
+    return threads[0][1] if threads else []
+
+
+def where(frames: Sequence[str]) -> str:
+    """One line on where a stack stands: the collective it waits in, and the user's line."""
+    found = [match for match in map(_FRAME.match, frames) if match]
+    if not found:
+        return "no answer, and no stack could be had"
+    if _WORKER_FILES[0] in frames[0] and found[0]["name"] == "serve":
+        return "waiting for the call"
+    collective = next((f["name"] for f in found[:4] if f["file"].endswith(_COLLECTIVE_FILES)
+                       and f["name"].startswith(_COLLECTIVES)), None)
+    user = next((f for f in found if not is_library(f["file"])), found[0])
+    place = f"{user['name']} ({file_name(user['file'])}, line {user['line']})"
+    return f"waiting in the collective {collective}, called from {place}" if collective else f"busy in {place}"
+
+
+def file_name(file: str) -> str:
+    """A file as it is shown: without its folder, and a generated graph without where it was made."""
+    return file.split(" from ")[0] if file.startswith("<") else os.path.basename(file)
+
+
+def own_frame(frames: Sequence[str]) -> tuple[str, int, str] | None:
+    """(file, line, function) of the innermost frame that is the user's, from a stack's lines."""
+    found = next((f for f in map(_FRAME.match, frames) if f and not is_library(f["file"])), None)
+    return (found["file"], int(found["line"]), found["name"]) if found else None
+
+
+def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
+    """A rank that has not answered, with its stack."""
+    shown = _folded(frames)
+    if len(shown) > MAX_FRAMES:
+        shown[MAX_FRAMES:] = [f"  ... {len(shown) - MAX_FRAMES} more"]
+    summary = where(frames)
+    # A rank outside any collective is more likely the one that the others wait for: it comes first.
+    order = now + 1.0 if summary.startswith("waiting") else now
+    return Failure(rank, "waiting", summary, with_source("\n".join(shown)), order)
+
+
+def _folded(frames: Sequence[str]) -> list[str]:
+    """The frames, with each run of a library's in one line."""
+    shown: list[str] = []
+    for library, run in groupby(frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])):
+        own = list(run)
+        shown += [f"  ... {counted(len(own), 'frame')} of {library}"] if library else own
+    return shown
+
+
+def _library(file: str) -> str:
+    """The package that a frame's file belongs to, or "Python"; empty for the user's own."""
+    if not is_library(file):
+        return ""
+    _, found, inside = file.rpartition("/site-packages/")
+    return inside.split("/")[0].removesuffix(".py") if found else "Python"
+
+
+def is_library(file: str) -> bool:
+    """Whether a frame's file is Python's or an installed package's; a generated graph is neither."""
+    if file.startswith("<eval_with_key>"):
+        return False
+    return "/site-packages/" in file or file.startswith((os.path.dirname(os.__file__), "<frozen"))
