@@ -11,16 +11,8 @@ import pytest
 
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
 from workbench.pipeline.expert_load import ExpertLoad
-from workbench.pipeline.report import (
-    Expectation,
-    PassRow,
-    Report,
-    check_expectations,
-    complete,
-    gravest_rank,
-    median_step,
-    merge_rows,
-)
+from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
+from workbench.pipeline.report_data import Expectation, PassRow, median_step
 from workbench.pipeline.roofline import roofline
 from workbench.pipeline.run import run
 from workbench.pipeline.train import Training

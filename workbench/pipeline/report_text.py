@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import html as markup
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict
+from workbench.pipeline.report_data import ReportData
 from workbench.recipe.wording import counted
-
-if TYPE_CHECKING:
-    from workbench.pipeline.report import Report
 
 _COLORS = {Outcome.PASS: "32", Outcome.FAIL: "1;31", Outcome.NO_EFFECT: "33", Outcome.UNKNOWN: "2"}
 _CELL = 12
@@ -20,14 +18,14 @@ def _painted(text: str, outcome: Outcome, color: bool) -> str:
     return f"\033[{_COLORS[outcome]}m{text}\033[0m" if color else text
 
 
-def title(report: Report) -> str:
+def title(report: ReportData) -> str:
     axes = " x ".join(f"{axis} {size}" for axis, size in report.world["axes"].items()) or "one rank"
     size = report.world["size"]
     who = counted(size, f"{report.world['kind']} rank")
     return f"{report.recipe.name} on {who} ({axes}), level {report.level}"
 
 
-def rows(report: Report) -> list[tuple[str, list[Outcome]]]:
+def rows(report: ReportData) -> list[tuple[str, list[Outcome]]]:
     """(name, an outcome for each check) of each pass, and of the whole list."""
     found = [(r.name, [r.verdict(c).outcome for c in CHECKS]) for r in report.passes]
     whole = {v.check: v.outcome for v in report.pipeline} | {"collectives": report.schedule.outcome}
@@ -35,7 +33,7 @@ def rows(report: Report) -> list[tuple[str, list[Outcome]]]:
     return [*found, ("whole step", [whole[c] if c in applies else Outcome.UNKNOWN for c in CHECKS])]
 
 
-def reasons(report: Report) -> list[tuple[str, list[Verdict]]]:
+def reasons(report: ReportData) -> list[tuple[str, list[Verdict]]]:
     """(name, verdicts) that say something: what passed and what did not; for the unchecked see `unchecked`."""
     found = [(r.name, r.verdicts) for r in report.passes] + [("whole step", [report.schedule, *report.pipeline])]
     return [(name, [v for v in verdicts if v.outcome is not Outcome.UNKNOWN and said(v)]) for name, verdicts in found]
@@ -62,7 +60,7 @@ def _figure(name: str, value: Any) -> str:
     return f"{name} {value}" if isinstance(value, float | str) else ""
 
 
-def unchecked(report: Report) -> dict[str, list[str]]:
+def unchecked(report: ReportData) -> dict[str, list[str]]:
     """Each reason why something was not checked, and the checks it stands for."""
     found: dict[str, list[str]] = {}
     everything = [v for r in report.passes for v in r.verdicts]
@@ -74,13 +72,13 @@ def unchecked(report: Report) -> dict[str, list[str]]:
     return found
 
 
-def lossy(report: Report) -> list[str]:
+def lossy(report: ReportData) -> list[str]:
     """Each LOSSY pass with its tolerance: told once, where its verdicts are shown."""
     return [f"{r.name} is LOSSY: norm-relative tolerance {r.tolerance:g} on the loss and each gradient"
             for r in report.passes if r.tolerance is not None]
 
 
-def figures(report: Report) -> list[str]:
+def figures(report: ReportData) -> list[str]:
     """What was measured, one line each."""
     roof, training, step = report.roofline, report.training, report.step_seconds
     lines = [f"saved for the backward: {report.saved_bytes:,} bytes a rank",
@@ -109,7 +107,7 @@ def _si(value: float) -> str:
     return f"{value:.3g} "
 
 
-def verdict_line(report: Report) -> tuple[str, Outcome]:
+def verdict_line(report: ReportData) -> tuple[str, Outcome]:
     """The last word: PASS, or FAIL and how many problems."""
     if report.ok:
         return ("PASS" if not report.idle else f"PASS, with {len(report.idle)} NO_EFFECT"), (
@@ -135,7 +133,7 @@ def grid(named: list[tuple[str, list[Outcome]]], *, color: bool = False, width: 
     return lines
 
 
-def table(report: Report, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
+def table(report: ReportData, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
     """See `Report.table`."""
     lines = [title(report), "", *grid(rows(report), color=color, width=width)]
     for name, verdicts in reasons(report) if reasoned else []:
@@ -158,7 +156,7 @@ def table(report: Report, *, reasoned: bool = True, color: bool = False, width: 
     return "\n".join([*lines, _painted(text, outcome, color)])
 
 
-def html(report: Report) -> str:
+def html(report: ReportData) -> str:
     """The same table for a notebook; a cell's reason shows under the pointer, and in the list underneath."""
     escape = markup.escape
     head = "".join(f"<th style='text-align:left'>{c}</th>" for c in CHECKS)

@@ -15,15 +15,8 @@ from workbench.pipeline.build import Built, build, check_buildable
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.progress import REPORTS, Post, bars_from_file, local_bars
 from workbench.pipeline.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
-from workbench.pipeline.report import (
-    PassRow,
-    Report,
-    check_expectations,
-    complete,
-    gravest_rank,
-    median_step,
-    merge_rows,
-)
+from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
+from workbench.pipeline.report_data import PassRow, median_step
 from workbench.pipeline.roofline import matmul_ceiling, roofline
 from workbench.pipeline.run_passes import Level, prove_replay
 from workbench.pipeline.step_profile import StepProfile, profile_step

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
-
-if TYPE_CHECKING:
-    from workbench.notebook.views.graph_tree import GraphTree
 
 BOX_LIMIT = 1500
 
@@ -57,7 +55,7 @@ class View:
 
 @dataclass
 class Block:
-    """A module, or a part of the graph, and what lies in it: places in `GraphTree.nodes`."""
+    """A module, or a part of the graph, and what lies in it: places in `Tree.nodes`."""
 
     path: str
     name: str
@@ -72,10 +70,25 @@ class Block:
         return found
 
 
+class Tree:
+    """What a drawing reads of a graph: its operators, the modules around them, and what a pass did (`marks`, by name).
+
+    Each list has one entry an operator. parts: forward or backward. inputs: places in `nodes`. id_of: the box's id.
+    """
+
+    root: Block
+    nodes: list[Node]
+    parts: list[str]
+    inputs: list[list[int]]
+    id_of: list[str]
+    kinds: list[str]
+    marks: Mapping[str, str]
+
+
 class Drawing:
     """One view in the making: boxes, and which box stands for each node."""
 
-    def __init__(self, tree: GraphTree, opened: set[str], fold: bool):
+    def __init__(self, tree: Tree, opened: set[str], fold: bool):
         self.tree, self.opened, self.fold = tree, opened, fold
         self.boxes: list[Box] = []
         self.owner: dict[int, str] = {}

@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.graph.partition import saved_nodes
 from workbench.graph.read.nodes import kind_of, module_path, provenance
-from workbench.notebook.views.boxes import Block, Drawing, View
+from workbench.notebook.views.boxes import Block, Drawing, Tree, View
 from workbench.torch_api.aot import is_tangent, parameter_of
 from workbench.torch_api.ops import op_name
 
@@ -16,7 +16,7 @@ CHUNK = 200
 """So many operators without a module of their own stand in one box."""
 
 
-class GraphTree:
+class GraphTree(Tree):
     """Graphs (by part: `forward` and `backward`, or one of any kind) as one tree of modules.
 
     A joint graph is parted by its nodes' tags. A backward's saved inputs are drawn as links from the forward's nodes.
@@ -25,9 +25,7 @@ class GraphTree:
 
     def __init__(self, graphs: Mapping[str, GraphModule], marks: Mapping[str, str] | None = None):
         self.marks = marks or {}
-        self.nodes: list[Node] = []
-        self.parts: list[str] = []
-        self.inputs: list[list[int]] = []
+        self.nodes, self.parts, self.inputs = [], [], []
         self.root = Block("", "")
         self._find: list[str] | None = None
         place: dict[Node, int] = {}
