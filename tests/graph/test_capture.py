@@ -187,3 +187,24 @@ def _uncached(*args, **keywords):
     mode = TracingContext.get().fake_mode
     mode.cache_enabled = False
     return aot_export_joint_with_descriptors(*args, **keywords)
+
+
+def test_print_shows_the_program_and_where_it_came_from(authored):
+    small = capture(authored)
+    first, *lines = str(small).splitlines()
+    assert first == "# small, captured by AOTAutograd on rank 0 of 4; passes so far: none"
+    nodes = list(small.graph.graph.nodes)
+    assert len(lines) == len(nodes) + 1 and lines.count("# backward") == 1 and lines[-1].startswith("return [")
+    backward = {n.name for n in nodes if n.meta.get("partitioner_tag") == "is_backward" and n.op == "call_function"}
+    after = lines[lines.index("# backward") + 1 : -1]
+    assert {line.partition(":")[0] for line in after} >= backward
+    gather = next(n for n in nodes if "all_gather" in n.name)
+    shape = ", ".join(map(str, gather.meta["val"].shape))
+    (line,) = [line for line in lines if line.startswith(f"{gather.name}: ")]
+    assert line.startswith(f"{gather.name}: float32 [{shape}] = _c10d_functional.all_gather_into_tensor(")
+    assert line.endswith(f"  # {module_path(gather)}")
+    assert sum("# layers.0.attention.wq.weight" in line for line in lines) >= 1
+
+    run_joint(small, ["reshard_after_forward"])
+    assert str(small).startswith("# small, captured by AOTAutograd on rank 0 of 4; passes so far: "
+                                 "reshard_after_forward\n") and str(authored and small.fork()) == str(small)

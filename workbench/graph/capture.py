@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
 from workbench.errors import NotAlike, WorkbenchError, no_exit
 from workbench.graph.model_contract import NO_TENSOR, named, require_trainable
+from workbench.graph.read.program import program
 from workbench.graph.stamping import find_run, short, stamp
+from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape, world_kind
@@ -28,7 +30,8 @@ class JointGraph:
     `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
-    stamped: how many blocks were not captured and copied from another instead, or the reason why none was.
+    stamped: number of blocks copied from a captured one, or the reason why none was. passes: those run so far.
+    `print` shows the program.
     """
 
     authored: Authored
@@ -37,6 +40,7 @@ class JointGraph:
     tracing_context: Any = field(repr=False)
     stamped: int | str = 0
     closed: bool = False
+    passes: tuple[str, ...] = ()
 
     @property
     def graph(self) -> GraphModule:
@@ -80,7 +84,7 @@ class JointGraph:
         Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
         """
         self.require_open()
-        return JointGraph(self.authored, aot.fork_joint(self.export), self.contexts, self.tracing_context, self.stamped)
+        return replace(self, export=aot.fork_joint(self.export))
 
     def close(self) -> None:
         self.closed = True
@@ -97,8 +101,15 @@ class JointGraph:
         backward = sum(n.meta.get("partitioner_tag") == "is_backward" for n in nodes)
         return (
             f"JointGraph({title(self.authored)}: {len(nodes)} nodes, {backward} of them backward, "
-            f"{len(self.parameters)} parameters, rank {self.authored.world.rank} of {self.authored.world.size})"
+            f"{counted(len(self.parameters), 'parameter')}, rank {self.authored.world.rank} of "
+            f"{self.authored.world.size})"
         )
+
+    def __str__(self) -> str:
+        """One line of provenance, and the program: a line a node, with dtype and shape of its result."""
+        world = self.authored.world
+        made = f"# {title(self.authored)}, captured by AOTAutograd on rank {world.rank} of {world.size}"
+        return f"{made}; passes so far: {', '.join(self.passes) or 'none'}\n{program(self.graph)}"
 
 
 def title(authored: Authored) -> str:

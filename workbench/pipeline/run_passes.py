@@ -36,6 +36,7 @@ class Joint(Protocol):
     """What joint passes run on: a JointGraph, or the joint graph that torch.compile hands over."""
 
     graph: GraphModule
+    passes: tuple[str, ...]
 
     @property
     def example_inputs(self) -> list[Any]: ...
@@ -135,7 +136,7 @@ def run_joint(
         with joint.context():
             after = apply_pass(item, given, joint.example_inputs, options)
         seconds = time.perf_counter() - cloned
-        joint.graph = after
+        joint.graph, joint.passes = after, (*joint.passes, item.name)
         record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
         static.check(item.effect, item.contract, record, seen)
         records.append(record)

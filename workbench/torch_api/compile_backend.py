@@ -63,6 +63,7 @@ class JointFromCompile:
     """The joint graph that torch.compile hands over, while its tracing state is open."""
 
     graph: GraphModule
+    passes: tuple[str, ...] = ()
 
     @property
     def example_inputs(self) -> list[Any]:
