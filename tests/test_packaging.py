@@ -110,7 +110,7 @@ def test_every_dependency_is_used() -> None:
 
 
 def test_project() -> None:
-    assert PROJECT["requires-python"] == ">=3.11,<3.13"
+    assert PROJECT["requires-python"] == ">=3.11"  # pip refuses no later one, and `doctor` says what is tested
     assert PROJECT["license"] == "BSD-3-Clause"
     assert (ROOT / "LICENSE").read_text().startswith("BSD 3-Clause License")
     assert PROJECT["scripts"] == {"workbench": "workbench.cli:main"}

@@ -31,7 +31,7 @@ def test_a_good_machine_is_ready() -> None:
 
 @pytest.mark.parametrize(("what", "change", "mark", "found", "do"), [
     ("platform", {"system": ("Darwin", "arm64")}, "note", "Darwin arm64, untested", "it may work"),
-    ("python", {"python": "3.13.1"}, "note", "3.13.1, untested", "use Python 3.11 or 3.12"),
+    ("python", {"python": "3.13.1"}, "note", "3.13.1, untested", "tested on Python 3.11 and 3.12"),
     ("torch", {"torch": "2.10.0"}, "bad", "2.10.0", "pip install 'torch>=2.11,<2.16'"),
     ("torch", {"torch": None}, "bad", "not installed", "pip install 'torch>=2.11,<2.16'"),
     ("torch", {"torch": "2.15.0"}, "ok", "2.15.0, supported; most tests run on 2.13.0", ""),

@@ -13,7 +13,14 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 from workbench.tools.compatibility import Table, load_tables, nearest, results_dir, same_release
-from workbench.torch_api.supported import TESTED_PLATFORM, TESTED_TORCH, installed_torch, platform_name, torch_problem
+from workbench.torch_api.supported import (
+    TESTED_PLATFORM,
+    TESTED_PYTHON,
+    TESTED_TORCH,
+    installed_torch,
+    platform_name,
+    torch_problem,
+)
 
 PACKAGES = ("pydantic", "papermill", "nbconvert", "ipykernel", "jupyterlab")
 
@@ -108,9 +115,9 @@ def _versions(facts: Facts) -> list[Finding]:
     tested = facts.system == TESTED_PLATFORM
     found = [Finding("ok" if tested else "note", "platform", f"{system} {arch}" + ("" if tested else ", untested"),
                      "" if tested else "it may work: tests run on Linux x86-64 only")]
-    python_ok = facts.python.startswith(("3.11.", "3.12."))
-    found.append(Finding("ok" if python_ok else "note", "python", facts.python + ("" if python_ok else ", untested"),
-                         "" if python_ok else "use Python 3.11 or 3.12"))
+    tested = facts.python.rpartition(".")[0] in TESTED_PYTHON
+    found.append(Finding("ok" if tested else "note", "python", facts.python + ("" if tested else ", untested"),
+                         "" if tested else f"tested on Python {' and '.join(TESTED_PYTHON)}"))
     if problem := torch_problem(facts.torch):
         found.append(Finding("bad", "torch", facts.torch or "not installed", problem.rpartition(": ")[2]))
     else:

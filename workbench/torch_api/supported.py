@@ -1,4 +1,4 @@
-"""Which torch and which platform this package is made for. No torch here: the check comes before its import."""
+"""Which torch, Python and platform this package is made for. No torch here: the check comes before its import."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from workbench.errors import WorkbenchError
 
 TORCH_RANGE = "torch>=2.11,<2.16"
 TESTED_TORCH = "2.13.0"
+TESTED_PYTHON = ("3.11", "3.12")
 TESTED_PLATFORM = ("Linux", "x86_64")
 _LOWEST, _ABOVE = (2, 11), (2, 16)
 
