@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.read.collectives import Collective, Groups, context_of, list_collectives
-from workbench.graph.read.snapshot import Graphs, Snapshot, each
+from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each
 from workbench.recipe.wording import counted
 from workbench.torch_api.ops import world_kind
 
@@ -32,7 +32,7 @@ def _over(c: Collective, groups: Groups) -> str:
     return c.axis or (f"ranks {list(ranks)}" if ranks else f"group {c.group}")
 
 
-def moved_bytes(graphs: Graphs) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:
+def moved_bytes(graphs: GraphOrPair) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:
     """(bytes, launches) by (kind, mesh axis or ranks, reduction), over all the graphs given.
 
     Bytes of the unsharded side: an all-gather's output, otherwise the input.
@@ -48,7 +48,7 @@ def moved_bytes(graphs: Graphs) -> tuple[Counter[tuple[str, str, str]], Counter[
     return bytes_, launches
 
 
-def conserved(before: Graphs, after: Graphs, *, fewer: bool = False) -> Verdict:
+def conserved(before: GraphOrPair, after: GraphOrPair, *, fewer: bool = False) -> Verdict:
     """PASS if each kind of collective moves the same bytes over each axis as before; launches may differ.
 
     But for all-to-alls: their sizes may be known in a step only, and no pass may merge or drop one. fewer: the pass
@@ -72,7 +72,7 @@ def conserved(before: Graphs, after: Graphs, *, fewer: bool = False) -> Verdict:
     return Verdict("collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows)
 
 
-def schedule(graphs: Graphs) -> list[Entry]:
+def schedule(graphs: GraphOrPair) -> list[Entry]:
     """The ordered list that all ranks must share: (operator, axis, reduction, shape, dtype, group size).
 
     Ranks of one program run over different groups of the same axis, so the axis names the group; a second process
@@ -121,7 +121,7 @@ def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = N
     return None
 
 
-def exchange(graphs: Graphs, group: dist.ProcessGroup | None = None) -> Verdict:
+def exchange(graphs: GraphOrPair, group: dist.ProcessGroup | None = None) -> Verdict:
     """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
 
     The ranks exchange hashes, and whole lists only if those differ; every rank gets the same verdict. UNKNOWN

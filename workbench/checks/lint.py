@@ -9,7 +9,7 @@ import torch
 
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.read.memory import item_roots, roots
-from workbench.graph.read.snapshot import Graphs, Snapshot, each, snapshot
+from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each, snapshot
 from workbench.recipe.wording import first_line
 from workbench.torch_api.ops import aliased_inputs, blocks, calls_of, collective_kind, is_wait, writes, written_inputs
 
@@ -151,7 +151,7 @@ def problems_of(
 
 
 def lint(
-    before: Graphs, after: Graphs, kinds: Collection[str] = NODE_KINDS, take: Take = boundary_snapshot
+    before: GraphOrPair, after: GraphOrPair, kinds: Collection[str] = NODE_KINDS, take: Take = boundary_snapshot
 ) -> Verdict:
     """PASS if `after` is well-formed, keeps its inputs, outputs and visible effects, and waits for each collective.
 

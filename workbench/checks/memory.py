@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.read.memory import live_bytes, saved_tensors
+from workbench.passes.registry import Graphs
 
-Graphs = torch.fx.GraphModule | Sequence[torch.fx.GraphModule]
 
-
-def estimate(graphs: Graphs) -> dict[str, int]:
+def estimate(graphs: torch.fx.GraphModule | Graphs) -> dict[str, int]:
     """`peak_<graph>` bytes for each graph, and `saved` bytes where both forward and backward are given."""
     found = [graphs] if isinstance(graphs, torch.fx.GraphModule) else list(graphs)
     names = ["joint"] if len(found) == 1 else ["forward", "backward"]

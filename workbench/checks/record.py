@@ -9,9 +9,8 @@ from torch.fx import GraphModule
 
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.read.diff import GraphDiff, diff
+from workbench.passes.registry import Graphs
 from workbench.recipe.contracts import Stage
-
-Graphs = tuple[GraphModule, ...]
 
 
 @dataclass

@@ -9,11 +9,12 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.checks import collectives, effect, lint, memory
-from workbench.checks.record import Graphs, PassRecord
+from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import no_exit
 from workbench.graph.read.snapshot import Snapshot, same_program
 from workbench.passes.effect import Effect
+from workbench.passes.registry import Graphs
 from workbench.recipe.contracts import PassContract, Stage
 from workbench.torch_api.garbage import uncollected
 
@@ -32,12 +33,12 @@ class Seen:
     def __init__(self) -> None:
         self._placed: dict[GraphModule, tuple[int, int]] = {}
         self._snapshots: dict[Any, Snapshot] = {}
-        self._estimates: dict[memory.Graphs, dict[str, int]] = {}
+        self._estimates: dict[Graphs, dict[str, int]] = {}
 
     def take(self, gm: GraphModule | Snapshot) -> Snapshot:
         return self._snapshots.get(gm) or self._snapshots.setdefault(gm, lint.boundary_snapshot(gm))
 
-    def estimate(self, graphs: memory.Graphs) -> dict[str, int]:
+    def estimate(self, graphs: Graphs) -> dict[str, int]:
         return self._estimates.get(graphs) or self._estimates.setdefault(graphs, memory.estimate(graphs))
 
     def placed(self, gm: GraphModule) -> tuple[int, int]:

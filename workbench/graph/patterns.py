@@ -167,12 +167,8 @@ def _near(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
 
 
 def _literals(node: Node) -> list[Any]:
-    return [leaf for leaf in pytree.tree_flatten((node.args, node.kwargs), is_leaf=_is_node)[0]
+    return [leaf for leaf in pytree.tree_flatten((node.args, node.kwargs))[0]
             if not isinstance(leaf, Node)]
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Node)
 
 
 class _Place:

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import Run
+from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook import draw
 from workbench.notebook.draw.mesh import words
 from workbench.notebook.draw.timeline import runs_of
@@ -121,7 +121,7 @@ def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[An
         what = what.step.pair
     if isinstance(what, JointGraph):
         what = what.graph
-    if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | Run | Mapping):
+    if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping):
         with uncollected():
             runs = runs_of(what, device)  # once for both
         return [draw.timeline(runs), TimelineView(runs)]

@@ -36,11 +36,7 @@ def _signature(target: Any, leaves: list[Any], spec: Any) -> Any:
 
 
 def _values(arguments: Any) -> Any:
-    return pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, arguments, is_leaf=_is_node)
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Node)
+    return pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, arguments)
 
 
 class _Decomposer:
@@ -52,7 +48,7 @@ class _Decomposer:
 
     def body(self, target: Any, args: Any, kwargs: Any) -> tuple[GraphModule | None, list[Any]]:
         """The traced replacement of one call, or None where the table leaves it alone; and the flat arguments."""
-        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_node)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         values = [leaf.meta["val"] if isinstance(leaf, Node) else leaf for leaf in leaves]
         key = _signature(target, values, spec)
         if key not in self.bodies:
@@ -91,7 +87,7 @@ class _Decomposer:
                 self.evaluate(copied)
                 inside[inner] = copied
         result = body.graph.output_node().args[0]
-        return pytree.tree_map(lambda n: inside.get(n, n) if isinstance(n, Node) else n, result, is_leaf=_is_node)
+        return pytree.tree_map(lambda n: inside.get(n, n) if isinstance(n, Node) else n, result)
 
     def copy(self, node: Node) -> Node:
         copied = self.new.node_copy(node, self.map.__getitem__)
@@ -109,7 +105,7 @@ class _Decomposer:
             symbolic = any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes))
             if node.op == "call_function" and node.target in self.table and not symbolic:
                 args, kwargs = pytree.tree_map(
-                    lambda a: self.map[a] if isinstance(a, Node) else a, (node.args, node.kwargs), is_leaf=_is_node
+                    lambda a: self.map[a] if isinstance(a, Node) else a, (node.args, node.kwargs)
                 )
                 body, tensors = self.body(node.target, args, kwargs)
                 if body is not None:
@@ -121,7 +117,7 @@ class _Decomposer:
             self.map[node] = self.copy(node)
         old_output = self.old.graph.output_node()
         output = self.new.output(
-            pytree.tree_map(lambda a: self.map[a] if isinstance(a, Node) else a, old_output.args[0], is_leaf=_is_node)
+            pytree.tree_map(lambda a: self.map[a] if isinstance(a, Node) else a, old_output.args[0])
         )
         output.meta = dict(old_output.meta)
         self.new.eliminate_dead_code()

@@ -23,9 +23,9 @@ from workbench.pipeline.numerics_proof import prove_numerics
 from workbench.pipeline.run_passes import (
     Level,
     PassRecord,
+    agree_on_collectives,
     each_no_effect,
     prove_partition,
-    refuse_divergence,
     run_joint,
     run_partitioned,
     saved_bytes,
@@ -139,7 +139,7 @@ def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[Joi
     later, bodies = run_partitioned(pair, recipe.passes, progress=progress)
     lap("passes")
     records += later
-    schedule = refuse_divergence(pair)
+    schedule = agree_on_collectives(pair)
     step = compile_step(pair, bodies)
     built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair),
                   captured=captured, flop=flop)

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Run, Span, simulated
+from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Span, StepTimeline, simulated
 from workbench.pipeline.step_profile import covered, profiled
 from workbench.torch_api.unchanged import unchanged
 
@@ -30,7 +30,7 @@ class Kernel(NamedTuple):
     end: float
 
 
-def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
+def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
     """Run `step` (forward and backward of this pair, and no other collective) on this rank's GPU, profiled.
 
     Every rank calls it, after warm-up; the step runs twice, and the second time counts. NCCL's kernels are told apart
@@ -45,8 +45,8 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> Run:
     return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 
-def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> Run:
-    """The profile as a Run; hidden is a collective of which compute covers 95 %.
+def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> StepTimeline:
+    """The profile as a StepTimeline; hidden is a collective of which compute covers 95 %.
 
     A stream whose kernels fit no process group keeps a lane of its own, by number.
     """
@@ -73,7 +73,7 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
             spans.append(Span(name, lane or f"stream {stream}", (k.begin - start) / 1e3, (k.end - start) / 1e3,
                               alone, HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, label, part))
     end = max((k.end for k in kernels), default=start)
-    return Run(source, tuple(spans), (end - start) / 1e3, covered(compute) / 1e3)
+    return StepTimeline(source, tuple(spans), (end - start) / 1e3, covered(compute) / 1e3)
 
 
 class Prediction(NamedTuple):
@@ -92,7 +92,7 @@ class Prediction(NamedTuple):
         return self.predicted_ms / self.measured_ms - 1
 
 
-def predictions(run: Run, graphs: dict[str, GraphModule], device: str = "h200") -> list[Prediction]:
+def predictions(run: StepTimeline, graphs: dict[str, GraphModule], device: str = "h200") -> list[Prediction]:
     """The error of the cost model for each collective of a measured run that was matched with the graphs."""
     told = {(s.part, s.name): s for s in simulated(graphs, device).collectives}
     found = [Prediction(s.part, s.name, s.lane, s.label, told[s.part, s.name].ms, s.ms) for s in run.collectives

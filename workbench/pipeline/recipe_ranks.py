@@ -20,10 +20,10 @@ from workbench.torch_api.supported import require_torch
 from workbench.world.mesh import World, WorldError, current_world
 from workbench.world.ranks import RankPool, ranks
 
-Kind = Literal["auto", "fake", "gloo", "nccl"]
+WorldChoice = Literal["auto", "fake", "gloo", "nccl"]
 
 
-def runnable(recipe: Recipe | str | os.PathLike[str], world: Kind | RankPool) -> Recipe:
+def runnable(recipe: Recipe | str | os.PathLike[str], world: WorldChoice | RankPool) -> Recipe:
     """The recipe, read where it is a name or a path; WorkbenchError for an unknown world or an unsupported torch."""
     require_torch()
     found = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
@@ -32,12 +32,12 @@ def runnable(recipe: Recipe | str | os.PathLike[str], world: Kind | RankPool) ->
     return found
 
 
-def kind_of(world: Kind | RankPool) -> str:
+def kind_of(world: WorldChoice | RankPool) -> str:
     return world.backend if isinstance(world, RankPool) else world
 
 
 @contextmanager
-def pool_of(recipe: Recipe, world: Kind | RankPool, timeout: float) -> Iterator[RankPool]:
+def pool_of(recipe: Recipe, world: WorldChoice | RankPool, timeout: float) -> Iterator[RankPool]:
     """Ranks for the recipe's mesh: those of the pool given, which stays open, or new ones."""
     size = recipe.mesh.world_size
     if isinstance(world, RankPool):
@@ -67,13 +67,13 @@ def launched() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def among_ranks(world: Kind | RankPool) -> TypeGuard[Kind]:
+def among_ranks(world: WorldChoice | RankPool) -> TypeGuard[WorldChoice]:
     """Whether this process is a rank, whose world is to be used: no pool was given."""
     return not isinstance(world, RankPool) and (dist.is_initialized() or launched())
 
 
 @contextmanager
-def joined(recipe: Recipe, kind: Kind = "auto", *, timeout: float = 600.0) -> Iterator[World]:
+def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0) -> Iterator[World]:
     """The world that this process is a rank of already, or that torchrun started it for: left again at the end.
 
     kind and timeout are those of `run`. WorldError where the recipe's mesh has another size, or nothing started ranks.

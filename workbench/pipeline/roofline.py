@@ -24,29 +24,24 @@ def matmul_ceiling(world: World, dtype: torch.dtype, *, seconds: float = 0.15) -
     size = SIZES[world.device.type]
     a = torch.randn(size, size, device=world.device).to(dtype)
     b, out = a.clone(), torch.empty_like(a)
-    _sync(world)
+    world.synchronise()
     torch.mm(a, b, out=out)
     best = 0.0
     for _ in range(WINDOWS):
         if world.size > 1:
             dist.barrier()
-        _sync(world)
+        world.synchronise()
         count, started = 0, time.perf_counter()
         while (spent := time.perf_counter() - started) < seconds or count == 0:
             for _ in range(8 if world.device.type == "cuda" else 1):
                 torch.mm(a, b, out=out)
                 count += 1
-            _sync(world)
+            world.synchronise()
         rate = torch.tensor(2.0 * size**3 * count / spent, dtype=torch.float64, device=world.device)
         if world.size > 1:
             dist.all_reduce(rate)
         best = max(best, float(rate))
     return best
-
-
-def _sync(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
 
 
 @dataclass(frozen=True)

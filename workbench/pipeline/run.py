@@ -14,7 +14,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.pipeline.build import Built, build, check_buildable
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.progress import REPORTS, Post, bars_from_file, local_bars
-from workbench.pipeline.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
+from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, joined, kind_of, pool_of, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
 from workbench.pipeline.report_data import PassRow, median_step
 from workbench.pipeline.roofline import matmul_ceiling, roofline
@@ -50,7 +50,7 @@ class RankResult:
 def run(
     recipe: Recipe | str | os.PathLike[str],
     *,
-    world: Kind | RankPool = "auto",
+    world: WorldChoice | RankPool = "auto",
     level: Level = "light",
     timeout: float = 600.0,
     dump: Path | str | None = None,

@@ -204,7 +204,7 @@ def prove_replay(records: Sequence[PassRecord]) -> None:
             record.verdicts[:] = [found if v.check == "effect" else v for v in record.verdicts]
 
 
-def refuse_divergence(pair: Partitioned) -> Verdict:
+def agree_on_collectives(pair: Partitioned) -> Verdict:
     """Exchange the ordered list of collectives between the ranks; a difference is refused before any of them runs.
 
     Every rank must call this. Raises WorkbenchError on every rank, naming the first difference.

@@ -52,17 +52,12 @@ def _least(function: Callable[[], Any], world: World) -> float:
     for _ in range(REPEATS):
         if world.size > 1:
             dist.barrier()
-        _sync(world)
+        world.synchronise()
         started = time.perf_counter()
         function()
-        _sync(world)
+        world.synchronise()
         best = min(best, time.perf_counter() - started)
     worst = torch.tensor(best, dtype=torch.float64, device=world.device)
     if world.size > 1:
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst)
-
-
-def _sync(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)

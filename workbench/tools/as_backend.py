@@ -22,10 +22,10 @@ from workbench.pipeline.report import complete
 from workbench.pipeline.report_text import grid, said
 from workbench.pipeline.run_passes import (
     PassRecord,
+    agree_on_collectives,
     choose,
     each_no_effect,
     prove_partition,
-    refuse_divergence,
     run_joint,
     run_partitioned,
 )
@@ -96,7 +96,7 @@ class Backend:
         prove_partition(records, pair)
         later, bodies = run_partitioned(pair, self.passes)
         records += later
-        compiled = CompiledGraph(records, pair, refuse_divergence(pair))
+        compiled = CompiledGraph(records, pair, agree_on_collectives(pair))
         bind(pair, bodies)
         self.graphs.append(compiled)
         self._tell_idle(records)

@@ -22,7 +22,7 @@ from workbench.graph.partition import partition, saved_order
 from workbench.pipeline.build import Built, build, check_buildable
 from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
 from workbench.pipeline.progress import Post, bars_from_file, local_bars
-from workbench.pipeline.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of, runnable
+from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, joined, kind_of, pool_of, runnable
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.recipe import Recipe
@@ -38,7 +38,7 @@ def bisect(
     recipe: Recipe | str | os.PathLike[str],
     check: Check = "numerics",
     *,
-    world: Kind | RankPool = "auto",
+    world: WorldChoice | RankPool = "auto",
     timeout: float = 600.0,
     progress: bool = True,
 ) -> Bisection:

@@ -12,7 +12,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.passes.registry import find_pass, install_passes
 from workbench.pipeline.build import build, check_buildable
-from workbench.pipeline.recipe_ranks import Kind, among_ranks, joined, kind_of, pool_of
+from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, joined, kind_of, pool_of
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
@@ -47,7 +47,7 @@ class Proposal:
 
 
 def propose_contract(
-    name: str, recipe: Recipe | str, *, world: Kind | RankPool = "auto", timeout: float = 600.0
+    name: str, recipe: Recipe | str, *, world: WorldChoice | RankPool = "auto", timeout: float = 600.0
 ) -> Proposal:
     """Run `recipe` with the registered pass `name` in its list, on real ranks, and say what contract it kept.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from workbench.recipe.sections import MeshSpec
 
 AXES = ("dp_replicate", "dp_shard", "tp")
-Kind = Literal["fake", "simulated", "gloo", "nccl"]
+WorldKind = Literal["fake", "simulated", "gloo", "nccl"]
 _MESHES: WeakKeyDictionary[Any, dict[Hashable, DeviceMesh]] = WeakKeyDictionary()
 
 
@@ -41,7 +41,7 @@ class World:
     fake_mode: the mode that makes this world's tensors; None where tensors are real.
     """
 
-    kind: Kind
+    kind: WorldKind
     size: int
     rank: int
     device: torch.device
@@ -51,6 +51,11 @@ class World:
     def is_fake(self) -> bool:
         """Whether tensors have shapes and no values."""
         return self.kind == "fake"
+
+    def synchronise(self) -> None:
+        """Wait for all that this rank's GPU has to do; nothing to wait for on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def mesh(self, spec: MeshSpec) -> DeviceMesh | None:
         """The mesh of `spec`, with the axes larger than 1 only, in the order dp_replicate, dp_shard, tp.
@@ -146,7 +151,7 @@ def current_world() -> World:
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
-    return World(cast(Kind, backend), dist.get_world_size(), dist.get_rank(), device)
+    return World(cast(WorldKind, backend), dist.get_world_size(), dist.get_rank(), device)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class StepTimeline:
     """Spans of one step on one rank. `source`: "simulated on h100", or "measured on NVIDIA H200"."""
 
     source: str
@@ -89,7 +89,7 @@ class Run:
         return target
 
 
-def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100") -> Run:
+def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100") -> StepTimeline:
     """Run the graphs one after another on the cost model's clock: kernels in node order, one lane a process group.
 
     `graphs`: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
@@ -107,7 +107,7 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
         compute += sum(span.ms for span in found if span.lane == COMPUTE)
         spans += found
         start += total
-    return Run(f"simulated on {spec.name}", tuple(spans), start, compute)
+    return StepTimeline(f"simulated on {spec.name}", tuple(spans), start, compute)
 
 
 def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[list[Span], float]:

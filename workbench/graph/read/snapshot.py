@@ -115,10 +115,10 @@ def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> b
     return True
 
 
-Graphs = torch.fx.GraphModule | Snapshot | Sequence[torch.fx.GraphModule | Snapshot]
+GraphOrPair = torch.fx.GraphModule | Snapshot | Sequence[torch.fx.GraphModule | Snapshot]
 
 
-def each(graphs: Graphs) -> list[torch.fx.GraphModule | Snapshot]:
+def each(graphs: GraphOrPair) -> list[torch.fx.GraphModule | Snapshot]:
     """One graph, or the forward and the backward, as a list."""
     return list(graphs) if isinstance(graphs, Sequence) else [graphs]
 

@@ -19,19 +19,19 @@ from typing import Any
 
 from torch import nn
 
-from workbench.graph.stamping.blocks import Run, find_run, short
+from workbench.graph.stamping.blocks import AlikeBlocks, find_run, short
 from workbench.graph.stamping.graph import Stamp
 from workbench.graph.stamping.order import Names, longer, turns_of
 from workbench.torch_api import stamping
 from workbench.torch_api.garbage import uncollected
 
-__all__ = ["Run", "find_run", "short", "stamp"]
+__all__ = ["AlikeBlocks", "find_run", "short", "stamp"]
 
 _BLOCK = re.compile(r"^((?:L\['self'\]\W+(?:_modules\W+)?)?layers\W+(?:_modules\W+)?)(\d+)\b")
 
 
 @uncollected()
-def stamp(export: Any, tracing_context: Any, module: nn.Module, run: Run) -> None:
+def stamp(export: Any, tracing_context: Any, module: nn.Module, run: AlikeBlocks) -> None:
     """Make `export`, of the short module, that of `module`.
 
     Raises NotAlike where two blocks of the graph differ; `export` is then spoilt.

@@ -23,7 +23,7 @@ SAVED_LAYERS = 2
 
 
 @dataclass(frozen=True)
-class Run:
+class AlikeBlocks:
     """kept: the blocks that are captured, by number. Of these, numbers `lower` and lower + 1 of the small module are
     the alike ones that the `extra` others are stamped from.
     """
@@ -33,7 +33,7 @@ class Run:
     extra: int
 
 
-def find_run(module: nn.Module) -> Run:
+def find_run(module: nn.Module) -> AlikeBlocks:
     """The longest row of alike blocks; of these the first is captured too, and a block behind them.
 
     Raises NotAlike, with the reason, where there is none that is worth it.
@@ -56,10 +56,10 @@ def find_run(module: nn.Module) -> Run:
     for path, part in blocks[lower].named_modules():  # the graph would tell, after a capture in vain
         if isinstance(part, MoE) and part.config.dispatch == "dropless":
             raise NotAlike(f"layers.{lower}.{path} is dropless: it reads sizes from the device, each layer its own")
-    return Run((*range(lower + 2), *range(upper, len(blocks))), lower, extra)
+    return AlikeBlocks((*range(lower + 2), *range(upper, len(blocks))), lower, extra)
 
 
-def short(module: nn.Module, run: Run) -> nn.Module:
+def short(module: nn.Module, run: AlikeBlocks) -> nn.Module:
     """`module` with the kept blocks alone; everything in it is the original's."""
     made = copy.copy(module)
     blocks = list(module.layers)  # type: ignore[arg-type]

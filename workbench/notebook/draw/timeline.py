@@ -11,19 +11,20 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Run, simulated
+from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, StepTimeline, simulated
 from workbench.notebook.draw.picture import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LANE_COLORS = (ORANGE, GREEN, PINK, SKY)
-What = GraphModule | ForwardBackward | PassRecord | Run | Sequence[Run] | Mapping[str, GraphModule] | Mapping[str, Run]
+What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]
+        | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
 
 
-def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
+def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTimeline]:
     """The runs to draw by their titles: of a pass's record, before and after it; runs by title as they are."""
-    if isinstance(what, Run):
+    if isinstance(what, StepTimeline):
         return {what.source: what}
     if isinstance(what, PassRecord):
         graphs = {f"before {what.name}": what.before, f"after {what.name}": what.after}
@@ -32,7 +33,7 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
     if isinstance(what, ForwardBackward):
         return {"forward and backward": simulated(what.by_part, device)}
     if isinstance(what, Mapping):
-        if runs := {title: run for title, run in what.items() if isinstance(run, Run)}:
+        if runs := {title: run for title, run in what.items() if isinstance(run, StepTimeline)}:
             return runs
         return {"step": simulated({part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device)}
     if isinstance(what, GraphModule):
@@ -41,7 +42,7 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, Run]:
 
 
 def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
-    """Simulated from the cost model, before and after a pass; or measured, where `what` is a measured Run.
+    """Simulated from the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
 
     Compute that stands still for a collective is hatched on the compute lane: that is exposed communication. The
     collective behind it has a dark edge. Text: what each collective is limited by, counted.
@@ -61,7 +62,7 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
                   + "; ".join(lines) + ".", "\n".join(lines))
 
 
-def _panel(axes: Axes, run: Run, lanes: Sequence[str]) -> None:
+def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
     colors = {lane: LANE_COLORS[i % len(LANE_COLORS)] for i, lane in enumerate(lanes[1:])}
     work = bars((s.begin, s.end) for s in run.spans if s.lane == COMPUTE)
     axes.broken_barh(work, (-0.4, 0.8), color=BLUE, linewidth=0)
@@ -92,7 +93,7 @@ def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(begin, end - begin) for begin, end in merged]
 
 
-def _lines(title: str, run: Run) -> list[str]:
+def _lines(title: str, run: StepTimeline) -> list[str]:
     said = f"{title}: {run}" if run.source.startswith("simulated") else f"{title}: {run.source}"
     lines = [said]
     by_lane: dict[str, Counter[str]] = {}

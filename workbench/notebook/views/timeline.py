@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.graph.read.cost import DeviceSpec
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Run, Span
+from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Span, StepTimeline
 from workbench.notebook.draw.timeline import What, runs_of
 from workbench.notebook.views.view import View
 from workbench.torch_api.garbage import uncollected
@@ -27,7 +27,7 @@ class TimelineView(View):
                          for title, run in self._runs.items()]}
 
 
-def bars(run: Run) -> list[tuple[Any, ...]]:
+def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
     """(lane, name, begin, end, exposed, limit, label, part); kernels back to back in one module are one bar."""
     found: list[tuple[Any, ...]] = []
     open_: list[Span] = []
