@@ -124,6 +124,16 @@ def test_a_rule_that_says_nothing_has_no_effect(rule, two_layers, through):
     assert records[name].outcome is Outcome.NO_EFFECT
 
 
+def test_a_second_rule_that_tags_as_many_nodes_otherwise_has_its_effect(rule, two_layers):
+    keep, free = rule("keep_all", lambda node: True), rule("free_all", lambda node: False)
+    with capture(two_layers) as joint:
+        first, second, again = run_joint(joint, [keep, free, free])
+    assert first.verdict("effect").evidence["layers"] == second.verdict("effect").evidence["layers"] == 2
+    assert [r.verdict("effect").outcome for r in (first, second)] == [Outcome.PASS, Outcome.PASS]
+    assert again.verdict("effect").outcome is Outcome.NO_EFFECT
+    assert again.verdict("effect").message == "every node was tagged before"
+
+
 def test_a_rule_and_the_pass_conflict(rule):
     from workbench.recipe.contracts import check_passes
 

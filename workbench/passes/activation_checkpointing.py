@@ -35,11 +35,11 @@ def _layer(node: Node) -> int | None:
 
 
 def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """Some forward node of a layer is tagged for recomputation."""
+    """Some forward node of a layer has a tag that it did not have before: to be saved, or to be recomputed."""
     tagged = [n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)]
     tags = Counter(n.meta["recompute"].name for n in tagged)
-    old = sum(isinstance(n.meta.get("recompute"), CheckpointPolicy) for n in before[0].graph.nodes)
-    changed = len(tagged) > old
+    old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
+    changed = any(n.meta["recompute"] != old.get(n.name) for n in tagged)
     layers = {_layer(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
     if changed:
         reason = ""

@@ -13,6 +13,7 @@ from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.measured_costs import estimates_of
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, register_pass
+from workbench.recipe.contracts import BlockBucketingOptions
 from workbench.torch_api.device_specs import device_specs
 from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.module_paths import clean_path
@@ -39,7 +40,7 @@ def fewer_launches(before: Graphs, after: Graphs, options: Any) -> Effect:
     was, now = _launches(before), _launches(after)
     evidence = {"before": was, "after": now}
     if sum(now.values()) < sum(was.values()):
-        return Effect(True, _left_out(before, options) if hasattr(options, "buckets") else "", evidence)
+        return Effect(True, _left_out(before, options) if isinstance(options, BlockBucketingOptions) else "", evidence)
     return Effect(False, _why_nothing(before, options), evidence)
 
 
@@ -76,7 +77,7 @@ def _why_nothing(graphs: Graphs, options: Any) -> str:
     if not gathers:
         sizes = facts["group_sizes"]
         return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
-    if hasattr(options, "buckets"):
+    if isinstance(options, BlockBucketingOptions):
         paths, names = _paths(graphs), _planned(_plan(graphs[0], options))
         if not any(name in paths for name in names):
             shown = ", ".join(sorted(paths)[:3]) or "none at all"
