@@ -11,7 +11,7 @@ from on_ranks import calls, insert, small, user_pass
 from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import author
-from workbench.checks.bisect import Found, first_growth, first_no_effect
+from workbench.checks.bisect import Found, first_growth, first_told
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
@@ -213,7 +213,7 @@ def find_all() -> dict[str, Found | None]:
     inputs, size = inputs_of(joint), group_size(authored)
     found = {fault.__name__: _find(joint, fault, inputs) for fault in JOINT}
     with user_pass("may_be_idle", does_nothing):
-        found["may be idle"] = first_no_effect(run_joint(joint, ["may_be_idle"]), ["may_be_idle"])
+        found["may be idle"] = first_told(run_joint(joint, ["may_be_idle"]), expected=["may_be_idle"])
     found["joint"] = first_departure(run_joint(joint, ["inductor_decomposition"]), *inputs, size)[0]
     pair = partition(joint)
     found |= {fault.__name__: _find(pair, fault, inputs) for fault in PARTITIONED}
@@ -238,5 +238,5 @@ def _find(what: JointGraph | ForwardBackward, fault: Callable[..., Any], inputs:
         if fault is keeps_a_copy:
             return first_growth(records)
         if fault is does_nothing:
-            return first_no_effect(records, ["sound"])
+            return first_told(records, expected=["sound"])
         return first_departure(records, *inputs, group_size(what.authored))[0]

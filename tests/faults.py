@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from on_ranks import build_with, calls, insert
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
@@ -29,6 +29,21 @@ def dropped_wait(gm):
 def lost_output(gm):
     output = gm.graph.output_node()
     output.args = (list(output.args[0])[:-1],)
+    return gm
+
+
+def without_metadata(gm):
+    """A new graph, node by node, and no node's metadata."""
+    copied, made = Graph(), {}
+    for node in gm.graph.nodes:
+        made[node] = copied.node_copy(node, made.__getitem__)
+        made[node].meta = {}
+    return GraphModule(gm, copied)
+
+
+def out_of_order(gm):
+    mm = calls(gm, "aten.mm")[0]
+    next(iter(mm.users)).append(mm)
     return gm
 
 

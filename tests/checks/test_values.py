@@ -7,7 +7,7 @@ import torch.distributed as dist
 from graphs_by_hand import group_name, named
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.checks.bisect import Bisection, first_no_effect, first_node
+from workbench.checks.bisect import Bisection, first_node, first_told
 from workbench.checks.matching import Matching
 from workbench.checks.record import PassRecord
 from workbench.checks.values import trace
@@ -106,7 +106,7 @@ def test_other_shapes_and_numbers_that_are_none_can_be_written():
         found = first_node(record(gm, broken), run(gm), run(broken), "its graph raises", 1)
     data = Bisection("r", "w", "numerics", ("mine",), found, {}).to_dict()
     assert data["found"]["largest"] is None and data["found"]["after"]["operator"] == "aten.mm"
-    assert first_no_effect([]) is None
+    assert first_told([]) is None
 
 
 def test_a_node_that_raises_without_a_word_ends_the_trace_and_is_named():

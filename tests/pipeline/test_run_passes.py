@@ -17,18 +17,21 @@ from faults import (
     naive_retrace,
     only_the_wait_is_tagged,
     other_order,
+    out_of_order,
     round_a_constant,
     started_collectives,
     strict_build,
+    without_metadata,
 )
 from on_ranks import FSDP4, FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
 
 from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
-from workbench.errors import WorkbenchError
+from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.passes.reshard import gathered_weights_freed, tags_differ
+from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import each_no_effect, prove_partition, run_joint, run_partitioned, saved_bytes
 from workbench.recipe.contracts import Options
 from workbench.recipe.sections import PassSpec
@@ -92,7 +95,10 @@ def test_fewer_bytes_are_seen(joint):
                       "changed in place"),
     (lambda gm: 3, "pass 'bad' on the joint graph returned int: return the GraphModule, also where it was changed in "
                    "place"),
-    (edited_then_raises, "pass 'bad' on the joint graph raised ValueError: no bucket fits"),
+    (edited_then_raises, "pass 'bad' on the joint graph raised ValueError: no bucket fits "
+                         f"({edited_then_raises.__code__.co_filename}, line "
+                         f"{edited_then_raises.__code__.co_firstlineno + 3}, in edited_then_raises: "
+                         "raise ValueError(\"no bucket fits\"))"),
 ])
 def test_a_pass_that_breaks_leaves_the_graph_before_it(joint, function, said):
     before, nodes, groups = joint.graph, len(joint.graph.graph.nodes), dict(joint.graph.meta["workbench"]["groups"])
@@ -103,17 +109,6 @@ def test_a_pass_that_breaks_leaves_the_graph_before_it(joint, function, said):
     assert before.meta["workbench"]["groups"] == groups
     before.graph.lint()
     run_one(joint, lambda gm: gm)  # and it can be worked on
-
-
-def test_a_graph_out_of_order_is_told_before_the_next_pass(joint):
-    def misplace(gm):
-        mm = calls(gm, "aten.mm")[0]
-        next(iter(mm.users)).append(mm)
-        return gm
-
-    assert run_one(joint, misplace).verdict("lint").outcome is Outcome.FAIL
-    with pytest.raises(WorkbenchError, match="a graph reads mm before it is made: see the lint verdict"):
-        run_one(joint, lambda gm: gm)
 
 
 def test_a_pass_works_on_a_copy(joint):
@@ -261,3 +256,58 @@ def test_a_strict_recipe_refuses_a_pass_without_effect(pool2):
     for said in pool2.run(strict_build, listed):
         assert said == ("recipe 'small' is strict and these passes had no effect: activation_checkpointing: the policy "
                         "is none")
+
+
+UNUSABLE = [(without_metadata, r"nodes have no meta\['val'\], \w+ first"),
+            (lost_output, "outputs before, .+ after: return as many"),
+            (out_of_order, "the graph is malformed")]
+
+
+@pytest.mark.parametrize(("fault", "said"), UNUSABLE)
+def test_a_graph_that_no_stage_can_take_stops_there_and_names_the_pass(captured, fault, said):
+    named = rf"^pass 'bad' left a graph that the next stage cannot use: .*{said}"
+    with captured.fork() as joint, user_pass("bad", fault) as name:
+        assert run_joint(joint, [name])[0].verdict("lint").outcome is Outcome.FAIL
+        for go_on in (lambda: run_joint(joint, [name]), lambda: partition(joint), joint.fork):
+            with pytest.raises(UnusableGraph, match=named):
+                go_on()
+    for stage in ("joint_passes", "passes"):
+        if stage == "passes" and fault is without_metadata:  # only the partitioner asks for values
+            continue
+        recipe = small(FSDP_TP)
+        with user_pass("bad", fault, stage="joint" if stage == "joint_passes" else "partitioned") as name, \
+                pytest.raises(UnusableGraph, match="^pass 'bad' left a graph"):
+            build(recipe.override({stage: [name]}), captured.authored.world)
+
+
+def raises_inside(gm):
+    return deeper(gm)
+
+
+def deeper(gm):
+    return gm.graph.no_such_attribute
+
+
+def test_an_error_in_a_users_pass_names_the_file_and_line(joint):
+    with pytest.raises(WorkbenchError) as caught:
+        run_one(joint, raises_inside)
+    line = deeper.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f" ({__file__}, line {line}, in deeper: return gm.graph.no_such_attribute)")
+    assert str(caught.value).startswith("pass 'bad' on the joint graph raised AttributeError: ")
+
+    def torchs(gm):
+        return torch.ones(2) @ torch.ones(3)  # raised inside torch, and told where it was called
+
+    with pytest.raises(WorkbenchError, match=r"line \d+, in torchs: return torch\.ones\(2\) @ torch\.ones\(3\)"):
+        run_one(joint, torchs)
+
+
+def test_an_error_in_a_users_effect_names_the_file_and_line(joint):
+    def broken_predicate(before, after, options):
+        return before[0].nothing
+
+    with pytest.raises(WorkbenchError) as caught:
+        run_one(joint, lambda gm: gm, effect=broken_predicate)
+    line = broken_predicate.__code__.co_firstlineno + 1
+    assert str(caught.value).startswith("the effect of pass 'bad' raised AttributeError: ")
+    assert str(caught.value).endswith(f"({__file__}, line {line}, in broken_predicate: return before[0].nothing)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from typing import Any
@@ -23,7 +23,7 @@ from workbench.graph.read.snapshot import node_record
 from workbench.recipe.contracts import CONTRACTS
 from workbench.torch_api.ops import world_kind
 
-CHECKS = ("numerics", "memory", "no_effect")
+CHECKS = ("all", "numerics", "memory", "no_effect")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What `bisect` found: `found` is None where all of `passes` hold. unchecked: pass to why it was not looked at."""
+    """What `bisect` found: `found` is None where all of `passes` hold.
+
+    unchecked: pass to why it was not looked at. covered: the verdicts that were looked at.
+    """
 
     recipe: str
     world: str
@@ -83,6 +86,7 @@ class Bisection:
     passes: tuple[str, ...]
     found: Found | None
     unchecked: dict[str, str]
+    covered: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -98,12 +102,13 @@ class Bisection:
 
     def __repr__(self) -> str:
         lines = [f"bisect {self.check}: {self.recipe} on {self.world}; passes {', '.join(self.passes)}"]
-        lines += _told(self.found, self.passes) if self.found else [_HELD[self.check]]
+        lines += _told(self.found, self.passes) if self.found else [f"nothing found: {_HELD[self.check]}"]
+        lines += [f"covered: {', '.join(self.covered)}"] if self.covered else []
         return "\n".join(lines + [f"not checked: pass {name!r}: {why}" for name, why in self.unchecked.items()])
 
 
-_HELD = {"numerics": "nothing found: every pass keeps its contract", "no_effect": "nothing found: every pass had its "
-         "effect", "memory": "nothing found: no pass raises the estimated memory"}
+_HELD = {"all": "no verdict fails, and every pass had its effect", "numerics": "every pass keeps its contract",
+         "no_effect": "every pass had its effect", "memory": "no pass raises the estimated memory"}
 
 
 def _told(found: Found, passes: Sequence[str]) -> list[str]:
@@ -118,12 +123,17 @@ def _told(found: Found, passes: Sequence[str]) -> list[str]:
     return lines + ([f"  from nodes of the pass's own: {', '.join(found.new)}"] if found.new else [])
 
 
-def first_no_effect(records: Sequence[PassRecord], expected: Sequence[str] = ()) -> Found | None:
-    """The first pass with the verdict NO_EFFECT, and its reason; those in `expected` may have none."""
+def first_told(
+    records: Sequence[PassRecord], outcomes: Collection[Outcome] = (Outcome.FAIL, Outcome.NO_EFFECT),
+    expected: Sequence[str] = (),
+) -> Found | None:
+    """The first pass with a verdict of these outcomes, and what that says; passes in `expected` may have no effect."""
     for record in records:
-        idle = next((v for v in record.verdicts if v.outcome is Outcome.NO_EFFECT), None)
-        if record.name not in expected and idle is not None:
-            return Found(record.name, f"NO_EFFECT: {idle.message}", ranks=(_rank(),))
+        for verdict in record.verdicts:
+            idle = verdict.outcome is Outcome.NO_EFFECT
+            if verdict.outcome in outcomes and not (idle and record.name in expected):
+                what = "NO_EFFECT" if idle else f"{verdict.check} FAIL"
+                return Found(record.name, f"{what}: {verdict.message}", ranks=(_rank(),))
     return None
 
 

@@ -35,22 +35,34 @@ def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
     return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(kinds)}" for n in wrong[:3]]
 
 
-def _boundary(before: Snapshot, after: Snapshot) -> list[str]:
-    problems = []
+def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
+    """(what no caller could pass or take, other differences) of the inputs and outputs."""
+    lost_boundary, problems = [], []
     old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
     if old != new:
         lost, added = [n for n in old if n not in new], [n for n in new if n not in old]
-        problems.append(f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
-                        + ("" if lost or added else ", in another order"))
+        lost_boundary.append(f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
+                             + ("" if lost or added else ", in another order"))
     new_specs = dict(after.placeholders)
     problems += [f"placeholder {name} was {spec} and is {new_specs[name]}"
                  for name, spec in before.placeholders if name in new_specs and new_specs[name] != spec][:3]
     if len(before.outputs) != len(after.outputs):
-        problems.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after")
+        lost_boundary.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after: return as many, in "
+                             "the same order")
     else:
         pairs = enumerate(zip(before.outputs, after.outputs, strict=True))
         problems += [f"output {i} was {a} and is {b}" for i, (a, b) in pairs if a != b][:3]
-    return problems
+    return lost_boundary, problems
+
+
+def _without_values(gm: torch.fx.GraphModule) -> list[str]:
+    """Of a joint graph, which torch's partitioner refuses where a node does not say its shape."""
+    if (gm.meta.get("workbench") or {}).get("graph") != "joint":
+        return []
+    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function")]
+    missing = [n.name for n in nodes if "val" not in n.meta]
+    return [f"{len(missing)} of {len(nodes)} nodes have no meta['val'], {missing[0]} first, and the partitioner needs "
+            "it: copy node.meta, or set meta['val'] on each new node"] if missing else []
 
 
 def unwaited(gm: torch.fx.GraphModule) -> list[str]:
@@ -131,15 +143,17 @@ def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
 def problems_of(
     before: torch.fx.GraphModule | Snapshot, after: object, kinds: Collection[str] = NODE_KINDS,
     take: Take = boundary_snapshot,
-) -> list[str]:
-    """What is wrong with one graph after a pass, one sentence each."""
+) -> tuple[list[str], list[str]]:
+    """What is wrong with one graph after a pass, one sentence each: what no later stage can take, and all else."""
     if not isinstance(after, torch.fx.GraphModule):
-        return [f"the pass returned {type(after).__name__}, not a GraphModule"]
-    problems = _form(after, kinds)
-    if problems:
-        return problems
+        return [f"the pass returned {type(after).__name__}, not a GraphModule"], []
+    unusable = _form(after, kinds)
+    if unusable:
+        return unusable, []
     old, new = take(before), take(after)
-    problems += _boundary(old, new) + unwaited(after)
+    unusable, problems = _boundary(old, new)
+    unusable += _without_values(after)
+    problems += unwaited(after)
     if new.unused_waits > old.unused_waits:
         problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
     was, now = Counter(old.effects), Counter(new.effects)
@@ -147,7 +161,7 @@ def problems_of(
     problems += [f"the effect '{name}' was added" for name in now - was]
     if new.draws > old.draws:  # fewer may be inside a compiled region
         problems.append(f"{new.draws - old.draws} more draws of random numbers than before")
-    return problems
+    return unusable, problems
 
 
 def lint(
@@ -161,13 +175,16 @@ def lint(
     old, new = each(before), each(after)
     if len(old) != len(new):
         return Verdict("lint", Outcome.FAIL, f"{len(old)} graphs before, {len(new)} after")
+    unusable: list[str] = []
     problems: list[str] = []
     for a, b in zip(old, new, strict=True):
-        name = getattr(b, "meta", {}).get("workbench", {}).get("graph")
-        problems += [f"{name}: {p}" if name and len(new) > 1 else p for p in problems_of(a, b, kinds, take)]
-    if problems:
+        name = (getattr(b, "meta", {}).get("workbench") or {}).get("graph")
+        for found, told in zip(problems_of(a, b, kinds, take), (unusable, problems), strict=True):
+            told += [f"{name}: {p}" if name and len(new) > 1 else p for p in found]
+    if problems := unusable + problems:
         malformed = any(MALFORMED in problem for problem in problems)
-        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems, "malformed": malformed})
+        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]),
+                       {"problems": problems, "malformed": malformed, "unusable": bool(unusable)})
     counts = [len(g.graph.nodes) for g in new if isinstance(g, torch.fx.GraphModule)]
     return Verdict("lint", Outcome.PASS, "", {"nodes": counts})
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from workbench.checks import collectives, effect, lint, memory
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.errors import no_exit
+from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.read.snapshot import Snapshot, same_program
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs
@@ -82,6 +82,22 @@ def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
     ), {"without_metadata": now - has, "nodes": now})
 
 
+def unusable(record: PassRecord) -> UnusableGraph | None:
+    """What to raise where a later stage is given the graphs of this record; None where it can take them."""
+    found = record.verdict("lint")
+    return UnusableGraph(record.name, found.message) if found and found.evidence.get("unusable") else None
+
+
+def _asked(predicate: EffectPredicate, record: PassRecord) -> Effect:
+    try:
+        return predicate(record.before, record.after, record.options)
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkbenchError(f"the effect of pass {record.name!r} raised {type(error).__name__}: {error}"
+                             f"{place_of(error)}") from error
+
+
 @no_exit()
 @uncollected()
 def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen) -> None:
@@ -95,7 +111,7 @@ def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord
         record.verdicts += [Verdict(check, Outcome.UNKNOWN, lint.MALFORMED)
                             for check in ("effect", "collectives", "memory")]
     else:
-        found = effect.verdict(predicate(record.before, record.after, record.options))
+        found = effect.verdict(_asked(predicate, record))
         if graphs:
             before, after = ([seen.take(g) for g in sides] for sides in (record.before, record.after))
             record.verdicts += [found, collectives.conserved(before, after, fewer=contract.fewer_bytes),

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
-from workbench.errors import NotAlike, WorkbenchError, no_exit
+from workbench.errors import NotAlike, UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.model_contract import NO_TENSOR, named, require_trainable
 from workbench.graph.read.program import program
 from workbench.graph.stamping import find_run, short, stamp
@@ -31,7 +31,7 @@ class JointGraph:
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
     stamped: number of blocks copied from a captured one, or the reason why none was. passes: those run so far.
-    `print` shows the program.
+    broken: why no stage can take `graph` as a pass left it, or None. `print` shows the program.
     """
 
     authored: Authored
@@ -41,6 +41,7 @@ class JointGraph:
     stamped: int | str = 0
     closed: bool = False
     passes: tuple[str, ...] = ()
+    broken: UnusableGraph | None = None
 
     @property
     def graph(self) -> GraphModule:
@@ -48,7 +49,7 @@ class JointGraph:
 
     @graph.setter
     def graph(self, value: GraphModule) -> None:
-        self.export.graph_module = value
+        self.export.graph_module, self.broken = value, None
 
     @property
     def example_inputs(self) -> list[Any]:
@@ -65,7 +66,9 @@ class JointGraph:
         return list(self.export.buffers_spec)
 
     def require_open(self) -> None:
-        """Raise WorkbenchError where the capture has been used up."""
+        """Raise WorkbenchError where the capture has been used up, or a pass has broken the graph."""
+        if self.broken is not None:
+            raise self.broken
         if self.closed:
             raise WorkbenchError(
                 f"the joint graph of {title(self.authored)} is closed, or partitioned already: capture again"

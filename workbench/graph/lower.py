@@ -52,7 +52,8 @@ def compile_step(pair: ForwardBackward, bodies: tuple[Body, Body] | None = None)
 
 
 def bind(pair: Partitioned, bodies: tuple[Body, Body] | None = None) -> None:
-    """Give both directions their bodies: see `compile_step`."""
+    """Give both directions their bodies: see `compile_step`. Raises UnusableGraph where a pass broke one."""
+    pair.require_usable()
     chosen = bodies or tuple(aot.boxed(graph) for graph in pair.graphs)
     for slot, body in zip(pair.slots, chosen, strict=True):
         slot.body = body

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import Authored
-from workbench.errors import WorkbenchError
+from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph, graph_facts, title
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
@@ -28,6 +28,12 @@ class Partitioned:
     """
 
     slots: tuple[aot.LateBound, aot.LateBound]
+    broken: UnusableGraph | None = field(default=None, init=False, repr=False)
+
+    def require_usable(self) -> None:
+        """Raise UnusableGraph where a pass left graphs that no later stage can take."""
+        if self.broken is not None:
+            raise self.broken
 
     @property
     def forward(self) -> GraphModule:
@@ -92,6 +98,7 @@ class ForwardBackward(Partitioned):
         before = {key: value.copy() if isinstance(value, dict | list) else value for key, value in shared.items()}
         slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
         pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step)
+        pair.broken = self.broken
         try:
             yield pair
         finally:

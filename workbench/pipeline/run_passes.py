@@ -14,7 +14,7 @@ from workbench import passes as _package_passes  # noqa: F401  registers the pac
 from workbench.checks import collectives, effect, static
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.errors import WorkbenchError, no_exit
+from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.partition import ForwardBackward, Partitioned
 from workbench.graph.read.memory import saved_tensors
@@ -37,6 +37,7 @@ class Joint(Protocol):
 
     graph: GraphModule
     passes: tuple[str, ...]
+    broken: UnusableGraph | None
 
     @property
     def example_inputs(self) -> list[Any]: ...
@@ -93,7 +94,7 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
     except WorkbenchError:
         raise
     except Exception as error:
-        raise WorkbenchError(f"{where} raised {type(error).__name__}: {error}") from error
+        raise WorkbenchError(f"{where} raised {type(error).__name__}: {error}{place_of(error)}") from error
     if not (callable(result) if callables else isinstance(result, GraphModule)):
         wanted = "a callable" if callables else "the GraphModule, also where it was changed in place"
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
@@ -128,6 +129,7 @@ def run_joint(
     records: list[PassRecord] = []
     seen = seen or static.Seen()
     for item, options in chosen:
+        joint.require_open()
         progress(item.name)
         before = joint.graph
         started = time.perf_counter()
@@ -139,6 +141,7 @@ def run_joint(
         joint.graph, joint.passes = after, (*joint.passes, item.name)
         record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
         static.check(item.effect, item.contract, record, seen)
+        joint.broken = static.unusable(record)
         records.append(record)
     return records
 
@@ -172,6 +175,7 @@ def run_partitioned(
     records: list[PassRecord] = []
     seen = seen or static.Seen()
     for item, options in chosen:
+        pair.require_usable()
         progress(item.name)
         stage = item.contract.stage
         before: tuple[Any, ...] = bodies_of(pair.graphs, bodies) if stage is Stage.REPLAY else pair.graphs
@@ -191,6 +195,7 @@ def run_partitioned(
                 pair.replace(which, result)
         record = PassRecord(item.name, stage, options, before, after, seconds, copying)
         static.check(item.effect, item.contract, record, seen)
+        pair.broken = static.unusable(record)
         records.append(record)
     return records, bodies
 
@@ -209,6 +214,7 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
 
     Every rank must call this. Raises WorkbenchError on every rank, naming the first difference.
     """
+    pair.require_usable()
     found = collectives.exchange(pair.graphs)
     if found.outcome is Outcome.FAIL:
         raise WorkbenchError(found.message)

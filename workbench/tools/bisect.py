@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,10 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
-from workbench.checks.bisect import CHECKS, Bisection, Found, first_growth, first_no_effect, first_node, over_ranks
+from workbench.checks.bisect import CHECKS, Bisection, Found, first_growth, first_node, first_told, over_ranks
 from workbench.checks.values import Trace, trace
 from workbench.checks.verdicts import Outcome
-from workbench.errors import WorkbenchError
+from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.callables import Body
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
@@ -31,12 +32,13 @@ from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
-Check = Literal["numerics", "memory", "no_effect"]
+Check = Literal["all", "numerics", "memory", "no_effect"]
+LIGHT = ("lint", "effect", "collectives", "memory")
 
 
 def bisect(
     recipe: Recipe | str | os.PathLike[str],
-    check: Check = "numerics",
+    check: Check = "all",
     *,
     world: WorldChoice | RankPool = "auto",
     timeout: float = 600.0,
@@ -45,9 +47,11 @@ def bisect(
     """Build `recipe` on every rank, and find its first pass that does not hold, and in its graphs the first node.
 
     check: "numerics", each pass against the graph it received, on the same inputs, rank by rank; "memory", a higher
-    estimate than before the pass; "no_effect". world: as for `run`, a pool too, but that "auto" needs no ranks for
-    memory and no_effect, and takes a fake world. In a process that torchrun started, or in a rank, its ranks are used,
-    and each gets the result. timeout: seconds for all of it. progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
+    estimate than before the pass; "no_effect"; "all": any verdict that fails (lint, effect, collectives, memory), and
+    numerics where the world has values. A graph that no stage can take is found under each of them. world: as for
+    `run`, a pool too, but that "auto" needs no ranks for memory and no_effect, and takes a fake world. In a process
+    that torchrun started, or in a rank, its ranks are used, and each gets the result. timeout: seconds for all of it.
+    progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
 
     For numerics every value of the pass's two graphs lies on the host at once, on every rank: make a large model
     smaller first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
@@ -60,11 +64,11 @@ def bisect(
                              "joint_passes or passes")
     if world == "fake" and check == "numerics":
         raise WorkbenchError("check numerics compares values, and a fake world has none: take world gloo or nccl, or "
-                             "check memory or no_effect")
-    if world == "auto" and check != "numerics" and not among_ranks(world):
+                             "check all, memory or no_effect")
+    if world == "auto" and check in ("memory", "no_effect") and not among_ranks(world):
         world = "fake"
     check_buildable(recipe, kind_of(world))
-    stages = 3 + len(recipe.pass_names) + (check == "numerics")
+    stages = 3 + len(recipe.pass_names) + (check == "numerics" or (check == "all" and world != "fake"))
     if world == "fake":
         with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
             return on_rank(recipe, check, post)
@@ -81,14 +85,21 @@ def on_rank(recipe: Recipe, check: Check, post: Post) -> Bisection:
     if world.rank != 0:
         post = Post()
     given: list[tuple[list[Any], list[Any]]] = []
-    note = (lambda joint: given.append(inputs_of(joint))) if check == "numerics" else None
-    built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
+    values = check == "numerics" or (check == "all" and not world.is_fake)
+    note = (lambda joint: given.append(inputs_of(joint))) if values else None
+    unchecked: dict[str, str] = {}
     try:
-        found, unchecked = _searched(built, recipe, check, post, given)
-    finally:
-        built.step.close()
+        built = build(recipe.model_copy(update={"strict": False}), world, progress=post.stage, captured=note)
+    except UnusableGraph as error:
+        found: Found | None = Found(error.passed, f"lint FAIL: {error.problem}", ranks=(world.rank,))
+    else:
+        try:
+            found, unchecked = _searched(built, recipe, check, post, given)
+        finally:
+            built.step.close()
     where = f"a fake world of {world.size} ranks" if world.is_fake else f"{world.size} {world.kind} ranks"
-    return Bisection(recipe.name, where, check, tuple(r.name for r in built.records), found, unchecked)
+    covered = (*LIGHT, *(["numerics"] if values else [])) if check == "all" else ()
+    return Bisection(recipe.name, where, check, tuple(recipe.pass_names), found, unchecked, covered)
 
 
 def _searched(
@@ -98,14 +109,27 @@ def _searched(
     if check == "no_effect":
         unchecked = {r.name: v.message for r in built.records
                      if (v := r.verdict("effect")) is not None and v.outcome is Outcome.UNKNOWN}
-        return over_ranks(first_no_effect(built.records, recipe.expect.no_effect), names), unchecked
+        return over_ranks(first_told(built.records, (Outcome.NO_EFFECT,), recipe.expect.no_effect), names), unchecked
     if check == "memory":
         unchecked = {r.name: "it makes compiled callables, and estimates need a graph" for r in built.records
                      if r.verdict("memory") is None}
         return over_ranks(first_growth(built.records), names), unchecked
+    told, records = None, built.records
+    unchecked = {}
+    if check == "all":
+        told = over_ranks(first_told(records, expected=recipe.expect.no_effect), names)
+        unchecked = {r.name: f"{v.check}: {v.message}" for r in records for v in r.verdicts
+                     if v.outcome is Outcome.UNKNOWN}
+    if told is not None:  # what lint fails may hang when it is run
+        records = records[: names.index(told.record) + (not told.problem.startswith("lint"))]
+    if not given:
+        return told, unchecked
     post.stage("numerics")
     with deterministic(recipe.training.deterministic):
-        return first_departure(built.records, *given[0], group_size(built.authored))
+        departed, others = first_departure(records, *given[0], group_size(built.authored))
+    if departed is not None and told is not None and departed.record == told.record:
+        departed = replace(departed, problem=f"{departed.problem}; {told.problem}")
+    return departed or told, unchecked | others
 
 
 def group_size(authored: Authored) -> int:

@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
                                  "first pass that raises memory, or that had no effect. Exit status: 0 nothing found, "
                                  "1 something found, 2 bad input.")
     _add_recipe(bisect, "change the recipe, such as model.n_layers=1; may be repeated")
-    bisect.add_argument("--check", choices=("numerics", "memory", "no_effect"), default="numerics",
-                        help="what must hold (default numerics)")
+    bisect.add_argument("--check", choices=("all", "numerics", "memory", "no_effect"), default="all",
+                        help="what must hold (default all: every verdict, and numerics where the world has values)")
     bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                         help="as for run; memory and no_effect need no ranks, and auto starts none for them")
     bisect.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")

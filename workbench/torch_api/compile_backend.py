@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from workbench.errors import UnusableGraph
 from workbench.torch_api import aot, partitioning
 
 _STEP = re.compile(r"_(modules|parameters|buffers)\['([^']+)'\]")
@@ -64,6 +65,7 @@ class JointFromCompile:
 
     graph: GraphModule
     passes: tuple[str, ...] = ()
+    broken: UnusableGraph | None = None
 
     @property
     def example_inputs(self) -> list[Any]:
@@ -71,7 +73,9 @@ class JointFromCompile:
         return [n.meta.get("val") for n in self.graph.graph.find_nodes(op="placeholder")]
 
     def require_open(self) -> None:
-        """It is open as long as a backend can see it."""
+        """It is open as long as a backend can see it. Raises what a pass has broken."""
+        if self.broken is not None:
+            raise self.broken
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
