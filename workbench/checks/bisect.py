@@ -129,11 +129,13 @@ def first_told(
 ) -> Found | None:
     """The first pass with a verdict of these outcomes, and what that says; passes in `expected` may have no effect."""
     for record in records:
-        for verdict in record.verdicts:
-            idle = verdict.outcome is Outcome.NO_EFFECT
-            if verdict.outcome in outcomes and not (idle and record.name in expected):
-                what = "NO_EFFECT" if idle else f"{verdict.check} FAIL"
-                return Found(record.name, f"{what}: {verdict.message}", ranks=(_rank(),))
+        may_idle = record.name in expected
+        told = [v for v in record.verdicts
+                if v.outcome in outcomes and not (may_idle and v.outcome is Outcome.NO_EFFECT)]
+        if told:
+            gravest = next((v for v in told if v.outcome is Outcome.FAIL), told[0])
+            what = f"{gravest.check} FAIL" if gravest.outcome is Outcome.FAIL else gravest.outcome
+            return Found(record.name, f"{what}: {gravest.message}", ranks=(_rank(),))
     return None
 
 
