@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,19 @@ _SECONDS: dict[str, float] = {}
 _FAULTS: list[tuple[str, ...]] = []
 _TARGET: list[str] = []
 FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_registered_stays() -> Iterator[None]:
+    """What a test registers is gone afterwards: every later pool would send it to its ranks."""
+    places = {"workbench.passes.registry": "_PASSES", "workbench.recipe.contracts": "CONTRACTS",
+              "workbench.authoring.families": "_FAMILIES", "workbench.recipe.model_sizes": "SIZES"}
+    tables = {place: getattr(sys.modules[place], name) for place, name in places.items() if place in sys.modules}
+    before = {place: dict(table) for place, table in tables.items()}
+    yield
+    for place, table in tables.items():
+        table.clear()
+        table |= before[place]
 
 
 @pytest.fixture(scope="module")

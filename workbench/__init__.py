@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workbench.graph.lower import CompiledStep, compile_step
     from workbench.graph.partition import ForwardBackward, partition
     from workbench.graph.patterns import Replaced, find_nodes, replace_pattern
+    from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
@@ -84,10 +85,12 @@ _HOMES = {
     "world.simulated": ("simulated_world",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, "draw"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "draw":  # a folder of functions, public as a whole
+        return import_module("workbench.notebook.draw")
     if name not in _HOME:
         raise AttributeError(f"module 'workbench' has no name {name!r}")
     return getattr(import_module(f"workbench.{_HOME[name]}"), name)

@@ -13,8 +13,6 @@ from torch import nn
 from workbench import WorkbenchError, build, ranks, register_model, register_pass, run
 from workbench.authoring import families
 from workbench.passes import registry
-from workbench.recipe.contracts import CONTRACTS
-from workbench.recipe.model_sizes import SIZES
 from workbench.world import registered
 from workbench.world.mesh import current_world
 
@@ -27,17 +25,6 @@ FACTOR = 2
 def pool():
     with ranks(2, timeout=120, echo="none", backend="gloo") as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """What a test registers is gone afterwards."""
-    before = set(registry._PASSES), set(families._FAMILIES)
-    yield
-    for name in set(registry._PASSES) - before[0]:
-        CONTRACTS.pop(name), registry._PASSES.pop(name)
-    for name in set(families._FAMILIES) - before[1]:
-        del families._FAMILIES[name], SIZES[name]
 
 
 class Net(nn.Module):
