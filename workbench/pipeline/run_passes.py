@@ -214,8 +214,7 @@ def agree_on_collectives(pair: Partitioned) -> Verdict:
 
     Every rank must call this. Raises WorkbenchError on every rank, naming the first difference.
     """
-    pair.require_usable()
-    found = collectives.exchange(pair.graphs)
+    found = collectives.exchange(pair.graphs)  # of a broken graph, too: one rank's must not keep the others waiting
     if found.outcome is Outcome.FAIL:
         raise WorkbenchError(found.message)
     return found
