@@ -270,8 +270,16 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
+def _worker(args: argparse.Namespace) -> int:
+    from workbench.world import worker
+
+    sys.argv[1:] = args.line[1:]
+    worker.main()
+    return PASSED
+
+
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
-             "explain": _explain, "schedule": _schedule,
+             "explain": _explain, "schedule": _schedule, "worker": _worker,
              "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour,
              "course": commands.course, "lessons": commands.lessons, "check": commands.check,
              "hint": commands.hint}

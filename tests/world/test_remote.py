@@ -55,7 +55,7 @@ def agents(tmp_path):
         for node in range(nodes):
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node-rank", str(node),
                        "--nproc-per-node", str(each), "--master-addr", "127.0.0.1", "--master-port", str(meet),
-                       "-m", "workbench.world.worker", "--connect", f"127.0.0.1:{door}", "--key-file", str(key)]
+                       "-m", "workbench", "worker", "--connect", f"127.0.0.1:{door}", "--key-file", str(key)]
             log = (tmp_path / f"agent{node}.log").open("w")
             started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
                                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
@@ -150,7 +150,7 @@ def test_it_listens_on_loopback_unless_told_otherwise_and_says_who_did_not_call(
     watcher.join()
     assert seen == ["0100007F"]
     assert str(caught.value) == (f"0 of 2 ranks called {port} within 1 s. On each machine: torchrun ... "
-                                 f"-m workbench.world.worker --connect {port}")
+                                 f"-m workbench worker --connect {port}")
     assert listening(port) == []
     assert KEY not in str(caught.value)
 
@@ -326,9 +326,10 @@ def test_what_does_not_go_with_listening(arguments, message, key):
     assert message in str(caught.value)
 
 
-def test_a_worker_that_torchrun_did_not_start_says_so(key):
+@pytest.mark.parametrize("command", [["workbench", "worker"], ["workbench.world.worker"]])  # the second from before
+def test_a_worker_that_torchrun_did_not_start_says_so(key, command):
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, "-m", "workbench.world.worker", "--connect", "1", "--key-file", str(key)],
+    done = subprocess.run([sys.executable, "-m", *command, "--connect", "1", "--key-file", str(key)],
                           capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 2
     assert done.stderr == ("error: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR not set: start this with torchrun\n")

@@ -104,6 +104,13 @@ def parser() -> argparse.ArgumentParser:
                           "model or pass of your own asks for, 256 at most; or these")
     schedule.set_defaults(command="schedule")
 
+    worker = commands.add_parser("worker", help="one rank of a pool that listens: start it with torchrun",
+                                 description="One rank of a pool that `ranks(n, listen=...)` opened elsewhere. Start "
+                                 "it with torchrun, once for each rank: torchrun ... -m workbench worker --connect ...")
+    worker.add_argument("--connect", required=True, metavar="HOST:PORT", help="where the pool listens")
+    worker.add_argument("--key-file", metavar="PATH", help="the shared key (default: the variable WORKBENCH_KEY)")
+    worker.set_defaults(command="worker")
+
     commands.add_parser("recipes", help="list the recipes").set_defaults(command="recipes")
     commands.add_parser("passes", help="list the passes with their contracts").set_defaults(command="passes")
     commands.add_parser("doctor", help="what works on this machine, and what to do about the rest"

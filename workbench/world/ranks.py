@@ -42,7 +42,7 @@ def ranks(
 
     `listen`: no ranks are started here; they are taken from torchrun, on any machines, and call this address
     ("HOST:PORT"; "PORT" listens on loopback), with a key that both sides read from `key_file` or WORKBENCH_KEY:
-    `torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench.world.worker --connect HOST:PORT`.
+    `torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench worker --connect HOST:PORT`.
 
     Raises WorkbenchError for arguments that cannot work here, RankError when the ranks do not start.
     """

@@ -89,7 +89,7 @@ class Door:
                     if (left := limit - time.monotonic()) <= 0:
                         raise WorkbenchError(
                             f"{len(admitted)} of {size} ranks called {self.address} within {seconds:g} s"
-                            f"{greetings.refused()}. On each machine: torchrun ... -m workbench.world.worker "
+                            f"{greetings.refused()}. On each machine: torchrun ... -m workbench worker "
                             f"--connect {self.address}")
                     for channel, hello in greetings.wait(self._socket, left):
                         if (earlier := admitted.get(hello["rank"])) is not None:  # its keeper has started another
