@@ -1,4 +1,4 @@
-"""Write what the README shows of the code: the tables between its markers, and docs/pipeline.svg.
+"""Write what README.md and docs/results.md draw from data: the tables between their markers, and docs/pipeline.svg.
 
     python docs/make_tables.py
 
@@ -24,6 +24,7 @@ from workbench.recipe.rules import cuda_reasons  # noqa: E402
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
 USUAL = "dp_shard 2 x tp 2"  # of that column
+WHERE = ["CPU, gloo", "GPU, nccl"]
 PEERS = {
     "eager": "torch: eager FSDP2 + TP", "compile": "torch: FSDP2 + TP, each block by `torch.compile`",
     "reference": "torchtitan 0.2.2 compiler toolkit, no passes",
@@ -39,6 +40,11 @@ STEPS = (  # what goes in, and the public function that takes it on
     ("Report", ""),
 )
 PASSES = ("run_joint", "run_partitioned")
+DOCUMENTS = {  # the tables of each document
+    "README.md": ("lessons", "figures"),
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
+                        "stamp", "what_if", "museum"),
+}
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
@@ -119,35 +125,52 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
-    return {"table": recipe_tables(root), "ranks": ranks_table(root), "faults": faults_table(root),
-            "views": views_table(root), "timelines": timelines_table(root), "experts": experts_table(root),
-            "exposed": exposed_table(root), "lessons": lessons_table(root)}
+    return {"recipes": recipes_table(root), "passes": passes_table(root), "peers": peers_table(root),
+            "ranks": ranks_table(root), "faults": faults_table(root), "views": views_table(root),
+            "timelines": timelines_table(root), "experts": experts_table(root), "exposed": exposed_table(root),
+            "lessons": lessons_table(root), "museum": museum_table(root), "figures": figures_table(root),
+            "stamp": stamp_table(root), "what_if": what_if_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
-    """The lessons, and the exhibits of the bug museum in them."""
-    lessons = [load_lesson(path) for path in sorted((root / "lessons").glob("[0-9]*.toml"))]
+    """The lessons, each with its question."""
     rows = [[f"[{each.name[:2]} {each.title}](notebooks/{each.name}.ipynb)", each.question, f"{each.minutes} min"]
-            for each in lessons]
-    museum = [[exhibit.bug, exhibit.seen, each.name[:2]] for each in lessons for exhibit in each.museum]
-    return "\n\n".join((table(["lesson", "question", "time"], rows),
-                        "The bug museum, each as the smallest graph that shows it:",
-                        table(["what went wrong", "where it was seen", "lesson"], museum)))
+            for each in lessons(root)]
+    return table(["lesson", "question", "time"], rows)
 
 
-def recipe_tables(root: Path = ROOT) -> str:
-    """Recipes, passes, and what torch itself takes for the same step."""
+def museum_table(root: Path = ROOT) -> str:
+    """The exhibits of the bug museum in the lessons; docs/results.md shows it."""
+    rows = [[exhibit.bug, exhibit.seen, f"[{each.name[:2]}](../notebooks/{each.name}.ipynb)"]
+            for each in lessons(root) for exhibit in each.museum]
+    return table(["what went wrong", "where it was seen", "lesson"], rows)
+
+
+def lessons(root: Path = ROOT) -> list[Any]:
+    """The lessons in order."""
+    return [load_lesson(path) for path in sorted((root / "lessons").glob("[0-9]*.toml"))]
+
+
+def recipes_table(root: Path = ROOT) -> str:
+    """Each recipe with its outcome on CPU ranks and on GPUs, and its 1b model's step."""
+    folder = root / "benchmarks" / "results"
+    runs, steps = reports(folder), step_times(folder / "llama3_1b_h200x4.jsonl")
+    recipes = [load_recipe(path) for path in sorted((root / "lessons" / "recipes").glob("*.toml"))]
+    return table(["recipe", "mesh", "passes", *WHERE, STEP], [recipe_row(recipe, runs, steps) for recipe in recipes])
+
+
+def passes_table(root: Path = ROOT) -> str:
+    """Each pass with its contract, and its outcome on CPU ranks and on GPUs."""
     runs = reports(root / "benchmarks" / "results")
-    names = sorted(path.stem for path in (root / "lessons" / "recipes").glob("*.toml"))
-    recipes = [load_recipe(root / "lessons" / "recipes" / f"{name}.toml") for name in names]
-    where, steps = ["CPU, gloo", "GPU, nccl"], step_times(root / "benchmarks" / "results" / "llama3_1b_h200x4.jsonl")
-    peers = [[said, steps.get(name, NOT_MEASURED)] for name, said in PEERS.items()]
-    return "\n\n".join((
-        table(["recipe", "mesh", "passes", *where, STEP], [recipe_row(recipe, runs, steps) for recipe in recipes]),
-        table(["pass", "stage", "numerics", "needs", *where],
-              [pass_row(contract, runs) for contract in CONTRACTS.values() if contract.source != "user"]),
-        table(["others, from the same initial values", STEP], peers),
-    ))
+    return table(["pass", "stage", "numerics", "needs", *WHERE],
+                 [pass_row(contract, runs) for contract in CONTRACTS.values() if contract.source != "user"])
+
+
+def peers_table(root: Path = ROOT) -> str:
+    """What torch itself and torchtitan take for the same step."""
+    steps = step_times(root / "benchmarks" / "results" / "llama3_1b_h200x4.jsonl")
+    return table(["others, from the same initial values", STEP],
+                 [[said, steps.get(name, NOT_MEASURED)] for name, said in PEERS.items()])
 
 
 def experts_table(root: Path = ROOT) -> str:
@@ -171,8 +194,8 @@ def experts_table(root: Path = ROOT) -> str:
     return "\n\n".join(parts)
 
 
-def exposed_table(root: Path = ROOT) -> str:
-    """What of NCCL nothing hides in a replayed step: the lines of rounds in llama3_1b_h200x2.jsonl."""
+def replayed(root: Path) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], str]:
+    """The rounds of llama3_1b_h200x2.jsonl by mesh axes and variant; and the machine and torch that ran them."""
     path = root / "benchmarks" / "results" / "llama3_1b_h200x2.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -182,12 +205,49 @@ def exposed_table(root: Path = ROOT) -> str:
             passes = json.loads(line["changes"].get("passes", "[]"))
             said = ", ".join((name, *(f"`{each}`" for each in passes)))
             runs.setdefault((axes_of(line["recipe"]), said), []).append(line)
-    rows = [[axes, said, *(", ".join(f"{run[key]:.1f} ms" for run in found)
-                           for key in ("step_ms", "nccl_ms", "exposed_nccl_ms")), f"{found[-1]['peak_gib']:.1f} GiB"]
-            for (axes, said), found in sorted(runs.items(), key=lambda item: item[0][0])]
     gpus, torch = lines[0]["machine"]["gpus"], lines[0]["versions"]["torch"].split("+")[0]
-    return (table(["mesh", "variant", "a step, each run", "NCCL", "of it exposed", "peak"], rows)
-            + f"\n\n{len(gpus)} {gpus[0]}, torch {torch}.")
+    return runs, f"{len(gpus)} {gpus[0]}, torch {torch}"
+
+
+def each_run(found: list[dict[str, Any]], key: str) -> str:
+    return ", ".join(f"{run[key]:.1f} ms" for run in found)
+
+
+def exposed_table(root: Path = ROOT) -> str:
+    """How much of NCCL's time a replayed step leaves exposed."""
+    runs, where = replayed(root)
+    rows = [[axes, said, *(each_run(found, key) for key in ("step_ms", "nccl_ms", "exposed_nccl_ms")),
+             f"{found[-1]['peak_gib']:.1f} GiB"]
+            for (axes, said), found in sorted(runs.items(), key=lambda item: item[0][0])]
+    return (table(["mesh", "variant", "a step, each run", "NCCL", "of it exposed", "peak"], rows) + f"\n\n{where}.")
+
+
+def figures_table(root: Path = ROOT) -> str:
+    """README's three figures: the best step beside torchtitan's best, exposed NCCL under tp, and the start of ranks."""
+    runs, where = replayed(root)
+
+    def best(axes: str, peer: bool) -> tuple[str, list[dict[str, Any]]]:
+        mine = [(said, found) for (mesh, said), found in runs.items() if mesh == axes and (said[0] != "`") is peer]
+        return min(mine, key=lambda item: min(run["step_ms"] for run in item[1]))
+
+    (name, ours), (peer, theirs) = best("dp_shard 2", False), best("dp_shard 2", True)
+    same = runs["dp_shard 2", "`llama3_block_bucketing_cudagraph`"]
+    _, tensor = best("tp 2", False)
+    found = json.loads((root / "benchmarks" / "results" / "ranks_gloo.json").read_text(encoding="utf-8"))
+    seconds = {row["way"]: row["seconds"] for row in found["rows"] if (row["ranks"], row["what"]) == (4, "whole")}
+    machine = f"{found['machine']['cores']} CPU cores, torch {found['versions']['torch'].split('+')[0]}"
+    rows = [
+        ["How long is a step on dp_shard 2?", f"{each_run(ours, 'step_ms')} ({name})",
+         f"{each_run(theirs, 'step_ms')} ({peer}); the same two passes here: {each_run(same, 'step_ms')}", where],
+        ["How much NCCL time is exposed on tp 2?", f"{each_run(tensor, 'exposed_nccl_ms')} of "
+         f"{each_run(tensor, 'nccl_ms')}: nearly all of it" if all(
+             run["exposed_nccl_ms"] > 0.9 * run["nccl_ms"] for run in tensor) else each_run(tensor, "exposed_nccl_ms"),
+         NOT_MEASURED, where],
+        ["How long do 4 gloo ranks take to start, answer one call and end?",
+         f"{seconds['workbench.ranks'] * 1e3:,.0f} ms (`workbench.ranks`)",
+         f"{seconds['torch.multiprocessing.spawn'] * 1e3:,.0f} ms (`torch.multiprocessing.spawn`)", machine],
+    ]
+    return table(["question", "here", "peer", "machine"], rows)
 
 
 def ranks_table(root: Path = ROOT) -> str:
@@ -204,6 +264,37 @@ def ranks_table(root: Path = ROOT) -> str:
     first = max(row["highest"] for row in found["rows"] if (row["way"], row["what"]) == columns[0])
     return (f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`). "
             f"The first pool, for which torch was imported, took {first * 1e3:,.0f} ms; the others fork what did so.")
+
+
+def stamp_table(root: Path = ROOT) -> str:
+    """Capture and partition by depth, from benchmarks/results/stamp.json."""
+    found = json.loads((root / "benchmarks" / "results" / "stamp.json").read_text(encoding="utf-8"))
+    rows = [[str(row["layers"]), f"{row['nodes']:,}", str(row["stamped"]) if isinstance(row["stamped"], int) else "0",
+             f"{row['capture_seconds']:.1f} s", f"{row['partition_seconds']:.1f} s"] for row in found["rows"]]
+    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
+    return (table(["layers", "nodes", "layers stamped", "capture", "partition"], rows)
+            + f"\n\n{mesh}; {of_cpu(found)}.")
+
+
+def of_cpu(found: dict[str, Any]) -> str:
+    """The machine, torch and command of a result that a CPU gave."""
+    machine, torch = found["machine"], found["versions"]["torch"].split("+")[0]
+    return f"{machine['cores']} cores of {machine['cpu']}, torch {torch} (`{found['command']}`)"
+
+
+def what_if_table(root: Path = ROOT) -> str:
+    """Seconds to each what-if's answer, from benchmarks/results/what_if.json."""
+    found = json.loads((root / "benchmarks" / "results" / "what_if.json").read_text(encoding="utf-8"))
+    rows = [["capture with every layer traced", f"{found['whole_capture_seconds']:.1f} s"],
+            ["the first build, with stamped layers", f"{found['first']['seconds']:.1f} s"]]
+    for group, changes in found["changes"].items():
+        for each in changes:
+            change = each["change"]
+            said = change if isinstance(change, str) else ", ".join(
+                f"`{key} = {json.dumps(value)}`" for key, value in change.items())
+            rows.append([f"{group}: {said}", f"{each['seconds']:.1f} s"])
+    rows.append(["revert", f"{found['revert_seconds']:.2f} s"])
+    return table(["change", "seconds to the answer"], rows) + f"\n\n{of_cpu(found)}."
 
 
 def faults_table(root: Path = ROOT) -> str:
@@ -249,14 +340,14 @@ def timelines_table(root: Path = ROOT) -> str:
     return table(heads, rows) + f"\n\n{'; '.join(dict.fromkeys(places))}."
 
 
-def with_tables(text: str, made: dict[str, str]) -> str:
-    """`text` with what stands between each pair of markers replaced."""
-    for name, new in made.items():
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+def with_tables(text: str, made: dict[str, str], name: str) -> str:
+    """The text of the document `name` with what stands between each pair of markers replaced."""
+    for place, new in made.items():
+        begin, end = f"<!-- {place}:begin -->", f"<!-- {place}:end -->"
         before, _, rest = text.partition(begin)
         _, marker, after = rest.partition(end)
         if not marker:
-            raise SystemExit(f"README.md: no {begin} and {end}")
+            raise SystemExit(f"{name}: no {begin} and {end}")
         text = f"{before}{begin}\n{new}\n{end}{after}"
     return text
 
@@ -292,9 +383,16 @@ def picture() -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
+def documents(root: Path = ROOT) -> dict[str, str]:
+    """Each document's text with its tables as the data are now."""
+    made = tables(root)
+    return {name: with_tables((root / name).read_text(encoding="utf-8"), {place: made[place] for place in places}, name)
+            for name, places in DOCUMENTS.items()}
+
+
 def main() -> None:
-    readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    for name, text in documents().items():
+        (ROOT / name).write_text(text, encoding="utf-8")
     (ROOT / "docs" / "pipeline.svg").write_text(picture(), encoding="utf-8")
 
 

@@ -6,15 +6,20 @@ import json
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
 from workbench.recipe.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+(PINNED,) = re.findall(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 MADE = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 DIFFS = re.findall(r"^```diff\n(.*?)^```$", CONTRIBUTING, re.DOTALL | re.MULTILINE)
@@ -25,9 +30,67 @@ def report(name: str, kind: str, ok: bool = True, outcome: str = "PASS") -> dict
             "world": {"kind": kind, "size": 4}, "versions": {"torch": "2.13.0+cpu"}}
 
 
-def test_the_tables_are_current() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert MADE["with_tables"](text, MADE["tables"]()) == text, "stale: run `python docs/make_tables.py`"
+@pytest.mark.parametrize("name", MADE["DOCUMENTS"])
+def test_the_tables_are_current(name: str) -> None:
+    assert MADE["documents"]()[name] == (ROOT / name).read_text(), "stale: run `python docs/make_tables.py`"
+
+
+def test_every_table_has_its_document() -> None:
+    shown = [place for places in MADE["DOCUMENTS"].values() for place in places]
+    assert sorted(shown) == sorted(MADE["tables"]())
+    for name, places in MADE["DOCUMENTS"].items():
+        assert sorted(re.findall(r"<!-- (\w+):begin -->", (ROOT / name).read_text())) == sorted(places)
+
+
+def test_the_readme_fits_on_a_page() -> None:
+    assert len(README.splitlines()) < 160
+
+
+def example(text: str) -> tuple[str, list[str]]:
+    """The one Python block of a document, and the lines of the output that it shows."""
+    (code,), (output,) = (re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+                          for kind in ("python", "text"))
+    return code, output.splitlines()
+
+
+def printed(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(PINNED), reason=f"the output is that of torch {PINNED}: other "
+                    "versions capture other operators")
+def test_the_example_prints_what_is_shown() -> None:
+    code, shown = example(README)
+    assert printed(code) == shown
+    assert printed(code.replace("8, 4, bias", "8, 2, bias")) != shown, "another model prints the same"
+
+
+@pytest.mark.parametrize("room", sorted(p.name for p in (ROOT / "workbench").iterdir() if (p / "__init__.py").exists()))
+def test_the_design_names_every_room(room: str) -> None:
+    assert f"`{room}`" in (ROOT / "docs" / "design.md").read_text()
+
+
+def test_a_public_name_in_a_bullet_is_public_and_its_file_is_there() -> None:
+    import workbench
+
+    bullets = re.findall(r"^- \*\*.*?(?=^- |^$)", README, re.DOTALL | re.MULTILINE)
+    assert bullets
+    for bullet in bullets:
+        quoted = re.findall(r"`([^`]+)`", bullet)
+        paths = [each for each in quoted if each.startswith("workbench/")]
+        assert paths and all((ROOT / path).exists() for path in paths), bullet
+        assert any(each in workbench.__all__ for each in quoted), bullet
+
+
+def test_every_documented_command_is_a_command() -> None:
+    from workbench.tools.command_line import parser
+
+    (commands,) = (action.choices for action in parser()._actions if isinstance(action.choices, dict))
+    for path in DOCUMENTS:
+        for name in re.findall(r"^ +workbench (\w+)", path.read_text(), re.MULTILINE):
+            assert name in commands, f"{path.name}: workbench {name}"
 
 
 def test_the_picture_is_current() -> None:
@@ -86,15 +149,38 @@ def test_a_recipe_is_said_to_need_cuda_where_the_run_is_refused_for_it(name: str
     assert f"`{which}`, {why}" in said
 
 
-def test_a_readme_without_markers_is_refused() -> None:
-    with pytest.raises(SystemExit, match=r"README\.md: no <!-- table:begin -->"):
-        MADE["with_tables"]("# name\n", {"table": ""})
+def test_a_document_without_markers_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"docs/results\.md: no <!-- recipes:begin -->"):
+        MADE["with_tables"]("# name\n", {"recipes": ""}, "docs/results.md")
 
 
-def test_links_lead_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md"):
-        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
-            assert target.startswith("http") or (ROOT / target).exists(), f"{name}: {target}"
+def anchors(text: str) -> set[str]:
+    """The names that a forge gives to a document's headings."""
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+            for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    """The targets of a document's links that name no file, or no heading of it."""
+    found = []
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        there = path.parent / name if name else path
+        if not there.exists() or (anchor and anchor not in anchors(there.read_text() if name else text)):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert not broken_links(path, path.read_text())
+
+
+def test_a_broken_link_is_told() -> None:
+    text = "# One head\n[a](#one-head) [b](#two) [c](README.md) [d](gone.md) [e](http://x)"
+    assert broken_links(ROOT / "x.md", text) == ["#two", "gone.md"]
 
 
 def fits(patch: str) -> str:
