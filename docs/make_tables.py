@@ -292,7 +292,7 @@ def what_if_table(root: Path = ROOT) -> str:
             change = each["change"]
             said = change if isinstance(change, str) else ", ".join(
                 f"`{key} = {json.dumps(value)}`" for key, value in change.items())
-            rows.append([f"{group}: {said}", f"{each['seconds']:.1f} s"])
+            rows.append([f"{group.replace(': ', ', ')}: {said}", f"{each['seconds']:.1f} s"])
     rows.append(["revert", f"{found['revert_seconds']:.2f} s"])
     return table(["change", "seconds to the answer"], rows) + f"\n\n{of_cpu(found)}."
 
