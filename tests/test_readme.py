@@ -167,7 +167,7 @@ def broken_links(path: Path, text: str) -> list[str]:
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
-        there = path.parent / name if name else path
+        there = path.parent / name
         if not there.exists() or (anchor and anchor not in anchors(there.read_text() if name else text)):
             found.append(target)
     return found
@@ -181,6 +181,16 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_a_broken_link_is_told() -> None:
     text = "# One head\n[a](#one-head) [b](#two) [c](README.md) [d](gone.md) [e](http://x)"
     assert broken_links(ROOT / "x.md", text) == ["#two", "gone.md"]
+
+
+def sentences(text: str) -> int:
+    return len(re.findall(r"[.](?=\s|$)", text))
+
+
+def test_the_glossary_says_each_term_in_two_sentences() -> None:
+    terms = (ROOT / "docs" / "glossary.md").read_text().split("\n## ")[1:]
+    assert {term.partition("\n")[0]: sentences(term) for term in terms if sentences(term) != 2} == {}
+    assert len(terms) > 40
 
 
 def fits(patch: str) -> str:
