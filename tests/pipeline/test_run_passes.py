@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import cloudpickle
@@ -30,6 +31,7 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
+from workbench.passes.effect import Effect
 from workbench.passes.reshard import gathered_weights_freed, tags_differ
 from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import each_no_effect, prove_partition, run_joint, run_partitioned, saved_bytes
@@ -311,3 +313,56 @@ def test_an_error_in_a_users_effect_names_the_file_and_line(joint):
     line = broken_predicate.__code__.co_firstlineno + 1
     assert str(caught.value).startswith("the effect of pass 'bad' raised AttributeError: ")
     assert str(caught.value).endswith(f"({__file__}, line {line}, in broken_predicate: return before[0].nothing)")
+
+
+def other_dtype(node):
+    node.meta["val"] = node.meta["val"].to(torch.bfloat16)
+
+
+def other_shape(node):
+    node.meta["val"] = node.meta["val"].new_empty((3, *node.meta["val"].shape[1:]))
+
+
+def other_device(node):
+    node.meta["val"] = node.meta["val"].to("meta")
+
+
+@pytest.mark.parametrize(("lie", "said"), [
+    (other_dtype, r"says that its result is bfloat16 \[(\d+), (\d+)\] on cpu, and aten.mm gives "
+                  r"float32 \[\1, \2\] on cpu"),
+    (other_shape, r"says that its result is float32 \[3, (\d+)\] on cpu, and aten.mm gives float32 \[\d+, \1\] on cpu"),
+    (other_device, r"says that its result is float32 (.+) on meta, and aten.mm gives float32 \1 on cpu"),
+])
+@pytest.mark.parametrize("anew", [False, True])
+def test_lint_catches_metadata_that_the_operator_does_not_give(joint, lie, said, anew):
+    def lies(gm):
+        mm = calls(gm, "aten.mm")[1]
+        if anew:  # a new node in its place
+            old, mm = mm, insert(gm, mm, mm.target, *mm.args)
+            old.replace_all_uses_with(mm)
+            gm.graph.erase_node(old)
+        lie(mm)
+        return gm
+
+    found = run_one(joint, lies).verdict("lint")
+    assert found.outcome is Outcome.FAIL and re.search(rf"node mm\w* {said}: set its meta\['val'\]", found.message)
+
+
+def test_a_predicate_is_not_believed_where_nothing_changed(joint):
+    def always(before, after, options):
+        return Effect(True)
+
+    record = run_one(joint, lambda gm: gm, effect=always)
+    assert record.outcome is Outcome.NO_EFFECT
+    assert record.verdict("effect").message.startswith("its predicate says that it happened, and no node, argument")
+
+    def tags(gm):
+        calls(gm, "aten.mm")[0].meta["custom"] = {"mine": 1}
+        return gm
+
+    def notes(gm):
+        gm.meta["workbench"]["groups"]["mine"] = "9"
+        return gm
+
+    for changes in (tags, notes):
+        assert run_one(joint, changes, effect=always).verdict("effect").outcome is Outcome.PASS

@@ -7,6 +7,7 @@
     lint         can the next stage run the graph
     matching     match nodes of two runs by value
     memory       estimated peak and saved bytes
+    metadata     does meta['val'] fit what the operator gives
     numerics     values kept, as far as the contract says
     record       PassRecord: what one pass did and proved
     static       level light: every check that needs no values

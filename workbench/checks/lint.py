@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from workbench.checks.metadata import wrong_results
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each, snapshot
@@ -154,6 +155,8 @@ def problems_of(
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after)
     problems += unwaited(after)
+    if isinstance(before, torch.fx.GraphModule):
+        problems += wrong_results(before, after)
     if new.unused_waits > old.unused_waits:
         problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
     was, now = Counter(old.effects), Counter(new.effects)

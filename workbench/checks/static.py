@@ -88,9 +88,23 @@ def unusable(record: PassRecord) -> UnusableGraph | None:
     return UnusableGraph(record.name, found.message) if found and found.evidence.get("unusable") else None
 
 
-def _asked(predicate: EffectPredicate, record: PassRecord) -> Effect:
+def _untouched(before: Any, after: Any) -> bool:
+    """The same program with the same metadata and facts; never so of callables, which cannot be compared."""
+    if not isinstance(before, GraphModule) or not isinstance(after, GraphModule) or not same_program(before, after):
+        return False
+    metas = [(before.meta.get("workbench"), after.meta.get("workbench"))]
+    metas += [(a.meta, b.meta) for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True)]
+    return all(a is b or a == b for a, b in metas)
+
+
+def _asked(predicate: EffectPredicate, contract: PassContract, record: PassRecord) -> Effect:
+    """What the pass's own predicate says; a user's is not believed where nothing is another than before."""
     try:
-        return predicate(record.before, record.after, record.options)
+        told = predicate(record.before, record.after, record.options)
+        if told.happened and contract.source == "user" and all(map(_untouched, record.before, record.after)):
+            return Effect(False, "its predicate says that it happened, and no node, argument or metadata is another "
+                          "than before: let the predicate compare the two graphs", told.evidence)
+        return told
     except WorkbenchError:
         raise
     except Exception as error:
@@ -111,7 +125,7 @@ def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord
         record.verdicts += [Verdict(check, Outcome.UNKNOWN, lint.MALFORMED)
                             for check in ("effect", "collectives", "memory")]
     else:
-        found = effect.verdict(_asked(predicate, record))
+        found = effect.verdict(_asked(predicate, contract, record))
         if graphs:
             before, after = ([seen.take(g) for g in sides] for sides in (record.before, record.after))
             record.verdicts += [found, collectives.conserved(before, after, fewer=contract.fewer_bytes),
