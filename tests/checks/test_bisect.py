@@ -161,9 +161,9 @@ def test_what_cannot_be_looked_for(capsys):
     with pytest.raises(WorkbenchError, match="recipe 'small' has no passes, so there is none to find"):
         bisect(RECIPE)
     some = small({"dp_shard": 2}, ("activation_checkpointing",))
-    with pytest.raises(WorkbenchError, match="check 'speed' is none of numerics, memory, no_effect"):
+    with pytest.raises(WorkbenchError, match="check 'speed' is none of all, numerics, memory, no_effect"):
         bisect(some, "speed")
-    with pytest.raises(WorkbenchError, match="a fake world has none: take world gloo or nccl, or check memory"):
-        bisect(some, world="fake")
+    with pytest.raises(WorkbenchError, match="a fake world has none: take world gloo or nccl, or check all, "):
+        bisect(some, "numerics", world="fake")
     assert main(["bisect", "llama3", "--set", "mesh.tp=2"]) == 2
     assert "has no passes" in capsys.readouterr().err

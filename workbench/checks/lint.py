@@ -60,7 +60,7 @@ def _without_values(gm: torch.fx.GraphModule) -> list[str]:
     """Of a joint graph, which torch's partitioner refuses where a node does not say its shape."""
     if (gm.meta.get("workbench") or {}).get("graph") != "joint":
         return []
-    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function")]
+    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]  # asserts give nothing
     missing = [n.name for n in nodes if "val" not in n.meta]
     return [f"{len(missing)} of {len(nodes)} nodes have no meta['val'], {missing[0]} first, and the partitioner needs "
             "it: copy node.meta, or set meta['val'] on each new node"] if missing else []
