@@ -333,11 +333,11 @@ def other_device(node):
     (other_shape, r"says that its result is float32 \[3, (\d+)\] on cpu, and aten.mm gives float32 \[\d+, \1\] on cpu"),
     (other_device, r"says that its result is float32 (.+) on meta, and aten.mm gives float32 \1 on cpu"),
 ])
-@pytest.mark.parametrize("anew", [False, True])
-def test_lint_catches_metadata_that_the_operator_does_not_give(joint, lie, said, anew):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_lint_catches_metadata_that_the_operator_does_not_give(joint, lie, said, replaced):
     def lies(gm):
         mm = calls(gm, "aten.mm")[1]
-        if anew:  # a new node in its place
+        if replaced:  # a new node in its place
             old, mm = mm, insert(gm, mm, mm.target, *mm.args)
             old.replace_all_uses_with(mm)
             gm.graph.erase_node(old)
