@@ -366,3 +366,50 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
 
     for changes in (tags, notes):
         assert run_one(joint, changes, effect=always).verdict("effect").outcome is Outcome.PASS
+
+
+def mm_of_itself(gm):
+    mm = calls(gm, "aten.mm")[1]
+    mm.args = (mm.args[0], mm.args[0])
+
+
+def another_constant(gm):
+    view = calls(gm, "aten.view")[0]
+    view.args = (view.args[0], [-1])
+
+
+def another_item(gm):
+    item = calls(gm, "operator.getitem")[0]
+    item.args = (item.args[0], 99)
+
+
+def one_result_of_two(gm):
+    loss = calls(gm, "aten.nll_loss_forward")[0]
+    loss.meta["val"] = loss.meta["val"][:1]
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    (mm_of_itself, r"node mm_1: aten.mm cannot take its arguments \(a and b must have same reduction dim.*\): mend"),
+    (another_constant, r"node view\w* says that its result is int64 .* and aten.view gives int64 \[\d+\] on cpu: set"),
+    (another_item, r"node getitem\w*: operator.getitem cannot take its arguments \(.* out of range\): mend them"),
+    (one_result_of_two, r"node nll_loss_forward says that its result is (float32 \[\d*\] on cpu), and "
+                        r"aten.nll_loss_forward gives \1, float32 \[\] on cpu: set"),
+])
+def test_lint_catches_arguments_that_do_not_fit_what_a_node_says(joint, capfd, fault, said):
+    def breaks(gm):
+        fault(gm)
+        return gm
+
+    found = run_one(joint, breaks).verdict("lint")
+    assert found.outcome is Outcome.FAIL and re.search(said, found.message)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_tensor_in_metadata_is_no_error_of_the_predicate(joint):
+    def notes(gm):
+        calls(gm, "aten.mm")[0].meta["scale"] = torch.ones(2)
+        return gm
+
+    for _ in range(2):  # a second run puts another tensor where one is
+        record = run_one(joint, notes, effect=lambda before, after, options: Effect(True))
+        assert record.verdict("effect").outcome is Outcome.PASS

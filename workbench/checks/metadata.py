@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.node_facts import described
+from workbench.recipe.wording import first_line
 from workbench.torch_api import tree as pytree
-from workbench.torch_api.distributed.fake import FakeTensor, cached
+from workbench.torch_api.distributed.fake import FakeTensor, cached, without_log
 from workbench.torch_api.ops import OPERATORS, is_symbolic, op_name, writes
 
 _SIZES_FROM_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -18,34 +20,46 @@ _SIZES_FROM_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_out
 def wrong_results(before: GraphModule, after: GraphModule) -> list[str]:
     """One sentence for each node, new or changed since `before`, whose `meta["val"]` is not what its operator gives.
 
-    The operator runs on its inputs' fake values. Left out: operators that write their inputs or whose result's shape
-    depends on data, symbolic sizes, and what cannot run on fake values. Strides are not compared: a pass may state
-    those that lowering will choose.
+    The operator runs on its inputs' fake values; one of aten that refuses them is told too. Left out: operators that
+    write their inputs or whose result's shape depends on data, symbolic sizes, and what cannot run on fake values.
+    Strides are not compared: a pass may state those that lowering will choose.
     """
     old = {node.name: node for node in before.graph.nodes}
-    known: dict[Any, list[Any]] = {}
-    with cached(after.graph), torch.no_grad():
+    known: dict[Any, list[Any] | str] = {}
+    with cached(after.graph), without_log(), torch.no_grad():
         told = [_wrong(node, known) for node in after.graph.nodes if _changed(node, old.get(node.name))]
     return list(filter(None, told))
 
 
 def _changed(node: Node, old: Node | None) -> bool:
-    """Whether operator, inputs or result are others than before, of an operator that can be asked."""
-    if not isinstance(node.target, OPERATORS) or writes(node.target):
+    """Whether operator, arguments or result are others than before, of an operator that can be asked."""
+    if node.target is not operator.getitem and (not isinstance(node.target, OPERATORS) or writes(node.target)):
         return False
     if _SIZES_FROM_DATA.intersection(getattr(node.target, "tags", ())):
         return False
-    if old is None or old.target != node.target or len(old.all_input_nodes) != len(node.all_input_nodes):
+    if old is None or old.target != node.target or old.meta.get("val") is not node.meta.get("val"):
         return True
-    pairs = zip([node, *node.all_input_nodes], [old, *old.all_input_nodes], strict=True)
-    return any(a.meta.get("val") is not b.meta.get("val") for a, b in pairs)
+    return not (_same(old.args, node.args) and _same(old.kwargs, node.kwargs))
 
 
-def _wrong(node: Node, known: dict[Any, list[Any]]) -> str:
+def _same(a: Any, b: Any) -> bool:
+    """Whether arguments are alike: nodes that hold the same value, and equal constants."""
+    if isinstance(a, Node) and isinstance(b, Node):
+        return a.meta.get("val") is b.meta.get("val")
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    return a is b or (type(a) is type(b) and bool(a == b))
+
+
+def _wrong(node: Node, known: dict[Any, list[Any] | str]) -> str:
     """`known` keeps what an operator gave, by its inputs' dtypes, devices and shapes: alike layers are asked once."""
-    said = pytree.tree_leaves(node.meta.get("val"))
+    if any("val" not in n.meta for n in (node, *node.all_input_nodes)):
+        return ""
+    said = pytree.tree_leaves(node.meta["val"])
     given_to, spec = pytree.tree_flatten(pytree.tree_map(
-        lambda a: a.meta.get("val") if isinstance(a, Node) else a, (node.args, node.kwargs)))
+        lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs)))
     mode = next((v.fake_mode for v in (*said, *given_to) if isinstance(v, FakeTensor)), None)
     if mode is None or any(map(is_symbolic, (*said, *given_to))):
         return ""
@@ -55,13 +69,22 @@ def _wrong(node: Node, known: dict[Any, list[Any]]) -> str:
         try:
             with mode:
                 known[key] = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
-        except Exception:  # no fake kernel, or one that asks for more than values
-            known[key] = []
+        except Exception as error:
+            known[key] = first_line(error) if _refuses(node.target, error) else []
     gives = known[key]
-    if all(_face(a)[:3] == _face(b)[:3] for a, b in zip(said, gives, strict=False)):
+    if isinstance(gives, str):
+        return f"node {node.name}: {op_name(node.target)} cannot take its arguments ({gives}): mend them"
+    if not gives or [_face(v)[:3] for v in said] == [_face(v)[:3] for v in gives]:
         return ""
     return (f"node {node.name} says that its result is {_told(said)}, and {op_name(node.target)} gives {_told(gives)}: "
             "set its meta['val'] to that, or mend its arguments")
+
+
+def _refuses(target: Any, error: Exception) -> bool:
+    """Whether the arguments are wrong; else there is no fake kernel (a subclass of RuntimeError says so), or it asks
+    for more than values, such as a process group.
+    """
+    return type(error) in (RuntimeError, ValueError, IndexError) and getattr(target, "namespace", "aten") == "aten"
 
 
 def _face(value: Any) -> tuple[Any, ...]:

@@ -94,7 +94,14 @@ def _untouched(before: Any, after: Any) -> bool:
         return False
     metas = [(before.meta.get("workbench"), after.meta.get("workbench"))]
     metas += [(a.meta, b.meta) for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True)]
-    return all(a is b or a == b for a, b in metas)
+    return all(_equal(a, b) for a, b in metas)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return a is b or bool(a == b)
+    except (RuntimeError, ValueError, TypeError):  # tensors or arrays, which a pass made anew
+        return False
 
 
 def _asked(predicate: EffectPredicate, contract: PassContract, record: PassRecord) -> Effect:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from unittest import mock
 
@@ -14,7 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workbench.torch_api.ops import is_symbolic
 
-__all__ = ["FakeTensor", "FakeTensorMode", "cached", "new_fake_mode", "start_fake_process_group"]
+__all__ = ["FakeTensor", "FakeTensorMode", "cached", "new_fake_mode", "start_fake_process_group",
+           "without_log"]
 
 
 def start_fake_process_group(size: int, rank: int) -> None:
@@ -40,4 +42,11 @@ def cached(graph: Graph, mode: FakeTensorMode | None = None) -> Iterator[None]:
     values = [n.meta.get(key) for n in graph.nodes for key in ("val", "example_value")]
     mode = mode or detect_fake_mode([n.meta.get("val") for n in graph.find_nodes(op="placeholder")])
     with mock.patch.object(mode, "cache_enabled", not is_symbolic(values)) if mode else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Within, an operator that refuses fake values raises, and torch prints no traceback of it besides."""
+    with mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", True):
         yield
