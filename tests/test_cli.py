@@ -285,7 +285,8 @@ def test_a_run_under_two_agents_of_torchrun(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_missed_expectation_fails_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     before = left_behind()
-    assert main(["run", "llama3_fsdp", *SMALL[:-1], "training.steps=3", "training.lr=10.0", "expect.loss_falls=true"]) == 1
+    changes = [*SMALL[:-1], "training.steps=3", "training.lr=10.0", "expect.loss_falls=true"]
+    assert main(["run", "llama3_fsdp", *changes]) == 1
     out, err = capsys.readouterr()
     assert "! expected loss_falls: from 5." in out and err == ""
     assert left_behind() == before

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from on_ranks import FSDP4, small, user_pass
+from torch.fx import GraphModule
 
 from workbench.authoring import families
 from workbench.authoring.author import author
@@ -81,7 +82,12 @@ def test_a_pass_that_exits_is_named(fake4: Any) -> None:
 @pytest.mark.parametrize("which", ["effect", "partition_effect"])
 def test_an_effect_that_exits_is_refused(which: str, fake4: Any) -> None:
     given: dict[str, Any] = {"effect": lambda *_: Effect(True, "", {}), which: exits}
-    with user_pass("exits", lambda gm: gm, **given) as mine, pytest.raises(WorkbenchError) as caught:
+
+    def tags(gm: GraphModule) -> GraphModule:
+        next(iter(gm.graph.nodes)).meta["mine"] = True
+        return gm
+
+    with user_pass("exits", tags, **given) as mine, pytest.raises(WorkbenchError) as caught:
         build(small(FSDP4, (mine,)), fake4)
     assert str(caught.value).startswith(SAYS)
 

@@ -364,7 +364,15 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
         gm.meta["workbench"]["groups"]["mine"] = "9"
         return gm
 
-    for changes in (tags, notes):
+    def adds_to_tags(gm):
+        calls(gm, "aten.mm")[0].meta["custom"]["other"] = 2
+        return gm
+
+    def adds_a_bucket(gm):
+        gm.meta["workbench"]["buckets"].append("mine")
+        return gm
+
+    for changes in (tags, adds_to_tags, notes, adds_a_bucket):
         assert run_one(joint, changes, effect=always).verdict("effect").outcome is Outcome.PASS
 
 

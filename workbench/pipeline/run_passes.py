@@ -77,7 +77,10 @@ def copy_graph(graph: GraphModule) -> GraphModule:
         raise WorkbenchError(f"a graph reads {error.args[0]} before it is made: see the lint verdict of the pass before"
                              ", or call graph.lint() at its end") from None
     facts = graph.meta.get("workbench") or {}
-    copy.meta["workbench"] = {k: v.copy() if k in ("groups", "group_sizes") else v for k, v in facts.items()}
+    copy.meta["workbench"] = {k: v.copy() if k in ("groups", "group_sizes", "buckets") else v for k, v in facts.items()}
+    for node in copy.graph.nodes:
+        if "custom" in node.meta:  # what a pass writes into, and torch copies by reference
+            node.meta["custom"] = dict(node.meta["custom"])
     return copy
 
 
