@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from workbench.authoring.author import author
 from workbench.checks.bisect import Found, first_growth, first_told
 from workbench.graph.capture import JointGraph, capture
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
 from workbench.passes.registry import find_pass
@@ -141,14 +142,14 @@ def returns_gradients_swapped(gm: GraphModule) -> GraphModule:
 
 
 def negates_in_backward(gm: GraphModule) -> GraphModule:
-    if gm.meta["workbench"]["graph"] == "backward":
+    if facts_of(gm).part == "backward":
         node = next(n for n in calls(gm, "aten.mul") if n.target is ATEN.mul.Scalar and n.args[1] == -0.5)
         node.args = (node.args[0], 0.5)
     return gm
 
 
 def saves_another_tensor(gm: GraphModule) -> GraphModule:
-    if gm.meta["workbench"]["graph"] == "forward":
+    if facts_of(gm).part == "forward":
         output = gm.graph.output_node()
         outputs = list(output.args[0])
         kinds = [f"{n.op} {n.meta['val'].shape} {n.meta['val'].dtype}" if isinstance(n, Node) and isinstance(
@@ -162,7 +163,7 @@ def saves_another_tensor(gm: GraphModule) -> GraphModule:
 
 def buckets_and_mixes(gm: GraphModule) -> GraphModule:
     """The package's bucketing, but one weight of a bucket is read for another."""
-    forward = gm.meta["workbench"]["graph"] == "forward"
+    forward = facts_of(gm).part == "forward"
     names = [next(iter(next(iter(gather_of(gm, w).users)).users)).name for w in ("wk", "wv")] if forward else []
     gm = find_pass("transformer_block_bucketing").function(gm, [], options=BlockBucketingOptions())
     if forward:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.pipeline.build import build
 from workbench.torch_api.ops import collective_kind
 from workbench.world.mesh import current_world
@@ -69,7 +70,7 @@ def naive_retrace(gm):
 
 def edited_then_raises(gm):
     gm.graph.erase_node(gm.graph.output_node())
-    gm.meta["workbench"]["groups"]["stray"] = "9"
+    facts_of(gm).groups["stray"] = "9"
     raise ValueError("no bucket fits")
 
 
@@ -85,7 +86,7 @@ def only_the_wait_is_tagged(gm):
 
 def swap_on_rank_1(gm):
     """Two gathers of different sizes start in the other order: on rank 1 alone, in the forward."""
-    if dist.get_rank() == 1 and gm.meta["workbench"]["graph"] == "forward":
+    if dist.get_rank() == 1 and facts_of(gm).part == "forward":
         first, *others = calls(gm, GATHER)
         second = next(g for g in others if g.meta["val"].shape != first.meta["val"].shape)
         chain = [second]

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from workbench.graph.facts import GraphFacts, Part, set_facts
+
 C10D = torch.ops._c10d_functional
 DIM = 8
 
@@ -19,11 +21,11 @@ def group_name() -> str:
     return world.group_name
 
 
-def trace(function: Callable[..., Any], *args: torch.Tensor, graph: str = "forward") -> torch.fx.GraphModule:
-    """The graph of `function` with fake values in its metadata and a captured graph's context."""
+def trace(function: Callable[..., Any], *args: torch.Tensor, graph: Part = "forward") -> torch.fx.GraphModule:
+    """The graph of `function` with fake values in its metadata and a captured graph's facts."""
     gm = make_fx(function, tracing_mode="fake")(*args)
     name, size = group_name(), dist.get_world_size()
-    gm.meta["workbench"] = {"graph": graph, "groups": {"dp_shard": name}, "group_sizes": {name: size}, "buckets": []}
+    set_facts(gm, GraphFacts(graph, {"dp_shard": name}, {name: size}))
     return gm
 
 

@@ -5,6 +5,7 @@ from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_gra
 
 from workbench.checks.collectives import conserved, difference, exchange, schedule, schedule_hash
 from workbench.checks.verdicts import Outcome
+from workbench.graph.facts import GraphFacts, facts_of, set_facts
 from workbench.graph.read.snapshot import snapshot
 
 
@@ -27,18 +28,18 @@ def test_a_bucket_on_a_group_of_its_own_moves_the_same_bytes(fake4):
             "bytes_before": 512, "bytes_after": 512, "launches_before": 2, "launches_after": 1}
 
 
-def test_without_a_context_the_ranks_still_tell_that_groups_are_the_same(fake4):
+def test_without_facts_the_ranks_still_tell_that_groups_are_the_same(fake4):
     before, after = two_layer_graph(), bucketed(dist.new_group([0, 1, 2, 3]).group_name)
-    before.meta.pop("workbench")
-    after.meta.pop("workbench")
+    set_facts(before, GraphFacts())
+    set_facts(after, GraphFacts())
     assert conserved(before, after).outcome is Outcome.PASS
 
 
-def test_a_second_group_of_the_context_counts_as_its_axis(fake4):
+def test_a_second_group_of_the_facts_counts_as_its_axis(fake4):
     after = bucketed(group_name())
     start = named(after, "all_gather")[0]
     start.args = (*start.args[:2], "elsewhere")
-    after.meta["workbench"]["groups"]["dp_shard.gather"] = "elsewhere"
+    facts_of(after).groups["dp_shard.gather"] = "elsewhere"
     assert conserved(two_layer_graph(), after).outcome is Outcome.PASS
 
 

@@ -6,6 +6,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from workbench.checks.lint import lint, unwaited
 from workbench.checks.verdicts import Outcome
+from workbench.graph.facts import facts_of
 from workbench.graph.read.snapshot import snapshot
 from workbench.torch_api.aot import clone
 
@@ -125,7 +126,7 @@ def test_what_a_pass_returns_must_be_a_graph(fake4):
 
 def test_two_graphs_are_checked_and_the_wrong_one_is_named(fake4):
     good, bad = two_layer_graph(), two_layer_graph()
-    bad.meta["workbench"]["graph"] = "backward"
+    facts_of(bad).part = "backward"
     before = clone(good), clone(bad)
     drop_wait(bad)
     found = lint(before, (good, bad))

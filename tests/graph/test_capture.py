@@ -16,6 +16,7 @@ from graph.test_stamping import each_node, storages
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.graph.read.nodes import module_path, nodes_from_line, provenance
 from workbench.pipeline.run_passes import run_joint
@@ -143,9 +144,9 @@ def test_from_a_source_line_to_its_nodes_and_back(joint):
 def test_it_says_what_it_is(joint):
     text = repr(joint)
     assert text.startswith("JointGraph(small: ") and text.endswith("12 parameters, rank 0 of 4)")
-    facts = joint.graph.meta["workbench"]
-    assert facts["graph"] == "joint" and set(facts["groups"]) == {"dp_shard", "tp"}
-    assert sorted(facts["group_sizes"].values()) == [2, 2] and facts["world"] == "fake"
+    facts = facts_of(joint.graph)
+    assert facts.part == "joint" and set(facts.groups) == {"dp_shard", "tp"}
+    assert sorted(facts.group_sizes.values()) == [2, 2] and facts.world == "fake"
 
 
 def test_a_batch_of_ones_own(authored):

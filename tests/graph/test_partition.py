@@ -11,6 +11,7 @@ from on_ranks import FSDP_TP, small
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
+from workbench.graph.facts import facts_of
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import output_nodes, partition, saved_nodes
 from workbench.graph.read.nodes import module_path, provenance
@@ -38,12 +39,12 @@ def test_what_is_saved_is_what_the_backward_takes(pair):
         x, y = a.meta["val"], b.meta["val"]
         assert not isinstance(x, torch.Tensor) or (x.shape, x.dtype) == (y.shape, y.dtype)
     assert len(output_nodes(pair.forward)) == 1 + len(saved)
-    assert pair.forward.meta["workbench"]["shared"]["results"] == 1
+    assert pair.facts.results == 1
 
 
 def test_both_graphs_know_what_they_are(pair):
-    assert [g.meta["workbench"]["graph"] for g in pair.graphs] == ["forward", "backward"]
-    assert pair.forward.meta["workbench"]["shared"] is pair.backward.meta["workbench"]["shared"]
+    assert [facts_of(g).part for g in pair.graphs] == ["forward", "backward"]
+    assert facts_of(pair.forward).step is facts_of(pair.backward).step is pair.facts
     assert repr(pair).startswith("ForwardBackward(small: forward ")
 
 

@@ -10,6 +10,7 @@ from workbench.authoring.author import author, author_module
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import list_collectives
 from workbench.passes.bucketing import module_stack
 from workbench.recipe.sections import PassSpec
@@ -56,8 +57,8 @@ def test_gathers_have_a_group_of_their_own(variants):
     assert len(gathers) == len(scatters) == 1 and not gathers & scatters
     (gather,), (scatter,) = gathers, scatters
     assert bucketing.group_ranks(gather) == bucketing.group_ranks(scatter)
-    facts = pair.forward.meta["workbench"]
-    assert facts["groups"]["dp_shard.gather"] == gather and facts["group_sizes"][gather] == 2
+    facts = facts_of(pair.forward)
+    assert facts.groups["dp_shard.gather"] == gather and facts.group_sizes[gather] == 2
 
 
 def test_without_it_they_share_one(variants):
@@ -76,8 +77,8 @@ def test_a_group_has_one_twin_however_often_it_is_built_on(variants, two_layers,
 
 def test_the_graph_before_knows_nothing_of_the_twin(variants):
     records, _, _ = variants["blocks"]
-    assert "dp_shard.gather" not in records[BLOCKS].before[0].meta["workbench"]["groups"]
-    assert "dp_shard.gather" in records[BLOCKS].after[0].meta["workbench"]["groups"]
+    assert "dp_shard.gather" not in facts_of(records[BLOCKS].before[0]).groups
+    assert "dp_shard.gather" in facts_of(records[BLOCKS].after[0]).groups
 
 
 def test_buckets_of_ones_own(two_layers, through):

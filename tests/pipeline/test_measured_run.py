@@ -8,6 +8,7 @@ from graphs_by_hand import C10D
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, measured, predictions, run_of_kernels
 
@@ -83,7 +84,7 @@ def test_groups_whose_collectives_are_alike_are_not_guessed_apart():
 
     with fake_world(2):
         gm = make_fx(two, tracing_mode="fake")(torch.randn(4, 8))
-    gm.meta["workbench"] = {"graph": "forward", "groups": {"tp": "A", "dp": "B"}, "group_sizes": {"A": 2, "B": 2}}
+    set_facts(gm, GraphFacts("forward", {"tp": "A", "dp": "B"}, {"A": 2, "B": 2}))
     kernels = [Kernel("ncclDevKernel_AllGather_RING_LL(x)", stream, at, at + 1) for stream, at in ((20, 0), (21, 5))]
     run = run_of_kernels(kernels, {"forward": gm}, "measured on paper")
     assert [(s.lane, s.label) for s in run.collectives] == [("stream 20", ""), ("stream 21", "")]

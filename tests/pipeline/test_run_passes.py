@@ -30,6 +30,7 @@ from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import capture
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.passes.effect import Effect
 from workbench.passes.reshard import gathered_weights_freed, tags_differ
@@ -103,12 +104,12 @@ def test_fewer_bytes_are_seen(joint):
                          "raise ValueError(\"no bucket fits\"))"),
 ])
 def test_a_pass_that_breaks_leaves_the_graph_before_it(joint, function, said):
-    before, nodes, groups = joint.graph, len(joint.graph.graph.nodes), dict(joint.graph.meta["workbench"]["groups"])
+    before, nodes, groups = joint.graph, len(joint.graph.graph.nodes), dict(facts_of(joint.graph).groups)
     with pytest.raises(WorkbenchError) as caught:
         run_one(joint, function)
     assert str(caught.value) == said
     assert joint.graph is before and len(before.graph.nodes) == nodes
-    assert before.meta["workbench"]["groups"] == groups
+    assert facts_of(before).groups == groups
     before.graph.lint()
     run_one(joint, lambda gm: gm)  # and it can be worked on
 
@@ -170,7 +171,7 @@ def test_a_partitioned_pass_that_breaks_on_the_backward_leaves_both(pair):
     before = pair.graphs
 
     def second(gm):
-        if gm.meta["workbench"]["graph"] == "backward":
+        if facts_of(gm).part == "backward":
             raise KeyError("x")
         gm.graph.erase_node(gm.graph.output_node())
         return gm
@@ -361,7 +362,7 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
         return gm
 
     def notes(gm):
-        gm.meta["workbench"]["groups"]["mine"] = "9"
+        facts_of(gm).groups["mine"] = "9"
         return gm
 
     def adds_to_tags(gm):
@@ -369,7 +370,7 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
         return gm
 
     def adds_a_bucket(gm):
-        gm.meta["workbench"]["buckets"].append("mine")
+        facts_of(gm).buckets.append("mine")
         return gm
 
     for changes in (tags, adds_to_tags, notes, adds_a_bucket):

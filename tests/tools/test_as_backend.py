@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.pipeline.train import Batches, gradients
 from workbench.recipe.recipe import Recipe
 from workbench.tools.as_backend import Backend, _groups, as_backend
@@ -230,9 +231,9 @@ def under_compile(mesh: dict[str, int], joint: tuple[Any, ...], passes: tuple[An
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     differing = {name for a, b in zip(*seen, strict=True) for name in a if not torch.equal(a[name], b[name])}
-    facts = backend.graphs[0].pair.forward.meta["workbench"]
+    facts = facts_of(backend.graphs[0].pair.forward)
     return {"differing": sorted(differing), "outcomes": {r.name: str(r.outcome) for r in backend.records},
-            "schedule": str(backend.graphs[0].schedule), "axes": sorted({a.split(".")[0] for a in facts["groups"]}),
+            "schedule": str(backend.graphs[0].schedule), "axes": sorted({a.split(".")[0] for a in facts.groups}),
             "graphs": len(backend.graphs), "tensors": len(seen[0][0])}
 
 

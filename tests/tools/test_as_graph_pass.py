@@ -19,6 +19,7 @@ from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.partition import partition
 from workbench.tools.as_graph_pass import NOT_SEEN, as_graph_pass
 from workbench.torch_api.ops import collective_kind
@@ -128,7 +129,7 @@ def test_graphs_that_were_captured_elsewhere_get_the_same_verdicts():
     with fake_world(4) as world:
         joint = capture(author(small(FSDP_TP), world))
         tags = as_graph_pass({"name": "activation_checkpointing", "policy": "full"})
-        del joint.graph.meta["workbench"]
+        set_facts(joint.graph, GraphFacts())
         with joint.context():
             joint.graph = tags(joint.graph)
         pair = partition(joint)
@@ -138,7 +139,7 @@ def test_graphs_that_were_captured_elsewhere_get_the_same_verdicts():
             for which in ("forward", "backward"):
                 with pair.context(which) as inputs:
                     given = pair.by_part[which]
-                    given.meta.pop("workbench", None)
+                    set_facts(given, GraphFacts())
                     text = given.code
                     result = graph_pass(given, inputs)
                     assert given.code == text and result is not given

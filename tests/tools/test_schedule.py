@@ -12,6 +12,7 @@ from workbench import author, fake_world, load_recipe
 from workbench.checks.verdicts import Outcome
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.tools.schedule import compare_schedules, roles_of
 from workbench.torch_api.distributed.dtensor import local_shape
 
@@ -79,7 +80,7 @@ def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
 
 def test_one_that_a_rank_does_not_launch_is_told():
     def more_on_the_last(gm):
-        if dist.get_rank() == 3 and gm.meta["workbench"]["graph"] == "backward":
+        if dist.get_rank() == 3 and facts_of(gm).part == "backward":
             wait = gm.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default)[-1]
             start = wait.all_input_nodes[0]
             with gm.graph.inserting_after(wait):

@@ -15,8 +15,9 @@ from workbench.authoring.author import author
 from workbench.authoring.plans import LLAMA3_PLAN
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
-from workbench.graph.read.collectives import Groups, context_of
+from workbench.graph.read.collectives import Groups
 from workbench.passes import registry
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import build
@@ -74,7 +75,7 @@ def listing(graphs):
     module and capture."""
     found, numbers = [], {}
     for graph in graphs:
-        groups, axes = Groups(context_of(graph)), {n: axis for axis, n in context_of(graph)["groups"].items()}
+        groups, axes = Groups(facts_of(graph)), {n: axis for axis, n in facts_of(graph).groups.items()}
 
         def name(m, groups=groups, axes=axes):  # DTensor hands groups of an equal mesh of before to a new one
             return f"'{axes.get(m[1]) or groups.axis(m[1]) or m[1]}'"
@@ -187,11 +188,11 @@ def test_whole_lists_and_their_order(study):
 
 def test_what_was_asked_before_is_kept(study):
     first = listing(study.pair.graphs)
-    shared = dict(study.pair.forward.meta["workbench"]["shared"])
+    shared = study.pair.facts.fork()
     there, back = study.change({BUCKETING: False}), study.change({BUCKETING: None})
     assert again(there) == list(LATER) and again(back) == []
-    assert listing(study.pair.graphs) == first and study.pair.forward.meta["workbench"]["shared"] == shared
-    assert study.pair.forward.meta["workbench"]["shared"] is study.pair.backward.meta["workbench"]["shared"]
+    assert listing(study.pair.graphs) == first and study.pair.facts == shared
+    assert facts_of(study.pair.forward).step is facts_of(study.pair.backward).step is study.pair.facts
 
 
 def test_revert_goes_back_at_once(study):

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.read.collectives import Collective, Groups, context_of, list_collectives
+from workbench.graph.facts import facts_of
+from workbench.graph.read.collectives import Collective, Groups, list_collectives
 from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each
 from workbench.recipe.wording import counted
 from workbench.torch_api.ops import world_kind
@@ -22,8 +23,8 @@ Entry = tuple[str, str, str, tuple[int, ...], str, int]
 
 def _listed(graph: torch.fx.GraphModule | Snapshot) -> tuple[Sequence[Collective], Groups]:
     if isinstance(graph, Snapshot):
-        return graph.collectives, Groups(graph.context)
-    return list_collectives(graph), Groups(context_of(graph))
+        return graph.collectives, Groups(graph.facts)
+    return list_collectives(graph), Groups(facts_of(graph))
 
 
 def _over(c: Collective, groups: Groups) -> str:
@@ -76,7 +77,7 @@ def schedule(graphs: GraphOrPair) -> list[Entry]:
     """The ordered list that all ranks must share: (operator, axis, reduction, shape, dtype, group size).
 
     Ranks of one program run over different groups of the same axis, so the axis names the group; a second process
-    group of an axis is told apart by a number, in the order of the groups' names in the graph's context.
+    group of an axis is told apart by a number, in the order of the groups' names in the graph's facts.
     """
     entries: list[Entry] = []
     for graph in each(graphs):

@@ -9,6 +9,7 @@ import torch
 
 from workbench.checks.metadata import wrong_results
 from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each, snapshot
 from workbench.recipe.wording import first_line
@@ -58,7 +59,7 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
 
 def _without_values(gm: torch.fx.GraphModule) -> list[str]:
     """Of a joint graph, which torch's partitioner refuses where a node does not say its shape."""
-    if (gm.meta.get("workbench") or {}).get("graph") != "joint":
+    if facts_of(gm).part != "joint":
         return []
     nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]  # asserts give nothing
     missing = [n.name for n in nodes if "val" not in n.meta]
@@ -181,9 +182,9 @@ def lint(
     unusable: list[str] = []
     problems: list[str] = []
     for a, b in zip(old, new, strict=True):
-        name = (getattr(b, "meta", {}).get("workbench") or {}).get("graph")
+        part = facts_of(b).part if isinstance(b, torch.fx.GraphModule) else ""
         for found, told in zip(problems_of(a, b, kinds, take), (unusable, problems), strict=True):
-            told += [f"{name}: {p}" if name and len(new) > 1 else p for p in found]
+            told += [f"{part}: {p}" if part and len(new) > 1 else p for p in found]
     if problems := unusable + problems:
         malformed = any(MALFORMED in problem for problem in problems)
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]),

@@ -12,6 +12,7 @@ from workbench.checks import collectives, effect, lint, memory
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
+from workbench.graph.facts import facts_of
 from workbench.graph.read.snapshot import Snapshot, same_program
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs
@@ -92,9 +93,9 @@ def _untouched(before: Any, after: Any) -> bool:
     """The same program with the same metadata and facts; never so of callables, which cannot be compared."""
     if not isinstance(before, GraphModule) or not isinstance(after, GraphModule) or not same_program(before, after):
         return False
-    metas = [(before.meta.get("workbench"), after.meta.get("workbench"))]
-    metas += [(a.meta, b.meta) for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True)]
-    return all(_equal(a, b) for a, b in metas)
+    pairs: list[tuple[Any, Any]] = [(facts_of(before), facts_of(after))]
+    pairs += [(a.meta, b.meta) for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True)]
+    return all(_equal(a, b) for a, b in pairs)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
     callables         one direction of a step as a callable
     capture           authored module to joint graph
+    facts             what is known of a graph and of its step
     gather_chains     from a sharded parameter to the whole weight
     lower             partitioned pair to a step that a training loop calls
     model_contract    what a model must be to be captured

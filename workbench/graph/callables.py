@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from workbench.graph.facts import Part, StepFacts, facts_of
 from workbench.graph.read.kernels import Kernels, find_kernels, region_kernels
 from workbench.torch_api import aot
 
@@ -17,11 +18,12 @@ from workbench.torch_api import aot
 class Body:
     """Takes one list, which it may empty, and returns the outputs: what a lowering pass made, or the graph itself.
 
-    `graph` names the inputs; it is what `function` was made from.
+    `graph` names the inputs; `function` was made from it.
     """
 
     function: Callable[[list[Any]], Any]
     graph: GraphModule = field(repr=False)
+    step: StepFacts = field(repr=False)
 
     _boxed_call = True
 
@@ -29,12 +31,12 @@ class Body:
         return self.function(args)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        return self.graph.meta["workbench"]
+    def part(self) -> Part:
+        return facts_of(self.graph).part
 
     @property
     def backward(self) -> bool:
-        return self.facts["graph"] == "backward"
+        return self.part == "backward"
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
@@ -62,8 +64,10 @@ def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ..
     return tuple(k for k in found if k is not None)
 
 
-def bodies_of(graphs: tuple[GraphModule, GraphModule], lowered: tuple[Any, Any] | None) -> tuple[Body, Body]:
+def bodies_of(
+    graphs: tuple[GraphModule, GraphModule], lowered: tuple[Any, Any] | None, step: StepFacts
+) -> tuple[Body, Body]:
     """The bodies as they are before a replay pass: `lowered` ones, or the graphs, run node by node."""
     made = lowered or tuple(aot.boxed(graph) for graph in graphs)
-    forward, backward = (Body(function, graph) for function, graph in zip(made, graphs, strict=True))
+    forward, backward = (Body(function, graph, step) for function, graph in zip(made, graphs, strict=True))
     return forward, backward

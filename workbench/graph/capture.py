@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch.fx import GraphModule
 from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
 from workbench.errors import NotAlike, UnusableGraph, WorkbenchError, no_exit
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.model_contract import NO_TENSOR, named, require_trainable
 from workbench.graph.read.program import program
 from workbench.graph.stamping import find_run, short, stamp
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape, world_kind
+from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
 
 
 @dataclass
@@ -120,16 +121,10 @@ def title(authored: Authored) -> str:
     return authored.recipe.name if authored.recipe is not None else type(authored.module).__name__
 
 
-def graph_facts(authored: Authored, which: str) -> dict[str, Any]:
-    """What passes may read of the world, as plain data under `gm.meta["workbench"]`."""
+def authored_facts(authored: Authored) -> GraphFacts:
+    """What passes may read of the world and the model, for the joint graph."""
     sizes = {name: authored.axes[axis.split(".")[0]] for axis, name in authored.groups.items()}
-    return facts_of(which, authored.groups, sizes, authored.world.kind) | {"buckets": list(authored.buckets)}
-
-
-def facts_of(which: str, groups: Mapping[str, str], sizes: Mapping[str, int], world: str = "") -> dict[str, Any]:
-    """The same of a graph that no authored module says it of: its process groups, by mesh axis, and their sizes."""
-    return {"graph": which, "groups": dict(groups), "group_sizes": dict(sizes), "buckets": [],
-            "world": world or world_kind() or "one process"}
+    return GraphFacts("joint", dict(authored.groups), sizes, authored.world.kind, list(authored.buckets))
 
 
 @no_exit()
@@ -163,7 +158,7 @@ def capture(
     if found is None:
         found = _capture(authored, authored.module, args, decompositions)
         found.stamped = reason
-    found.graph.meta["workbench"] = graph_facts(authored, "joint")
+    set_facts(found.graph, authored_facts(authored))
     settle(found.graph)
     return found
 

@@ -13,10 +13,13 @@ from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
-from workbench.graph.capture import JointGraph, graph_facts, title
+from workbench.graph.capture import JointGraph, title
+from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.regions import named_regions
+
+PARTS: tuple[Part, Part] = ("forward", "backward")
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Partitioned:
     """
 
     slots: tuple[aot.LateBound, aot.LateBound]
+    facts: StepFacts = field(default_factory=StepFacts, init=False, repr=False)
     broken: UnusableGraph | None = field(default=None, init=False, repr=False)
 
     def require_usable(self) -> None:
@@ -49,26 +53,28 @@ class Partitioned:
 
     @property
     def by_part(self) -> dict[str, GraphModule]:
-        return {"forward": self.forward, "backward": self.backward}
+        return dict(zip(PARTS, self.graphs, strict=True))
 
-    def replace(self, which: str, graph: GraphModule) -> None:
-        self.slots[("forward", "backward").index(which)].graph = graph
+    def replace(self, which: Part, graph: GraphModule) -> None:
+        self.slots[PARTS.index(which)].graph = graph
 
     @contextlib.contextmanager
-    def context(self, which: str) -> Iterator[list[Any]]:
+    def context(self, which: Part) -> Iterator[list[Any]]:
         """The tracing state around one of the two graphs; gives its example inputs (fake tensors)."""
-        slot = self.slots[("forward", "backward").index(which)]
+        slot = self.slots[PARTS.index(which)]
         with slot.context():
             yield slot.example_inputs
 
-    def share_facts(self, facts: Callable[[str], dict[str, Any]]) -> None:
-        """Give both graphs `facts(which)` for passes to read, and one table that forward and backward share."""
+    def share_facts(self, joint: GraphModule) -> None:
+        """Give both graphs the facts of the joint graph that they were cut from, and one StepFacts."""
         kept = [n.name for n in saved_nodes(*self.graphs)]
         taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
-        order = [kept.index(name) for name in taken]
-        shared = {"results": len(output_nodes(self.forward)) - len(kept), "saved_order": order}
-        for which, graph in self.by_part.items():
-            graph.meta["workbench"] = facts(which) | {"shared": shared}
+        self.facts.results = len(output_nodes(self.forward)) - len(kept)
+        self.facts.saved_order = tuple(map(kept.index, taken))
+        # torch's CSE keeps one of equal nodes, whatever their regions: passes compare with what was there before
+        self.facts.captured_regions = {part: sorted(names) for part, names in named_regions(joint).items()}
+        for part, graph in zip(PARTS, self.graphs, strict=True):
+            set_facts(graph, facts_of(joint).of(part, self.facts))
 
 
 @dataclass
@@ -88,26 +94,15 @@ class ForwardBackward(Partitioned):
         return [name for name, info in zip([*self.parameters, *self.buffers], inputs, strict=False)
                 if info.mutates_data or info.mutates_metadata]
 
-    @contextlib.contextmanager
-    def forked(self) -> Iterator[ForwardBackward]:
-        """Another pair on the same graphs, for passes to work on; this one, with what its graphs share, stays as it is.
+    def fork(self) -> ForwardBackward:
+        """Another pair on the same graphs, for passes to work on; this one stays as it is.
 
         No step can be compiled from the other: torch's wrapper calls the bodies of this one.
         """
-        shared = self.forward.meta["workbench"]["shared"]
-        before = {key: value.copy() if isinstance(value, dict | list) else value for key, value in shared.items()}
         slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
         pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step)
-        pair.broken = self.broken
-        try:
-            yield pair
-        finally:
-            theirs = dict(shared)
-            for mine, graph in zip(self.graphs, pair.graphs, strict=True):
-                if graph is not mine:
-                    graph.meta["workbench"]["shared"] = theirs
-            shared.clear()
-            shared |= before
+        pair.facts, pair.broken = self.facts.fork(), self.broken
+        return pair
 
     def __repr__(self) -> str:
         forward, backward = (len(g.graph.nodes) for g in self.graphs)
@@ -141,9 +136,9 @@ def saved_order(forward: GraphModule, backward: GraphModule) -> list[int]:
 
     torch saves tensors first, and hands sizes that were read from the device to the backward first.
     """
+    order = facts_of(forward).step.saved_order
     taken = sum(not aot.is_tangent(n) for n in backward.graph.find_nodes(op="placeholder"))
-    shared = (forward.meta.get("workbench") or {}).get("shared", {})
-    return list(shared.get("saved_order", range(taken)))
+    return list(range(taken) if order is None else order)
 
 
 @uncollected()
@@ -165,8 +160,5 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
         finally:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)
-    pair.share_facts(lambda which: graph_facts(joint.authored, which))
-    # torch's CSE keeps one of equal nodes, whatever their names: passes compare with what was there before
-    named = {part: sorted(names) for part, names in named_regions(made).items()}
-    pair.forward.meta["workbench"]["shared"]["named"] = named
+    pair.share_facts(made)
     return pair

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.measured_costs import estimates_of
 from workbench.passes.effect import Effect
@@ -51,7 +52,7 @@ def _planned(buckets: Iterable[Sequence[str] | str]) -> list[str]:
 
 def _plan(gm: GraphModule, options: Any) -> list[list[str] | str]:
     """The buckets of the options, or else the model's own."""
-    given = options.buckets or gm.meta["workbench"]["buckets"]
+    given = options.buckets or facts_of(gm).buckets
     return [bucket if isinstance(bucket, str) else list(bucket) for bucket in given]
 
 
@@ -72,10 +73,9 @@ def _left_out(graphs: Graphs, options: Any) -> str:
 
 
 def _why_nothing(graphs: Graphs, options: Any) -> str:
-    facts = graphs[0].meta["workbench"]
     gathers = sum(len(list(gather_chains(g))) for g in graphs)
     if not gathers:
-        sizes = facts["group_sizes"]
+        sizes = facts_of(graphs[0]).group_sizes
         return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
     if isinstance(options, BlockBucketingOptions):
         paths, names = _paths(graphs), _planned(_plan(graphs[0], options))
@@ -86,9 +86,9 @@ def _why_nothing(graphs: Graphs, options: Any) -> str:
 
 
 def _separate_gathers(gm: GraphModule) -> None:
-    facts = gm.meta["workbench"]
-    twins: dict[str, str] = facts["shared"].setdefault("gather_groups", {})  # one for forward and backward
-    axes = {group: axis for axis, group in facts["groups"].items()}
+    facts = facts_of(gm)
+    twins = facts.step.gather_groups  # the same twins in forward and backward
+    axes = {group: axis for axis, group in facts.groups.items()}
     for _, chain in gather_chains(gm):
         for node in chain:
             if node.target is _GATHER:
@@ -96,8 +96,8 @@ def _separate_gathers(gm: GraphModule) -> None:
                 if name not in twins:
                     twins[name] = bucketing.twin_group(name)
                 twin = twins[name]
-                facts["groups"][f"{axes.get(name, name)}.gather"] = twin
-                facts["group_sizes"][twin] = facts["group_sizes"].get(name, node.args[1])
+                facts.groups[f"{axes.get(name, name)}.gather"] = twin
+                facts.group_sizes[twin] = facts.group_sizes.get(name) or int(node.args[1])  # type: ignore[arg-type]
                 node.args = (node.args[0], node.args[1], twin)
     gm.recompile()
 

@@ -37,7 +37,7 @@ class Replayed:
         self.warmup, self.debug = warmup, debug
         self.names = [node.name for node in body.inputs]
         self.fixed = [body.keeps_address(node) for node in body.inputs]
-        self.results = 0 if body.backward else body.facts["shared"]["results"]
+        self.results = 0 if body.backward else body.step.results
         self.warmed = self.replays = self.copied = 0
         self.pool_bytes: int | None = None
         self._replay: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class Replayed:
 
     @property
     def where(self) -> str:
-        return f"pass 'cudagraph' on the {self.body.facts['graph']} graph"
+        return f"pass 'cudagraph' on the {self.body.part} graph"
 
     @property
     def facts(self) -> Replay:
@@ -60,7 +60,7 @@ class Replayed:
                 inputs.append(ReplayInput(node.name, tuple(map(hint, value.shape)), tensor_bytes(value), fixed,
                                           aot.parameter_of(node) or "", self._addresses[i] if on_gpu else None))
         before, unit = count_launches(self.graph, self.body.kernels)
-        return Replay(self.body.facts["graph"], tuple(inputs), self.pool_bytes, before, unit, self.replays)
+        return Replay(self.body.part, tuple(inputs), self.pool_bytes, before, unit, self.replays)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if self.recorder is None:
@@ -165,13 +165,13 @@ def cudagraph(body: Body, example_inputs: list[Any], *, options: Any) -> Replaye
     """Wrap one direction of the step. Raises WorkbenchError where its graph draws random numbers."""
     drawn = [node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)]
     if drawn:
-        raise WorkbenchError(f"pass 'cudagraph' on the {body.facts['graph']} graph: {drawn[0]} draws random numbers, "
+        raise WorkbenchError(f"pass 'cudagraph' on the {body.part} graph: {drawn[0]} draws random numbers, "
                              "and a replay would draw the same ones: take the dropout out, or drop the pass")
-    shared = body.facts["shared"]
-    recorder = shared.setdefault("recorder", cuda_graphs.Recorder())
-    replayed = Replayed(body, recorder, warmup=options.warmup, debug=options.debug)
+    step = body.step
+    step.recorder = step.recorder or cuda_graphs.Recorder()
+    replayed = Replayed(body, step.recorder, warmup=options.warmup, debug=options.debug)
     if not body.backward:
-        shared["replayed_forward"] = replayed
-    elif forward := shared.pop("replayed_forward", None):
-        forward.other, replayed.other = replayed, forward
+        step.replayed_forward = replayed
+    elif isinstance(forward := step.replayed_forward, Replayed):
+        forward.other, replayed.other, step.replayed_forward = replayed, forward, None
     return replayed

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import output_nodes
 from workbench.passes.effect import Effect
 from workbench.passes.registry import register_pass
@@ -45,30 +46,29 @@ def full_inductor_compilation(
 
     A fake world has nothing to run them on: there, C++ kernels are written and not built.
     """
-    facts = gm.meta["workbench"]
-    shared, backward = facts["shared"], facts["graph"] == "backward"
-    if backward:
-        example_inputs = _as_saved(example_inputs, shared["forward_strides"][shared["results"] :])
+    facts = facts_of(gm)
+    if facts.part == "backward":
+        example_inputs = _as_saved(example_inputs, facts.step.forward_strides[facts.step.results :])
     # Inductor's own order, for peak memory, puts each wait next to its collective again
     config = {**({"reorder_for_peak_memory": False} if options.keep_order else {}), **options.config}
     compiled, strides = compile_graph(gm, example_inputs, config)
-    if not backward:
-        shared["forward_strides"] = strides
+    if facts.part == "forward":
+        facts.step.forward_strides = strides
     return compiled
 
 
 def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, Any]) -> tuple[Any, list[Any]]:
     """`compile_fx_inner` on a forward or backward graph: the boxed callable, and the strides of its outputs."""
-    facts = gm.meta["workbench"]
-    backward = facts["graph"] == "backward"
+    facts = facts_of(gm)
+    backward = facts.part == "backward"
     return lowering.compile_inner(
         gm,
         example_inputs,
         is_backward=backward,
         static=[i for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if aot.is_parameter(n)],
-        visible=len(output_nodes(gm)) if backward else facts["shared"]["results"],
+        visible=len(output_nodes(gm)) if backward else facts.step.results,
         config=config,
-        build=facts["world"] != "fake",
+        build=facts.world != "fake",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.timeline import Clock, Costs, costs_of, simulate
@@ -17,7 +18,7 @@ from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
 
 def less_exposed(before: Graphs, after: Graphs, options: Any) -> Effect:
     """Compute stands still for less time than before, as estimated over forward and backward."""
-    known = Estimates(after[0].meta["workbench"]["shared"].get("estimates", {}))
+    known = Estimates(facts_of(after[0]).step.estimates)
     was, now = ([simulate(g.graph.nodes, costs_of(g, options.device, known)).exposed_ms for g in graphs]
                 for graphs in (before, after))
     bare = [sum(len(exposed_in_node_order(g)) for g in graphs) for graphs in (before, after)]
@@ -118,7 +119,7 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
 def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
     """Order the graph anew, by estimates that are the same on every rank; no node is added, changed or left out."""
     known = estimates_of(gm, options)
-    gm.meta["workbench"]["shared"].setdefault("estimates", {}).update(known.times)  # for the verdict
+    facts_of(gm).step.estimates.update(known.times)  # for the verdict
     costs = costs_of(gm, options.device, known)
     order = schedule(gm, costs, options.horizon)
     if simulate(order, costs).exposed_ms < simulate(gm.graph.nodes, costs).exposed_ms:

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import parameter_moves
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.passes.effect import Effect
@@ -27,12 +28,6 @@ def _names(graph: GraphModule) -> set[str]:
     return {name for n in graph.graph.nodes if (name := regions.region_of(n))}
 
 
-def _named(graph: GraphModule) -> dict[str, list[str]]:
-    """The regions of forward and backward before the partition, where it said so."""
-    found: dict[str, list[str]] = (graph.meta.get("workbench") or {}).get("shared", {}).get("named", {})
-    return found
-
-
 def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
     """At least one region is a compiled function now, and each that the options name; none was lost in the partition.
 
@@ -41,7 +36,8 @@ def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
     calls = [[n for n in graph.graph.nodes if COMPILED_REGION in n.meta] for graph in after]
     inside = sum(n.meta[COMPILED_REGION]["nodes"] for graph in calls for n in graph)
     kept = [regions.named_regions(graph, which) for graph, which in zip(before, ("forward", "backward"), strict=True)]
-    gone = [(name, which) for which, were in _named(before[0]).items() for name in options.regions or were
+    captured = facts_of(before[0]).step.captured_regions
+    gone = [(name, which) for which, were in captured.items() for name in options.regions or were
             if name in were and not any(name in names[which] for names in kept)]
     evidence = {"regions": [len(found) for found in calls], "nodes_inside": inside,
                 "names": sorted({n.meta[COMPILED_REGION]["name"] for graph in calls for n in graph}),
@@ -105,9 +101,9 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: An
     Raises WorkbenchError, before anything is compiled, where a region of the options is not in the model, or Inductor
     does not know one of their options.
     """
-    shared = gm.meta["workbench"]["shared"]
-    named = _names(gm).union(shared.get("regions", ()), *_named(gm).values())
-    shared["regions"] = sorted(named)  # the backward may have lost one, and is held to the forward's
+    step = facts_of(gm).step
+    named = _names(gm).union(step.regions, *step.captured_regions.values())
+    step.regions = tuple(sorted(named))  # the backward may have lost one, and is held to the forward's
     asked = [*options.regions, *options.region_config]
     if unknown := [name for name in asked if name not in named]:
         raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "

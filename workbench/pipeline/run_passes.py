@@ -16,7 +16,8 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of
-from workbench.graph.partition import ForwardBackward, Partitioned
+from workbench.graph.facts import StepFacts, facts_of, set_facts
+from workbench.graph.partition import PARTS, ForwardBackward, Partitioned
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path
 from workbench.passes.registry import RegisteredPass, find_pass
@@ -66,8 +67,8 @@ def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple
 
 
 @uncollected()
-def copy_graph(graph: GraphModule) -> GraphModule:
-    """A copy that a pass may change: nodes, metadata and facts, but for what forward and backward share.
+def copy_graph(graph: GraphModule, step: StepFacts | None = None) -> GraphModule:
+    """A copy that a pass may change: nodes, metadata and facts, but for the StepFacts.
 
     Raises WorkbenchError for a graph that reads a node before it is made, as a pass may have left it.
     """
@@ -76,8 +77,8 @@ def copy_graph(graph: GraphModule) -> GraphModule:
     except KeyError as error:
         raise WorkbenchError(f"a graph reads {error.args[0]} before it is made: see the lint verdict of the pass before"
                              ", or call graph.lint() at its end") from None
-    facts = graph.meta.get("workbench") or {}
-    copy.meta["workbench"] = {k: v.copy() if k in ("groups", "group_sizes", "buckets") else v for k, v in facts.items()}
+    facts = facts_of(graph)
+    set_facts(copy, facts.of(facts.part, step))
     for node in copy.graph.nodes:
         if "custom" in node.meta:  # what a pass writes into, and torch copies by reference
             node.meta["custom"] = dict(node.meta["custom"])
@@ -87,10 +88,11 @@ def copy_graph(graph: GraphModule) -> GraphModule:
 def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any) -> Any:
     """What the pass returns, checked; its own errors come with its name."""
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
-    facts = given.facts if isinstance(given, Body) else given.meta["workbench"]
-    where = f"pass {item.name!r} on the {facts.get('graph', 'joint')} graph"
+    graph = given.graph if isinstance(given, Body) else given
+    facts = facts_of(graph)
+    where = f"pass {item.name!r} on the {facts.part} graph"
     if "static_shapes" in item.contract.needs:
-        _require_static(given.graph if isinstance(given, Body) else given, where)
+        _require_static(graph, where)
     try:
         with no_exit(where):
             result = item.function(given, example_inputs, options=options)
@@ -102,7 +104,7 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
         wanted = "a callable" if callables else "the GraphModule, also where it was changed in place"
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
-        result.meta["workbench"] = facts
+        set_facts(result, facts)
         result.recompile()
     return result
 
@@ -181,11 +183,11 @@ def run_partitioned(
         pair.require_usable()
         progress(item.name)
         stage = item.contract.stage
-        before: tuple[Any, ...] = bodies_of(pair.graphs, bodies) if stage is Stage.REPLAY else pair.graphs
+        before: tuple[Any, ...] = bodies_of(pair.graphs, bodies, pair.facts) if stage is Stage.REPLAY else pair.graphs
         results, seconds, copying = [], 0.0, 0.0
-        for which, graph in zip(("forward", "backward"), before, strict=True):
+        for which, graph in zip(PARTS, before, strict=True):
             started = time.perf_counter()
-            given = graph if stage is Stage.REPLAY else copy_graph(graph)
+            given = graph if stage is Stage.REPLAY else copy_graph(graph, pair.facts)
             cloned = time.perf_counter()
             with pair.context(which) as example_inputs:
                 results.append(apply_pass(item, given, list(example_inputs), options))
@@ -194,7 +196,7 @@ def run_partitioned(
         if stage in (Stage.LOWERING, Stage.REPLAY):
             bodies = after
         else:
-            for which, result in zip(("forward", "backward"), after, strict=True):
+            for which, result in zip(PARTS, after, strict=True):
                 pair.replace(which, result)
         record = PassRecord(item.name, stage, options, before, after, seconds, copying)
         static.check(item.effect, item.contract, record, seen)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
 from workbench.checks.verdicts import CHECKS, Verdict, worst
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import facts_of, graph_facts, settle
+from workbench.graph.capture import authored_facts, settle
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.lower import bind
 from workbench.graph.partition import Partitioned
 from workbench.passes.decomposition import capture_decompositions
@@ -34,6 +36,7 @@ from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import counted
 from workbench.torch_api.compile_backend import JointFromCompile, held_by_module, through_autograd
+from workbench.torch_api.ops import world_kind
 
 Spec = PassSpec | str | Mapping[str, Any]
 UNCHECKED = {
@@ -80,11 +83,13 @@ class Backend:
         """Compile one of Dynamo's graphs. torch raises what goes wrong here as BackendCompilerFailed."""
         facts = self._facts(graph, example_inputs)
         records: list[PassRecord] = []
+        joint_graph: list[GraphModule] = []
 
         def joint(given: JointFromCompile) -> None:
-            given.graph.meta["workbench"] = facts("joint")
+            set_facts(given.graph, facts)
             settle(given.graph)
             records.extend(run_joint(given, self.joint_passes))
+            joint_graph.append(given.graph)
 
         table = capture_decompositions(self.joint_passes)
         function, slots = through_autograd(graph, example_inputs, joint=joint, decompositions=table)
@@ -92,7 +97,7 @@ class Backend:
             self.forward_only += 1
             return function
         pair = Partitioned(slots)
-        pair.share_facts(facts)
+        pair.share_facts(joint_graph[0])
         prove_partition(records, pair)
         later, bodies = run_partitioned(pair, self.passes)
         records += later
@@ -102,7 +107,7 @@ class Backend:
         self._tell_idle(records)
         return function
 
-    def _facts(self, graph: Any, example_inputs: Sequence[Any]) -> Callable[[str], dict[str, Any]]:
+    def _facts(self, graph: Any, example_inputs: Sequence[Any]) -> GraphFacts:
         if self.authored is not None:
             authored = self.authored
             known = {name for name, _ in authored.module.named_parameters(remove_duplicate=False)}
@@ -110,14 +115,14 @@ class Backend:
             if strange := [name for name, parameter in held if parameter and name not in known]:
                 raise WorkbenchError(f"the compiled module has a parameter {strange[0]!r}, and the authored one has "
                                      "none of that name: compile `authored.module`, or leave `authored` out")
-            return lambda which: graph_facts(authored, which)
+            return authored_facts(authored)
         groups, sizes = _groups(example_inputs)
         if not groups:
             for spec in (*self.joint_passes, *self.passes):
                 if "fsdp" in find_pass(spec.name).contract.needs:
                     raise WorkbenchError(f"pass {spec.name!r} needs FSDP, and no parameter of the compiled module is a "
                                          "DTensor: shard them, as author_module does, or drop the pass")
-        return lambda which: facts_of(which, groups, sizes)
+        return GraphFacts("joint", groups, sizes, world_kind() or "one process")
 
     def _tell_idle(self, records: list[PassRecord]) -> None:
         idle = [(name, why) for name, why in each_no_effect(records) if name not in self.may_be_idle]

@@ -11,13 +11,14 @@ from torch.fx import GraphModule
 from workbench.checks import static
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.capture import facts_of
+from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_facts
 from workbench.graph.read.collectives import list_collectives
 from workbench.passes.registry import RegisteredPass
 from workbench.pipeline.run_passes import apply_pass, choose, copy_graph
 from workbench.recipe.contracts import Stage
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.aot import is_tangent
+from workbench.torch_api.ops import world_kind
 
 NOT_SEEN = "what the partitioner makes of the tags is not seen from a list of passes"
 
@@ -33,7 +34,7 @@ class GraphPass:
         self.item, self.options = item, options
         self.records: list[PassRecord] = []
         self.__name__ = item.name  # which torchtitan logs
-        self._shared: dict[str, Any] = {}
+        self._step = StepFacts()
         self._forward: tuple[GraphModule, GraphModule, float] | None = None
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
@@ -43,12 +44,13 @@ class GraphPass:
         """
         inputs = gm.graph.find_nodes(op="placeholder")
         joint = self.item.contract.stage is Stage.JOINT
-        which = "joint" if joint else "backward" if any(map(is_tangent, inputs)) else "forward"
+        which: Part = "joint" if joint else "backward" if any(map(is_tangent, inputs)) else "forward"
         if which == "forward":
-            self._shared = {}
-        if (gm.meta.get("workbench") or {}).get("graph") != which:
+            self._step = StepFacts()
+        if facts_of(gm).part != which:
             sizes = {c.group: c.group_size for c in list_collectives(gm)}  # no mesh here: a group goes by its own name
-            gm.meta["workbench"] = facts_of(which, {name: name for name in sizes}, sizes) | {"shared": self._shared}
+            groups = {name: name for name in sizes}
+            set_facts(gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step))
         given = copy_graph(gm)
         started = time.perf_counter()
         values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)

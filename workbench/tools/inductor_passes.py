@@ -11,7 +11,7 @@ from typing import Any
 from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, capture
-from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.partition import PARTS, ForwardBackward, partition
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import compile_graph
 from workbench.pipeline.build import check_buildable
@@ -165,7 +165,7 @@ def _on_joint(joint: JointGraph) -> list[InductorPass]:
 def _on_pair(pair: ForwardBackward, wanted: Collection[str]) -> list[InductorPass]:
     """On copies of those of the two graphs that are wanted."""
     passes: list[InductorPass] = []
-    for which, graph in pair.by_part.items():
+    for which, graph in zip(PARTS, pair.graphs, strict=True):
         if which in wanted:
             with pair.context(which) as inputs:
                 passes += post_grad(partial(compile_graph, copy_graph(graph), list(inputs), {}), which)

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.traceback import preserve_node_meta
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.buffers import Buffers, read_buffers
 from workbench.graph.read.kernels import Kernel, Kernels, find_kernels
 from workbench.graph.read.nodes import provenance
@@ -161,7 +162,7 @@ def look_inside(
 
     example = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     before = aot.clone(graph)
-    before.meta["workbench"] = {"graph": "forward"}
+    set_facts(before, GraphFacts("forward"))
     names = inside.name_inputs(graph)
     try:
         with warnings.catch_warnings():

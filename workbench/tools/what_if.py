@@ -286,8 +286,8 @@ def _partitioned(state: _State) -> _State:
 def _pass(spec: PassSpec) -> Callable[[_State], _State]:
     def run(state: _State) -> _State:
         assert state.pair is not None
-        with state.pair.forked() as pair:
-            records, bodies = run_partitioned(pair, [spec], seen=state.seen, bodies=state.bodies)
+        pair = state.pair.fork()
+        records, bodies = run_partitioned(pair, [spec], seen=state.seen, bodies=state.bodies)
         seen, state.seen = state.seen.of(pair.graphs), state.seen.of(state.pair.graphs)
         return replace(state, pair=pair, bodies=bodies, records=(*state.records, *records), figures=None, seen=seen)
 

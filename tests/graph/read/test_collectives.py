@@ -5,6 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.checks.lint import lint
 from workbench.checks.verdicts import Outcome
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives, payload_bytes
 from workbench.graph.read.memory import live_bytes
 from workbench.graph.read.simulated_run import simulated
@@ -72,9 +73,9 @@ def test_a_dropped_wait_shows_as_no_wait(fake4):
     assert [c.wait is None for c in list_collectives(gm)] == [True, False]
 
 
-def test_groups_unknown_to_the_context_have_no_axis(fake4):
+def test_groups_unknown_to_the_facts_have_no_axis(fake4):
     gm = two_layer_graph()
-    gm.meta.pop("workbench")
+    set_facts(gm, GraphFacts())
     assert {c.axis for c in list_collectives(gm)} == {None}
     assert isinstance(list_collectives(gm)[0].group, str) and torch.distributed.is_initialized()
 

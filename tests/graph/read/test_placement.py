@@ -7,6 +7,7 @@ import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace
 
 from workbench import build, fake_world, load_recipe
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.placement import CUT, WHOLE, placement_of
 
 RECIPE = load_recipe("tour").override({"model.n_layers": 1})
@@ -20,7 +21,7 @@ def captured():
 
 def by_hand(function, *inputs):
     gm = trace(function, *inputs)
-    gm.meta["workbench"] = {"groups": {"tp": group_name()}, "group_sizes": {group_name(): 4}}
+    set_facts(gm, GraphFacts("forward", {"tp": group_name()}, {group_name(): 4}))
     return {node.name: placement_of(node) for node in gm.graph.nodes if node.op != "output"}
 
 

@@ -43,7 +43,8 @@ def bucketed(pair):
         traces.append(args)
         return trace(*args)
 
-    with mock.patch.object(inductor, "_trace", counted), pair.forked() as other:
+    other = pair.fork()
+    with mock.patch.object(inductor, "_trace", counted):
         run_partitioned(other, ["transformer_block_bucketing"])
     return [[*each_node(g.graph)] for g in other.graphs], [storages(g.graph) for g in other.graphs], len(traces)
 

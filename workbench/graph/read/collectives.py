@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from workbench.graph.facts import GraphFacts, facts_of
 from workbench.graph.read.nodes import is_compute, module_path
 from workbench.torch_api.ops import (
     aliased_inputs,
@@ -29,7 +30,7 @@ from workbench.torch_api.ops import (
 class Collective:
     """One launch. `shape` and `dtype` are the first input's; `bytes_in`, `bytes_out` are of this rank.
 
-    `axis` is the mesh axis, or None if the graph's context does not know the group.
+    `axis` is the mesh axis, or None if the graph's facts do not name the group.
     `waits` are the nodes that wait for it: several for a coalesced launch, itself where the operator returns when it
     has ended, none if the wait is missing.
     """
@@ -67,19 +68,19 @@ class Collective:
 
 
 class Groups:
-    """Process-group names to mesh axes and sizes, from a graph's `meta["workbench"]` and from the process.
+    """Process-group names to mesh axes and sizes, from a graph's facts and from the process.
 
     A second process group over the same ranks (a gather group of its own) counts as the same axis.
     """
 
-    def __init__(self, context: Mapping[str, Any]):
+    def __init__(self, facts: GraphFacts):
         # "dp_shard.gather" is the second group of the axis dp_shard.
-        self._axes: dict[str, str] = {name: axis.split(".")[0] for axis, name in context.get("groups", {}).items()}
-        self._sizes: Mapping[str, int] = context.get("group_sizes", {})
+        self._axes: dict[str, str] = {name: axis.split(".")[0] for axis, name in facts.groups.items()}
+        self._sizes: Mapping[str, int] = facts.group_sizes
         self._ranks: dict[str, tuple[int, ...] | None] = {}
 
     def names(self) -> list[str]:
-        """The groups that the context knows, in the order in which their axes were named."""
+        """The groups that the facts name, in the order in which their axes were named."""
         return list(self._axes)
 
     def ranks(self, name: str) -> tuple[int, ...] | None:
@@ -99,19 +100,9 @@ class Groups:
         return self._sizes.get(name) or len(self.ranks(name) or ())
 
 
-def context_of(gm: torch.fx.GraphModule) -> Mapping[str, Any]:
-    """The plain-data context that a captured graph carries; empty for any other graph."""
-    return gm.meta.get("workbench") or {}
-
-
-def graph_name(gm: torch.fx.GraphModule) -> str:
-    """joint, forward or backward; `graph` for one that was not captured here."""
-    return str(context_of(gm).get("graph", "graph"))
-
-
 def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:
     """Process groups' names to axes; a second group of an axis keeps its own name, `dp_shard.gather`."""
-    return {name: axis for axis, name in context_of(gm).get("groups", {}).items()}
+    return {name: axis for axis, name in facts_of(gm).groups.items()}
 
 
 def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
@@ -152,7 +143,7 @@ def _collective(node: torch.fx.Node, kind: str, groups: Groups) -> Collective:
 
 def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     """Every functional collective of the graph, in node order, bucketed and coalesced launches included."""
-    groups = Groups(context_of(gm))
+    groups = Groups(facts_of(gm))
     starts = [(n, collective_kind(n.target)) for n in calls_of(gm.graph, lambda t: collective_kind(t) is not None)]
     return [_collective(node, kind, groups) for node, kind in starts if kind is not None]
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, provenance
 from workbench.torch_api.inductor import kernels as inductor_kernels
 from workbench.torch_api.inductor.kernels import GENERATED, KINDS
@@ -127,8 +128,7 @@ def find_kernels(compiled: Any, graph: GraphModule) -> Kernels | None:
     gone = {*seen.same, *seen.removed}.union(*(c.nodes for c in seen.calls))
     left = [n for name, n in calls.items() if name not in gone]
     views = tuple(n.name for n in left if kind_of(n) in _NEEDS_NONE) if seen.calls else ()
-    facts = graph.meta.get("workbench") or {}
-    return Kernels(facts.get("graph", "joint"), kernels, tuple(calls), views, dict(seen.same), seen.removed,
+    return Kernels(facts_of(graph).part, kernels, tuple(calls), views, dict(seen.same), seen.removed,
                    tuple(n.name for n in left if n.name not in views), seen.missing, seen.code)
 
 
@@ -138,7 +138,7 @@ def region_kernels(graph: GraphModule) -> tuple[Kernels, ...]:
     Inductor traces a region again: nodes are what it made of the region's operators, by the names that it gave them,
     and have no module and no source line. A region that was compiled alike before shares that one's kernels.
     """
-    which, found = (graph.meta.get("workbench") or {}).get("graph", "joint"), []
+    which, found = facts_of(graph).part, []
     for number, call in enumerate(n for n in graph.graph.nodes if COMPILED_REGION in n.meta):
         for seen in seen_of(call):
             written = inductor_kernels.sources(seen.code)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, provenance
 from workbench.torch_api.aot import is_parameter, parameter_of
 from workbench.torch_api.ops import (
@@ -256,7 +257,7 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
     nodes: Sequence[torch.fx.Node] = list(gm.graph.nodes)
     tensor = roots(gm)
     owner = item_roots(gm, tensor)
-    backward = (gm.meta.get("workbench") or {}).get("graph") == "backward"
+    backward = facts_of(gm).part == "backward"
     last: dict[torch.fx.Node, int] = {}
     for i, node in enumerate(nodes):
         last[owner[node]] = i

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from workbench.graph.read.collectives import Groups, context_of
+from workbench.graph.facts import GraphFacts, facts_of
+from workbench.graph.read.collectives import Groups
 from workbench.graph.read.nodes import kind_of
 from workbench.torch_api.aot import gradient_of, is_tangent, parameter_of
 from workbench.torch_api.ops import aliased_inputs, argument, collective_kind, group_name_of, tensor_bytes
@@ -72,11 +73,11 @@ def _why(node: Node, meshed: bool) -> str:
 
 def _groups(node: Node) -> Groups:
     owner = node.graph.owning_module
-    return Groups(context_of(owner) if owner is not None else {})
+    return Groups(facts_of(owner) if owner is not None else GraphFacts())
 
 
 def _axes(node: Node) -> list[str]:
-    """The mesh axes that the graph's context names."""
+    """The mesh axes that the graph's facts name."""
     groups = _groups(node)
     return list(dict.fromkeys(groups.axis(name) or name for name in groups.names()))
 

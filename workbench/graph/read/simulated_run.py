@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.collectives import axis_names, graph_name, list_collectives
+from workbench.graph.facts import facts_of
+from workbench.graph.read.collectives import axis_names, list_collectives
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import module_path
 from workbench.graph.read.timeline import Clock, costs_of
@@ -95,7 +96,7 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
     `graphs`: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
     where no node has a value: then there is nothing to estimate from.
     """
-    parts = {graph_name(graphs): graphs} if isinstance(graphs, GraphModule) else graphs
+    parts = {facts_of(graphs).part: graphs} if isinstance(graphs, GraphModule) else graphs
     spec = device_spec(device)
     spans: list[Span] = []
     start = compute = 0.0

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from workbench.graph.read.collectives import Collective, context_of, list_collectives
+from workbench.graph.facts import GraphFacts, facts_of
+from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import roots
 from workbench.torch_api.ops import calls_of, draws, is_wait, may_draw, op_name, writes, written_inputs
 
@@ -61,7 +62,7 @@ class Snapshot:
     unused_waits: int
     effects: Mapping[str, int]
     draws: int = 0
-    context: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    facts: GraphFacts = field(repr=False, default_factory=GraphFacts)
 
 
 def output_values(gm: torch.fx.GraphModule) -> list[Any]:
@@ -155,4 +156,4 @@ def snapshot(gm: torch.fx.GraphModule | Snapshot, *, text: bool = True) -> Snaps
     unused = sum(not node.users for node in calls_of(gm.graph, is_wait))
     outputs = tuple(spec_of(v.meta.get("val") if isinstance(v, torch.fx.Node) else v) for v in output_values(gm))
     return Snapshot(records, placeholders, outputs, tuple(list_collectives(gm)), unused, dict(visible_effects(gm)),
-                    sum(map(draws, calls_of(gm.graph, may_draw))), dict(context_of(gm)))
+                    sum(map(draws, calls_of(gm.graph, may_draw))), facts_of(gm).of(facts_of(gm).part))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.collectives import graph_name
 from workbench.graph.read.memory import MemoryProfile, live_bytes
 from workbench.notebook.draw.picture import BLUE, GREY, INK, PAPER, RED, Picture, finish, new_figure
 
@@ -39,7 +39,7 @@ def live_of(what: GraphModule | ForwardBackward | PassRecord) -> dict[str, Live]
                 graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
     if isinstance(what, ForwardBackward):
         return {"forward and backward": _live(what.by_part)}
-    return {"graph": _live({graph_name(what): what})}
+    return {"graph": _live({facts_of(what).part: what})}
 
 
 def _live(graphs: Mapping[str, GraphModule]) -> Live:

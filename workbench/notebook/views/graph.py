@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from workbench.checks.lineage import history
 from workbench.checks.record import PassRecord
-from workbench.graph.read.collectives import graph_name
+from workbench.graph.facts import facts_of
 from workbench.graph.read.node_facts import node_facts
 from workbench.graph.read.placement import Placed, placement_of
 from workbench.notebook.views.graph_tree import GraphTree
@@ -26,7 +26,7 @@ class GraphView(View):
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
                  placement: Placed | None = None, title: str = ""):
         if isinstance(graphs, GraphModule):
-            graphs = {graph_name(graphs): graphs}
+            graphs = {facts_of(graphs).part: graphs}
         self._graphs, self._records, self._placement = graphs, records, placement
         self._trees: dict[Any, GraphTree] = {}
         super().__init__("graph", title or f"{next(iter(graphs), '')} graph")

@@ -1,0 +1,70 @@
+"""What is known of a graph beside its nodes, and what the stages of one step tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+Part = Literal["joint", "forward", "backward", "graph"]
+_KEY = "workbench_facts"
+
+
+@dataclass
+class StepFacts:
+    """What the stages of one step tell each other. Forward and backward share one; a fork of the pair has its own.
+
+    The partitioner states results (outputs of the step that the forward returns, before the saved tensors),
+    saved_order (for each input of the backward before the tangents, its place among the saved tensors; None for their
+    own order) and captured_regions (names of the regions of each direction, before torch's CSE merged nodes).
+
+    Passes state the rest: regions (names that the forward had), gather_groups (process group to its twin for
+    all-gathers), forward_strides (of each output of the lowered forward), estimates (milliseconds by node), recorder
+    and replayed_forward (of CUDA graphs: forward and backward record into one memory pool).
+    """
+
+    results: int = 0
+    saved_order: tuple[int, ...] | None = None
+    captured_regions: dict[str, list[str]] = field(default_factory=dict)
+    regions: tuple[str, ...] = ()
+    gather_groups: dict[str, str] = field(default_factory=dict)
+    forward_strides: list[tuple[int, ...] | None] = field(default_factory=list)
+    estimates: dict[str, float] = field(default_factory=dict)
+    recorder: Any = None
+    replayed_forward: Callable[[list[Any]], Any] | None = None
+
+    def fork(self) -> StepFacts:
+        return replace(self, gather_groups=dict(self.gather_groups), estimates=dict(self.estimates))
+
+
+@dataclass
+class GraphFacts:
+    """What passes and checks may read of one graph's surroundings.
+
+    groups: mesh axis to process group, where `dp_shard.gather` is a second group of the axis dp_shard. group_sizes:
+    process group to its number of ranks. world: the kind of world. buckets: module paths of the model's blocks.
+    """
+
+    part: Part = "graph"
+    groups: dict[str, str] = field(default_factory=dict)
+    group_sizes: dict[str, int] = field(default_factory=dict)
+    world: str = "one process"
+    buckets: list[Any] = field(default_factory=list)
+    step: StepFacts = field(default_factory=StepFacts, repr=False)
+
+    def of(self, part: Part, step: StepFacts | None = None) -> GraphFacts:
+        """A copy for another graph of the same step; `step`, where not given, stays the same object."""
+        return replace(self, part=part, groups=dict(self.groups), group_sizes=dict(self.group_sizes),
+                       buckets=list(self.buckets), step=step or self.step)
+
+
+def facts_of(graph: GraphModule) -> GraphFacts:
+    """The facts of a graph; empty ones for a graph that was not captured here."""
+    found: GraphFacts | None = graph.meta.get(_KEY)
+    return found or GraphFacts()
+
+
+def set_facts(graph: GraphModule, facts: GraphFacts) -> None:
+    graph.meta[_KEY] = facts
