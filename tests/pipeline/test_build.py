@@ -252,14 +252,15 @@ def checked_then_trained(kind, passes):
 def rehearsed(recipe, rehearse):
     """As build(level="full") does, with what replays on a CPU."""
     from workbench.pipeline import build as module
+    from workbench.pipeline import route
 
-    original = module.partition
-    module.partition = lambda joint: rehearse(original(joint))
+    original = route.partition
+    route.partition = lambda joint: rehearse(original(joint))
     module.check_buildable, checked = lambda *_: None, module.check_buildable
     try:
         return build(recipe, current_world(), level="full")
     finally:
-        module.partition, module.check_buildable = original, checked
+        route.partition, module.check_buildable = original, checked
 
 
 @pytest.mark.ranks

@@ -20,6 +20,7 @@ from workbench.graph.partition import partition
 from workbench.graph.read.collectives import Groups
 from workbench.passes import registry
 from workbench.passes.registry import register_pass
+from workbench.pipeline import route as the_route
 from workbench.pipeline.build import build
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import RecipeError
@@ -52,7 +53,7 @@ def study(started):
 def test_what_was_read_of_other_variants_goes(study):
     for horizon in (1, 2, 3):
         study.change({"passes.overlap_collectives.horizon": horizon})
-    before = study._kept[study._stages[-2].key]
+    before = study._kept[study._stages[-2].key].state
     assert before.pair is not study.pair
     assert set(before.seen._snapshots) <= set(before.pair.graphs) and len(before.seen._estimates) <= 1
 
@@ -298,14 +299,15 @@ def test_an_error_leaves_the_study_as_it_was(study, own):
 
 
 FAULTS = [
-    ("_read", lambda options: {}, {BUCKETING: False}),
-    pytest.param("_LATER", {**studies._LATER, "model": True}, {"model.n_layers": 2}, marks=pytest.mark.slow),
+    (studies, "_read", lambda options: {}, {BUCKETING: False}),
+    pytest.param(the_route, "_LATER", {**the_route._LATER, "model": True}, {"model.n_layers": 2},
+                 marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("name", "fault", "changes"), FAULTS, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_key_that_ignores_something_is_caught(fake4, monkeypatch, name, fault, changes):
-    monkeypatch.setattr(studies, name, fault)
+@pytest.mark.parametrize(("module", "name", "fault", "changes"), FAULTS, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_key_that_ignores_something_is_caught(fake4, monkeypatch, module, name, fault, changes):
+    monkeypatch.setattr(module, name, fault)
     broken = what_if(small(FSDP_TP, JOINT, LATER), fake4)
     assert again(broken.change(changes)) == []
     assert listing(broken.pair.graphs) != listing(fresh(broken).graphs)

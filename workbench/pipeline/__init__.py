@@ -12,6 +12,7 @@
     report_data     a run as plain data
     report_text     a report as text and HTML
     roofline        matmul ceiling of this machine
+    route           the list of stages from recipe to step
     run             recipe to report, on any world
     run_passes      run a list of passes, with a record of each
     step_profile    one step under torch's profiler

@@ -1,4 +1,4 @@
-"""`build`: all the steps from a recipe to a compiled training step, with a record of each pass."""
+"""`build`: walk the whole route from a recipe to a compiled training step, with a record of each pass."""
 
 from __future__ import annotations
 
@@ -9,35 +9,23 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored, author
+from workbench.authoring.author import Authored
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import JointGraph, capture, title
-from workbench.graph.lower import CompiledStep, compile_step
-from workbench.graph.partition import partition
+from workbench.graph.capture import JointGraph, title
+from workbench.graph.lower import CompiledStep
 from workbench.graph.read.cost import flops
-from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.numerics_proof import prove_numerics
-from workbench.pipeline.run_passes import (
-    Level,
-    PassRecord,
-    agree_on_collectives,
-    each_no_effect,
-    prove_partition,
-    run_joint,
-    run_partitioned,
-    saved_bytes,
-)
+from workbench.pipeline.route import TIMED, Progress, route, upto, walk
+from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
 from workbench.pipeline.train import deterministic
-from workbench.recipe.contracts import check_passes
+from workbench.recipe.contracts import Stage, check_passes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.rules import cuda_reasons
 from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
-
-Progress = Callable[[str], None]
 
 
 @dataclass
@@ -112,39 +100,17 @@ def build(
 
 @uncollected()
 def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[JointGraph], None] | None) -> Built:
-    seconds: dict[str, float] = {}
-    started = time.perf_counter()
-
-    def lap(name: str) -> None:
-        nonlocal started
-        now = time.perf_counter()
-        seconds[name], started = seconds.get(name, 0.0) + now - started, now
-
-    progress("author")
-    authored = author(recipe, world)
-    lap("author")
-    progress("capture")
-    joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
-    lap("capture")
-    captured, flop = joint.graph, sum(flops(joint.graph).values())
-    with joint:
+    seconds = dict.fromkeys(TIMED, 0.0)
+    stages = route(recipe, world)
+    until_capture = upto(stages, Stage.JOINT)
+    state = walk(stages[:until_capture], progress=progress, seconds=seconds)
+    with state.joint_graph as joint:
         if note is not None:
             note(joint)
-        records = run_joint(joint, recipe.joint_passes, progress=progress)
-        lap("joint passes")
-        progress("partition")
-        pair = partition(joint)
-    prove_partition(records, pair)
-    lap("partition")
-    later, bodies = run_partitioned(pair, recipe.passes, progress=progress)
-    lap("passes")
-    records += later
-    schedule = agree_on_collectives(pair)
-    step = compile_step(pair, bodies)
-    built = Built(authored, step, records, schedule, seconds=seconds, saved_bytes=saved_bytes(pair),
-                  captured=captured, flop=flop)
-    lap("compile")
-    return built
+        walk(stages[until_capture:], state, progress=progress, seconds=seconds)
+    pair = state.forward_backward
+    return Built(state.authored, CompiledStep(pair), state.records, state.schedule, seconds=seconds,
+                 saved_bytes=saved_bytes(pair), captured=state.captured, flop=sum(flops(state.captured).values()))
 
 
 def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:

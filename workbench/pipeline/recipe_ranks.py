@@ -1,25 +1,31 @@
-"""Whose ranks a recipe runs on: new ones, a pool's, or those that this process is one of."""
+"""The ranks that a recipe runs on: one of a fake world, those this process belongs to, a pool's, or new ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeGuard
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from workbench.errors import WorkbenchError
+from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import gpus
+from workbench.pipeline.progress import Post, bars_from_file, local_bars
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted
 from workbench.torch_api.cuda_graphs import close_recorders
 from workbench.torch_api.distributed.gloo import one_worker_thread
 from workbench.torch_api.supported import require_torch
+from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
 from workbench.world.ranks import RankPool, ranks
 
+Answer = TypeVar("Answer")
 WorldChoice = Literal["auto", "fake", "gloo", "nccl"]
 
 
@@ -32,8 +38,40 @@ def runnable(recipe: Recipe | str | os.PathLike[str], world: WorldChoice | RankP
     return found
 
 
-def kind_of(world: WorldChoice | RankPool) -> str:
-    return world.backend if isinstance(world, RankPool) else world
+def on_ranks(
+    recipe: Recipe, world: WorldChoice | RankPool, function: Callable[..., Answer], *args: Any,
+    stages: int, steps: int = 0, timeout: float, progress: bool,
+) -> tuple[World, list[Answer]]:
+    """Call `function(recipe, *args, post)` on every rank of the recipe's mesh; the world, and the ranks' answers.
+
+    A fake world has the answer of one rank. In a process that is a rank already, every rank gets all answers. post:
+    hears of `stages` stages and `steps` training steps; it draws bars for rank 0 if `progress` asks for them.
+    timeout: seconds for all of it. Raises WorkbenchError for what this world cannot do, RankError where a rank fails.
+    """
+    check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
+    if world == "fake":
+        with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
+            return here, [function(recipe, *args, post)]
+    if among_ranks(world):
+        with joined(recipe, world, timeout=timeout) as here:
+            with local_bars(stages, steps, progress and here.rank == 0) as post:
+                mine = function(recipe, *args, post)
+            return here, all_gathered(mine)
+    with bars_from_file(stages, steps, progress) as path, pool_of(recipe, world, timeout) as pool:
+        answers = pool.run(_with_post, function, recipe, args, path)
+        device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
+        return World(pool.backend, pool.size, 0, device), answers  # type: ignore[arg-type]
+
+
+def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], path: Path | None) -> Answer:
+    return function(recipe, *args, Post(path=path if current_world().rank == 0 else None))
+
+
+def all_gathered(mine: Answer) -> list[Answer]:
+    """What each rank of this process's world gives; every rank must call it."""
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, mine)
+    return answers
 
 
 @contextmanager
@@ -98,8 +136,6 @@ def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0
     if backend == "nccl":
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    from datetime import timedelta
-
     with one_worker_thread():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
         try:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.pipeline.build import Built, build, check_buildable
+from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
-from workbench.pipeline.progress import REPORTS, Post, bars_from_file, local_bars
-from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, joined, kind_of, pool_of, runnable
+from workbench.pipeline.progress import REPORTS, Post
+from workbench.pipeline.recipe_ranks import WorldChoice, all_gathered, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
 from workbench.pipeline.report_data import PassRow, median_step
 from workbench.pipeline.roofline import matmul_ceiling, roofline
@@ -25,7 +24,6 @@ from workbench.pipeline.time_proof import prove_time
 from workbench.pipeline.train import Batches, Training, recipe_of, train
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import Recipe
-from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
 from workbench.world.ranks import RankPool
 
@@ -68,25 +66,14 @@ def run(
     makes the report not `ok`.
     """
     recipe = runnable(recipe, world)
-    check_buildable(recipe, kind_of(world))
     folder = Path(dump).absolute() if dump is not None else None
     stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
-    steps = recipe.training.steps
-    if world == "fake":
-        with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
-            results = [on_rank(recipe, level, folder, post)]
-            return _kept(_report(recipe, here, level, results))
-    load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
-    if among_ranks(world):
-        with joined(recipe, world, timeout=timeout) as here:
-            with local_bars(stages, steps, progress and here.rank == 0) as post:
-                mine = on_rank(recipe, level, folder, post)
-            return _gathered(recipe, here, level, mine)
-    with bars_from_file(stages, steps, progress) as path, pool_of(recipe, world, timeout) as pool:
-        results = pool.run(on_rank, recipe, level, folder, Post(path=path))
-        device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
-        here = World(pool.backend, pool.size, 0, device)  # type: ignore[arg-type]
-    return _kept(_report(recipe, here, level, results))
+    if world != "fake":
+        load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
+    here, results = on_ranks(recipe, world, on_rank, level, folder, stages=stages, steps=recipe.training.steps,
+                             timeout=timeout, progress=progress)
+    report = _report(recipe, here, level, results)
+    return report if world != "fake" and among_ranks(world) else _kept(report)
 
 
 def _kept(report: Report) -> Report:
@@ -102,8 +89,6 @@ def _kept(report: Report) -> Report:
 def on_rank(recipe: Recipe, level: Level, folder: Path | None, post: Post) -> RankResult:
     """One rank's part of `run`: every rank of the world calls it."""
     world = current_world()
-    if world.rank != 0:
-        post = Post()
     # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
     built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
     if folder is not None:
@@ -125,13 +110,8 @@ def report_here(built: Built, training: Training) -> Report:
     Every rank calls it, once: it closes the step.
     """
     recipe = recipe_of(built.authored)
-    return _gathered(recipe, built.authored.world, "light", _result(built, recipe, "light", training))
-
-
-def _gathered(recipe: Recipe, here: World, level: Level, mine: RankResult) -> Report:
-    results: list[Any] = [None] * here.size
-    dist.all_gather_object(results, mine)
-    return _report(recipe, here, level, results)
+    results = all_gathered(_result(built, recipe, "light", training))
+    return _report(recipe, built.authored.world, "light", results)
 
 
 def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:

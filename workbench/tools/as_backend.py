@@ -8,29 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.tensor import DTensor
-from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
 from workbench.checks.verdicts import CHECKS, Verdict, worst
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.lower import bind
 from workbench.graph.partition import Partitioned
 from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.full_inductor import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.report import complete
 from workbench.pipeline.report_text import grid, said
-from workbench.pipeline.run_passes import (
-    PassRecord,
-    agree_on_collectives,
-    choose,
-    each_no_effect,
-    prove_partition,
-    run_joint,
-    run_partitioned,
-)
+from workbench.pipeline.route import LOWER, StepState, joint_stages, pair_stages, take_pair, walk
+from workbench.pipeline.run_passes import PassRecord, choose, each_no_effect
 from workbench.recipe.contracts import Stage, check_passes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec, listed
@@ -82,14 +73,13 @@ class Backend:
     def __call__(self, graph: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one of Dynamo's graphs. torch raises what goes wrong here as BackendCompilerFailed."""
         facts = self._facts(graph, example_inputs)
-        records: list[PassRecord] = []
-        joint_graph: list[GraphModule] = []
+        state = StepState()
 
         def joint(given: JointFromCompile) -> None:
             set_facts(given.graph, facts)
             settle(given.graph)
-            records.extend(run_joint(given, self.joint_passes))
-            joint_graph.append(given.graph)
+            state.joint = given
+            walk(joint_stages(self.joint_passes), state)
 
         table = capture_decompositions(self.joint_passes)
         function, slots = through_autograd(graph, example_inputs, joint=joint, decompositions=table)
@@ -97,14 +87,11 @@ class Backend:
             self.forward_only += 1
             return function
         pair = Partitioned(slots)
-        pair.share_facts(joint_graph[0])
-        prove_partition(records, pair)
-        later, bodies = run_partitioned(pair, self.passes)
-        records += later
-        compiled = CompiledGraph(records, pair, agree_on_collectives(pair))
-        bind(pair, bodies)
-        self.graphs.append(compiled)
-        self._tell_idle(records)
+        pair.share_facts(state.joint.graph)
+        take_pair(state, pair)
+        walk([*pair_stages(self.passes), LOWER], state)
+        self.graphs.append(CompiledGraph(state.records, pair, state.schedule))
+        self._tell_idle(state.records)
         return function
 
     def _facts(self, graph: Any, example_inputs: Sequence[Any]) -> GraphFacts:

@@ -20,15 +20,14 @@ from workbench.graph.callables import Body
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
-from workbench.pipeline.build import Built, build, check_buildable
+from workbench.pipeline.build import Built, build
 from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
-from workbench.pipeline.progress import Post, bars_from_file, local_bars
-from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, joined, kind_of, pool_of, runnable
+from workbench.pipeline.progress import Post
+from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line
-from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
@@ -67,23 +66,13 @@ def bisect(
                              "check all, memory or no_effect")
     if world == "auto" and check in ("memory", "no_effect") and not among_ranks(world):
         world = "fake"
-    check_buildable(recipe, kind_of(world))
     stages = 3 + len(recipe.pass_names) + (check == "numerics" or (check == "all" and world != "fake"))
-    if world == "fake":
-        with fake_world(recipe.mesh.world_size), local_bars(stages, 0, progress) as post:
-            return on_rank(recipe, check, post)
-    if among_ranks(world):
-        with joined(recipe, world, timeout=timeout) as mine, local_bars(stages, 0, progress and mine.rank == 0) as post:
-            return on_rank(recipe, check, post)
-    with bars_from_file(stages, 0, progress) as path, pool_of(recipe, world, timeout) as pool:
-        return pool.run(on_rank, recipe, check, Post(path=path))[0]
+    return on_ranks(recipe, world, on_rank, check, stages=stages, timeout=timeout, progress=progress)[1][0]
 
 
 def on_rank(recipe: Recipe, check: Check, post: Post) -> Bisection:
     """One rank's part of `bisect`: every rank of the world calls it, and gets the same."""
     world = current_world()
-    if world.rank != 0:
-        post = Post()
     given: list[tuple[list[Any], list[Any]]] = []
     values = check == "numerics" or (check == "all" and not world.is_fake)
     note = (lambda joint: given.append(inputs_of(joint))) if values else None

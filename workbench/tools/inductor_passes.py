@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import JointGraph, capture
-from workbench.graph.partition import PARTS, ForwardBackward, partition
-from workbench.passes.decomposition import capture_decompositions
+from workbench.graph.capture import JointGraph
+from workbench.graph.partition import PARTS, ForwardBackward
 from workbench.passes.full_inductor import compile_graph
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import versions
-from workbench.pipeline.run_passes import copy_graph, run_joint, run_partitioned
+from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
+from workbench.pipeline.run_passes import copy_graph
 from workbench.recipe.contracts import CONTRACTS, Stage
 from workbench.recipe.recipe import Recipe
-from workbench.recipe.sections import PassSpec
 from workbench.recipe.wording import json_text
 from workbench.torch_api import aot
 from workbench.torch_api.inductor.lowering import configured
@@ -50,7 +49,7 @@ class Explanation:
     left_out: tuple[str, ...]
     versions: dict[str, str]
     pair: ForwardBackward = field(repr=False, compare=False)
-    _joint: JointGraph = field(repr=False, compare=False)
+    _state: StepState = field(repr=False, compare=False)
     graphs: tuple[str, ...] = tuple(TITLES)
 
     def again(self, config: Mapping[str, Any], graphs: Collection[str] = tuple(TITLES)[1:]) -> Explanation:
@@ -65,9 +64,9 @@ class Explanation:
         wanted = tuple(graph for graph in TITLES if graph in graphs)
         with fake_world(self.recipe.mesh.world_size) as world, configured({**_own(self.recipe), **config}):
             author(self.recipe, world)  # the mesh, whose process groups the graphs know by name
-            passes = _on_joint(self._joint) if "joint" in wanted else []
+            passes = _on_joint(self._state.joint_graph) if "joint" in wanted else []
             if {"forward", "backward"} & {*wanted}:
-                passes += _on_pair(_pair(self.recipe, self._joint), wanted)
+                passes += _on_pair(_pair(self._state, route(_before_inductor(self.recipe)[0], world)), wanted)
         return replace(self, passes=passes, graphs=wanted)
 
     def to_json(self) -> str:
@@ -123,17 +122,17 @@ def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) 
     Raises WorkbenchError where an option is unknown or the recipe cannot be built on a fake world.
     """
     check_options(config or {}, "explain")
-    before, left_out = _before_inductor(recipe)
-    check_buildable(recipe.model_copy(update={"passes": tuple(before)}), "fake")
+    reached, left_out = _before_inductor(recipe)
+    check_buildable(reached, "fake")
     with fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}):
-        authored = author(recipe, world)
-        passes = pre_grad(authored.module, authored.example_batch())
-        joint = capture(authored, decompositions=capture_decompositions(recipe.joint_passes))
-        run_joint(joint, recipe.joint_passes)
-        passes += _on_joint(joint)
-        pair = _pair(recipe, joint)
+        stages = route(reached, world)
+        first, last = upto(stages, "capture"), upto(stages, "partition")
+        state = walk(stages[:first])
+        passes = pre_grad(state.authored.module, state.authored.example_batch())
+        passes += _on_joint(walk(stages[first:last], state).joint_graph)
+        pair = _pair(state, stages)
         passes += _on_pair(pair, TITLES)
-    return Explanation(recipe, passes, left_out, versions(), pair, joint)
+    return Explanation(recipe, passes, left_out, versions(), pair, state)
 
 
 def _own(recipe: Recipe) -> dict[str, Any]:
@@ -142,19 +141,19 @@ def _own(recipe: Recipe) -> dict[str, Any]:
     return dict(dict(own.options).get("config", {})) if own else {}
 
 
-def _before_inductor(recipe: Recipe) -> tuple[list[PassSpec], tuple[str, ...]]:
-    """The passes whose graphs Inductor gets, and the names of those that would leave it none."""
+def _before_inductor(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe up to the graphs that Inductor gets, and the names of passes that would leave it none."""
     names = [spec.name for spec in recipe.passes]
     left_out = tuple(n for n in names if n == "regional_inductor" or
                      (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
-    return [spec for spec in recipe.passes if spec.name not in left_out
-            and CONTRACTS[spec.name].stage is Stage.PARTITIONED], left_out
+    kept = [spec for spec in recipe.passes if spec.name not in left_out
+            and CONTRACTS[spec.name].stage is Stage.PARTITIONED]
+    return recipe.model_copy(update={"passes": tuple(kept)}), left_out
 
 
-def _pair(recipe: Recipe, joint: JointGraph) -> ForwardBackward:
-    pair = partition(joint.fork())
-    run_partitioned(pair, _before_inductor(recipe)[0])
-    return pair
+def _pair(joint: StepState, stages: Sequence[RouteStage]) -> ForwardBackward:
+    """The forward and backward that Inductor gets; the state before the partition stays as it is."""
+    return walk(stages[upto(stages, "partition"):upto(stages, "lower")], joint.fork()).forward_backward
 
 
 def _on_joint(joint: JointGraph) -> list[InductorPass]:

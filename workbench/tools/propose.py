@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.passes.registry import find_pass, install_passes
-from workbench.pipeline.build import build, check_buildable
-from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, joined, kind_of, pool_of
+from workbench.pipeline.build import build
+from workbench.pipeline.progress import Post
+from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.ops import COLLECTIVE_KINDS
-from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
@@ -58,17 +58,9 @@ def propose_contract(
     """
     stage = find_pass(name).contract.stage
     recipe = _listing(load_recipe(recipe) if isinstance(recipe, str) else recipe, name, stage)
-    check_buildable(recipe, kind_of(world))
     with _exact(name):
-        if world == "fake":
-            with fake_world(recipe.mesh.world_size):
-                changed, said, found = _seen(recipe, name)
-        elif among_ranks(world):
-            with joined(recipe, world, timeout=timeout):
-                changed, said, found = _seen(recipe, name)
-        else:
-            with pool_of(recipe, world, timeout) as pool:
-                changed, said, found = pool.run(_seen, recipe, name)[0]
+        _, answers = on_ranks(recipe, world, _seen, name, stages=0, timeout=timeout, progress=False)
+    changed, said, found = answers[0]
     if said is not None and said.outcome is Outcome.NO_EFFECT:
         raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({said.message}): try a recipe that "
                              "has what it looks for")
@@ -85,7 +77,7 @@ def propose_contract(
     return Proposal(contract, dict(changed), worst, recipe.mesh.world_size)
 
 
-def _seen(recipe: Recipe, name: str) -> tuple[Counter[str], Verdict | None, Verdict]:
+def _seen(recipe: Recipe, name: str, post: Post) -> tuple[Counter[str], Verdict | None, Verdict]:
     """On each rank: the operators that the pass adds and takes, its effect, and its numerics, the same on all."""
     built = build(recipe.model_copy(update={"strict": False}), current_world(), level="full")
     built.step.close()

@@ -14,20 +14,16 @@ from workbench.authoring.layout import refuse_padding
 from workbench.checks.collectives import Entry, difference, schedule
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
-from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import provenance
-from workbench.passes.decomposition import capture_decompositions
 from workbench.passes.registry import find_pass
-from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.pipeline.route import route, upto, walk
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.distributed.dtensor import local_shape, ranks_of
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
 
-GRAPHS = (Stage.JOINT, Stage.PARTITIONED)
 MOST = 256
 """Ranks that `all` captures at most: one takes about a second of a small model."""
 
@@ -126,18 +122,14 @@ def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tup
 
 def _scheduled(recipe: Recipe, size: int, rank: int) -> tuple[list[Entry], list[str]]:
     """The ordered collectives of one rank, and where each comes from."""
-    later = [spec for spec in recipe.passes if find_pass(spec.name).contract.stage in GRAPHS]
     with fake_world(size, rank) as world:
-        authored = author(recipe, world)
-        with capture(authored, decompositions=capture_decompositions(recipe.joint_passes)) as joint:
-            run_joint(joint, recipe.joint_passes)
-            pair = partition(joint)
-        run_partitioned(pair, later)
+        stages = route(recipe, world)
+        graphs = walk(stages[: upto(stages, Stage.LOWERING)]).pair.graphs
         lines = []
-        for graph in pair.graphs:
+        for graph in graphs:
             nodes = {node.name: node for node in graph.graph.nodes}
             lines += [f"{c.node}, {provenance(nodes[c.node])}" for c in list_collectives(graph)]
-        return schedule(pair.graphs), lines
+        return schedule(graphs), lines
 
 
 def _verdict(ranks: Sequence[int], entries: Sequence[list[Entry]], sources: Sequence[list[str]]) -> Verdict:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from workbench.authoring.author import Authored, author, author_module, random_tokens
-from workbench.authoring.families import find_family
 from workbench.authoring.plans import ParallelPlan
-from workbench.checks import collectives, static
+from workbench.checks import collectives
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import JointGraph, capture
-from workbench.graph.partition import ForwardBackward, partition
-from workbench.passes.decomposition import capture_decompositions
-from workbench.pipeline.build import Progress, check_buildable
-from workbench.pipeline.run_passes import JOINT, PARTITIONED, choose, prove_partition, run_joint, run_partitioned
+from workbench.graph.capture import JointGraph
+from workbench.graph.partition import ForwardBackward
+from workbench.pipeline.build import check_buildable
+from workbench.pipeline.route import Progress, StepState, route, upto
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, diff_recipes
 from workbench.recipe.sections import PassSpec, listed
@@ -31,34 +28,26 @@ from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
 _VARIANTS = 8
-_LATER: dict[str, Any] = {
-    **dict.fromkeys(("name", "about", "strict", "free_order", "expect", "joint_passes", "passes"), True),
-    "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"},
-}
-"""What neither the model nor its graph depends on; all else of a recipe authors anew."""
-
-
-@dataclass
-class _State:
-    """What a stage leaves. Its graphs never change: what comes next works on copies, and on a fork of the capture."""
-
-    authored: Authored
-    joint: JointGraph | None = None
-    pair: ForwardBackward | None = None
-    bodies: tuple[Any, ...] | None = None
-    records: tuple[PassRecord, ...] = ()
-    seen: static.Seen = field(default_factory=static.Seen)
-    figures: Figures | None = None
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """parts: what the stage's result depends on beside the stage before it. key: of all that, back to the first."""
+    """parts: fingerprints of what the stage's result depends on beside the stage before it. key: of all that, back to
+    the first stage.
+    """
 
     name: str
     parts: Mapping[str, str]
     key: str
-    run: Callable[[Any], _State]
+    run: Callable[[StepState], None]
+
+
+@dataclass
+class _Kept:
+    """What the stages up to one have made. Its graphs never change: later stages work on a fork."""
+
+    state: StepState
+    figures: Figures | None = None
 
 
 class Study:
@@ -77,7 +66,7 @@ class Study:
     def __init__(self, recipe: Recipe, world: World, device: str, progress: Progress) -> None:
         self.world, self.device, self.progress = world, device, progress
         self.history: list[Difference] = []
-        self._kept: dict[str, _State] = {}
+        self._kept: dict[str, _Kept] = {}
         self._used: list[list[str]] = []
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
@@ -92,8 +81,8 @@ class Study:
         return self.now.recipe
 
     @property
-    def _last(self) -> _State:
-        return self._kept[self._stages[-1].key]
+    def _last(self) -> StepState:
+        return self._kept[self._stages[-1].key].state
 
     @property
     def records(self) -> list[PassRecord]:
@@ -101,16 +90,13 @@ class Study:
 
     @property
     def pair(self) -> ForwardBackward:
-        pair = self._last.pair
-        assert pair is not None
-        return pair
+        return self._last.forward_backward
 
     @property
     def joint(self) -> JointGraph:
         """The joint graph as the last joint pass left it, still open."""
-        joint = self._last.joint
-        assert joint is not None
-        return joint
+        before_partition = self._stages[1 + len(self.recipe.joint_passes)]
+        return self._kept[before_partition.key].state.joint_graph
 
     def change(
         self,
@@ -165,28 +151,29 @@ class Study:
         check_buildable(recipe, self.world.kind)
         stages = list(_stages(recipe, self.world, plan))
         previous = {stage.name: stage for stage in self._stages}
-        state: _State | None = None
+        before: _Kept | None = None
         ran: list[Ran] = []
         with deterministic(recipe.training.deterministic):
             for stage in stages:
                 if stage.key not in self._kept:
                     self.progress(stage.name)
                     started = time.perf_counter()
-                    self._kept[stage.key] = stage.run(state)
+                    self._kept[stage.key] = _Kept(_after(stage, before.state if before else None))
                     why = _why(stage, previous.get(stage.name), ran)
                     ran.append(Ran(stage.name, time.perf_counter() - started, why))
-                state = self._kept[stage.key]
-            assert state is not None and state.pair is not None
-            state.figures = state.figures or figures_of(state.pair, state.seen, self.device)
-            schedule = collectives.exchange(state.pair.graphs)  # every time, so that no rank waits for another
+                before = self._kept[stage.key]
+            assert before is not None
+            last = before.state
+            before.figures = before.figures or figures_of(last.forward_backward, last.seen, self.device)
+            schedule = collectives.exchange(last.pair.graphs)  # every time, so that no rank waits for another
         self._stages = stages
         self._forget([stage.key for stage in stages])
-        return Variant(recipe, plan, verdicts_of(state.records), schedule, state.figures), ran
+        return Variant(recipe, plan, verdicts_of(last.records), schedule, before.figures), ran
 
     def _forget(self, keys: list[str]) -> None:
         self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
         wanted = {key for used in self._used for key in used}
-        self._kept = {key: state for key, state in self._kept.items() if key in wanted}
+        self._kept = {key: kept for key, kept in self._kept.items() if key in wanted}
 
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
@@ -212,30 +199,21 @@ def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Pro
 
 def _stages(recipe: Recipe, world: World, plan: ParallelPlan | None) -> Iterator[_Stage]:
     key = fingerprint(torch.__version__, world.kind, world.size, world.rank, str(world.device))
+    stages = route(recipe, world, plan=plan)
+    for stage in stages[: upto(stages, "lower")]:
+        parts = {part: fingerprint(_read(value) if part == "options" else value)
+                 for part, value in stage.reads.items()}
+        key = fingerprint(key, stage.name, parts)
+        yield _Stage(stage.name, parts, key, stage.run)
 
-    def stage(name: str, run: Callable[[Any], _State], **parts: Any) -> _Stage:
-        nonlocal key
-        said = {part: fingerprint(value) for part, value in parts.items()}
-        key = fingerprint(key, name, said)
-        return _Stage(name, said, key, run)
 
-    checks = fingerprint(static.check)
-    table = capture_decompositions(recipe.joint_passes)
-    yield stage("author", lambda _: _State(author(recipe, world, plan=plan)), recipe=recipe.model_dump(exclude=_LATER),
-                plan=plan, code=(author_module, random_tokens, find_family(recipe.model.family)))
-    yield stage("capture", lambda s: replace(s, joint=capture(s.authored, decompositions=table)),
-                recipe=table is not None, code=(capture, capture_decompositions))
-    proofs = []
-    for spec in recipe.joint_passes:
-        item, options = choose(spec, JOINT, "joint_passes")
-        proofs.append((item.name, item.partition_effect))
-        yield stage(spec.name, _joint(spec), options=_read(options),
-                    code=(item.function, item.effect, item.contract, checks))
-    yield stage("partition", _partitioned, code=(partition, proofs))
-    for spec in recipe.passes:
-        item, options = choose(spec, PARTITIONED, "passes")
-        yield stage(spec.name, _pass(spec), options=_read(options),
-                    code=(item.function, item.effect, item.contract, checks))
+def _after(stage: _Stage, before: StepState | None) -> StepState:
+    """What `stage` makes of what was there before it."""
+    state = before.fork() if before else StepState()
+    stage.run(state)
+    if before:
+        before.forget_old_graphs()  # the checks have read graphs of both
+    return state
 
 
 def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:
@@ -263,32 +241,3 @@ def _is_file(path: Path) -> bool:
     except OSError:  # too long for a path
         return False
 
-
-def _joint(spec: PassSpec) -> Callable[[_State], _State]:
-    def run(state: _State) -> _State:
-        assert state.joint is not None
-        joint = state.joint.fork()
-        records = run_joint(joint, [spec], seen=state.seen)
-        seen, state.seen = state.seen.of((joint.graph,)), state.seen.of((state.joint.graph,))
-        return replace(state, joint=joint, records=(*state.records, *records), seen=seen)
-
-    return run
-
-
-def _partitioned(state: _State) -> _State:
-    assert state.joint is not None
-    pair = partition(state.joint.fork())
-    records = [replace(r, verdicts=list(r.verdicts)) for r in state.records]
-    prove_partition(records, pair)
-    return replace(state, pair=pair, records=tuple(records), seen=static.Seen())
-
-
-def _pass(spec: PassSpec) -> Callable[[_State], _State]:
-    def run(state: _State) -> _State:
-        assert state.pair is not None
-        pair = state.pair.fork()
-        records, bodies = run_partitioned(pair, [spec], seen=state.seen, bodies=state.bodies)
-        seen, state.seen = state.seen.of(pair.graphs), state.seen.of(state.pair.graphs)
-        return replace(state, pair=pair, bodies=bodies, records=(*state.records, *records), figures=None, seen=seen)
-
-    return run

@@ -1,0 +1,247 @@
+"""The route from a recipe to a compiled step: one list of stages, which `build`, `what_if` and other tools walk.
+
+A tool may stop before the last stage, start after the first, or add a stage of its own. This is the whole list:
+
+    author      recipe and world: the model, sharded, on this rank
+    capture     the joint graph of forward and backward
+    (a stage for each joint pass)
+    partition   the joint graph: forward and backward
+    (a stage for each other pass, which transforms both graphs, lowers them or replays them)
+    lower       the ranks compare their collectives; both graphs get the functions that run them
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from workbench.authoring.author import Authored, author, author_module, random_tokens
+from workbench.authoring.families import find_family
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks import static
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Verdict
+from workbench.graph.capture import JointGraph, capture
+from workbench.graph.lower import bind
+from workbench.graph.partition import ForwardBackward, Partitioned, partition
+from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.registry import find_pass
+from workbench.pipeline.run_passes import (
+    JOINT,
+    PARTITIONED,
+    Joint,
+    agree_on_collectives,
+    choose,
+    prove_partition,
+    run_joint,
+    run_partitioned,
+)
+from workbench.recipe.contracts import Stage
+from workbench.recipe.recipe import Recipe
+from workbench.recipe.sections import PassSpec
+from workbench.world.mesh import World
+
+Progress = Callable[[str], None]
+TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
+Kind = Stage | Literal["author", "capture", "partition", "lower"]
+_LATER: dict[str, Any] = {
+    **dict.fromkeys(("name", "about", "strict", "free_order", "expect", "joint_passes", "passes"), True),
+    "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"},
+}
+"""What neither the model nor its graph depends on; any other change of a recipe needs a new model."""
+
+
+@dataclass
+class StepState:
+    """What the stages have made so far; an attribute is missing until its stage has run.
+
+    captured: the joint graph before its first pass. bodies: what a lowering or replay pass made of both graphs.
+    schedule: whether the collectives of all ranks agree.
+    """
+
+    authored: Authored = field(init=False)
+    joint: Joint = field(init=False)
+    captured: GraphModule = field(init=False)
+    pair: Partitioned = field(init=False)
+    bodies: tuple[Any, ...] | None = None
+    schedule: Verdict = field(init=False)
+    records: list[PassRecord] = field(default_factory=list)
+    seen: static.Seen = field(default_factory=static.Seen)
+
+    @property
+    def joint_graph(self) -> JointGraph:
+        assert isinstance(self.joint, JointGraph)
+        return self.joint
+
+    @property
+    def forward_backward(self) -> ForwardBackward:
+        assert isinstance(self.pair, ForwardBackward)
+        return self.pair
+
+    @property
+    def graphs(self) -> tuple[GraphModule, ...]:
+        """The graphs as they are now: joint, or forward and backward."""
+        return self.pair.graphs if hasattr(self, "pair") else (self.joint.graph,) if hasattr(self, "joint") else ()
+
+    def fork(self) -> StepState:
+        """Another state that later stages may change, while this one stays as it is."""
+        other = copy.copy(self)
+        other.records = list(self.records)
+        if hasattr(self, "pair"):
+            other.pair = self.forward_backward.fork()
+        elif hasattr(self, "joint"):
+            other.joint = self.joint_graph.fork()
+        return other
+
+    def forget_old_graphs(self) -> None:
+        """Let go of what the checks read from graphs that a pass has replaced."""
+        self.seen = self.seen.of(self.graphs)
+
+    def close(self) -> None:
+        """Let the capture's state go, if `partition` has not done so."""
+        if hasattr(self, "joint"):
+            self.joint_graph.close()
+
+
+@dataclass(frozen=True)
+class RouteStage:
+    """One stage: `run` adds its result to a state, in place.
+
+    name: as progress and `what_if` show it. kind: what it is; of a pass, the stage of its contract. reads: what its
+    result depends on beside the stages before it.
+    """
+
+    name: str
+    kind: Kind
+    run: Callable[[StepState], None]
+    reads: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> str:
+        """The row of `Built.seconds` that its time belongs to, one of TIMED."""
+        if self.kind in PARTITIONED:
+            return "passes"
+        return "joint passes" if self.kind is Stage.JOINT else "compile" if self.kind == "lower" else self.name
+
+
+def route(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> list[RouteStage]:
+    """Every stage from `recipe` to a step on this rank of `world`.
+
+    plan: placements in the place of the model family's own. Raises WorkbenchError for an unknown pass or a wrong
+    option, before anything has run.
+    """
+    return [_author(recipe, world, plan), _capture(recipe.joint_passes), *joint_stages(recipe.joint_passes),
+            _partition(recipe.joint_passes), *pair_stages(recipe.passes), LOWER]
+
+
+def walk(
+    stages: Sequence[RouteStage],
+    state: StepState | None = None,
+    *,
+    progress: Progress = lambda _: None,
+    seconds: dict[str, float] | None = None,
+) -> StepState:
+    """Run `stages` in order on `state`, by default a new one.
+
+    `progress` hears the name of each before it runs, but for the last, which takes no time of its own. `seconds`
+    gets the wall time, by row.
+    """
+    state = state or StepState()
+    for stage in stages:
+        if stage is not LOWER:
+            progress(stage.name)
+        started = time.perf_counter()
+        stage.run(state)
+        if seconds is not None:
+            seconds[stage.timed] = seconds.get(stage.timed, 0.0) + time.perf_counter() - started
+    return state
+
+
+def upto(stages: Sequence[RouteStage], kind: Kind) -> int:
+    """The number of stages before the first of this kind, or of a later one."""
+    order = [*_ORDER]
+    return next(i for i, stage in enumerate(stages) if order.index(stage.kind) >= order.index(kind))
+
+
+_ORDER: tuple[Kind, ...] = ("author", "capture", Stage.JOINT, "partition", *PARTITIONED, "lower")
+
+
+def _author(recipe: Recipe, world: World, plan: ParallelPlan | None) -> RouteStage:
+    def run(state: StepState) -> None:
+        state.authored = author(recipe, world, plan=plan)
+
+    code = (author_module, random_tokens, find_family(recipe.model.family))
+    return RouteStage("author", "author", run, {"recipe": recipe.model_dump(exclude=_LATER), "plan": plan,
+                                                "code": code})
+
+
+def _capture(specs: Sequence[PassSpec]) -> RouteStage:
+    table = capture_decompositions(specs)
+
+    def run(state: StepState) -> None:
+        state.joint = capture(state.authored, decompositions=table)
+        state.captured = state.joint.graph
+
+    return RouteStage("capture", "capture", run, {"recipe": table is not None,
+                                                  "code": (capture, capture_decompositions)})
+
+
+def joint_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
+    """A stage for each joint pass."""
+    return [_of_pass(spec, JOINT, _run_joint(spec)) for spec in specs]
+
+
+def pair_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
+    """A stage for each pass on forward and backward."""
+    return [_of_pass(spec, PARTITIONED, _run_on_pair(spec)) for spec in specs]
+
+
+def _of_pass(spec: PassSpec, stages: Sequence[Stage], run: Callable[[StepState], None]) -> RouteStage:
+    item, options = choose(spec, stages, "joint_passes" if stages is JOINT else "passes")
+    reads = {"options": options, "code": (item.function, item.effect, item.contract, static.check)}
+    return RouteStage(spec.name, item.contract.stage, run, reads)
+
+
+def _run_joint(spec: PassSpec) -> Callable[[StepState], None]:
+    def run(state: StepState) -> None:
+        state.records += run_joint(state.joint, [spec], seen=state.seen)
+        state.forget_old_graphs()
+
+    return run
+
+
+def _run_on_pair(spec: PassSpec) -> Callable[[StepState], None]:
+    def run(state: StepState) -> None:
+        records, state.bodies = run_partitioned(state.pair, [spec], seen=state.seen, bodies=state.bodies)
+        state.records += records
+        state.forget_old_graphs()
+
+    return run
+
+
+def _partition(specs: Sequence[PassSpec]) -> RouteStage:
+    def run(state: StepState) -> None:
+        take_pair(state, partition(state.joint_graph))
+
+    return RouteStage("partition", "partition", run, {
+        "code": (partition, [(spec.name, find_pass(spec.name).partition_effect) for spec in specs])})
+
+
+def take_pair(state: StepState, pair: Partitioned) -> None:
+    """Go on with the graphs that a partitioner made, and prove the joint passes that only tagged nodes for it."""
+    state.pair, state.seen = pair, static.Seen()
+    state.records = [replace(record, verdicts=list(record.verdicts)) for record in state.records]
+    prove_partition(state.records, pair)
+
+
+def _lower(state: StepState) -> None:
+    state.schedule = agree_on_collectives(state.pair)
+    bind(state.pair, state.bodies)
+
+
+LOWER = RouteStage("lower", "lower", _lower)
