@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.checks.verdicts import Outcome, Verdict
     from workbench.errors import WorkbenchError
     from workbench.graph.capture import JointGraph, capture
+    from workbench.graph.facts import facts_of
     from workbench.graph.lower import CompiledStep, compile_step
     from workbench.graph.partition import ForwardBackward, partition
     from workbench.graph.patterns import Replaced, find_nodes, replace_pattern
@@ -53,6 +54,7 @@ _HOMES = {
     "pipeline.build": ("Built", "build"),
     "tools.as_graph_pass": ("as_graph_pass",),
     "graph.capture": ("JointGraph", "capture"),
+    "graph.facts": ("facts_of",),
     "graph.lower": ("CompiledStep", "compile_step"),
     "recipe.contracts": ("Numerics", "Options", "Stage"),
     "errors": ("WorkbenchError",),
