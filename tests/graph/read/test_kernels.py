@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.kernels import find_kernels
 
 CODE = '''
@@ -30,7 +31,9 @@ def function(x, w):
 @pytest.fixture(scope="module")
 def graph():
     """Nodes t, mm, relu, tanh, sum_1, exp."""
-    return make_fx(function, tracing_mode="fake")(torch.ones(2, 3), torch.ones(2, 3))
+    gm = make_fx(function, tracing_mode="fake")(torch.ones(2, 3), torch.ones(2, 3))
+    set_facts(gm, GraphFacts("joint"))
+    return gm
 
 
 def made(graph, *calls, same=None, removed=(), missing=()):

@@ -8,6 +8,7 @@ from torch.fx import symbolic_trace
 
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import Body
+from workbench.graph.facts import StepFacts
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay, ReplayInput
 from workbench.notebook import draw
@@ -73,7 +74,7 @@ def test_source_beside_its_nodes_without_folders():
 
 def record(*after, name="cudagraph"):
     graph = symbolic_trace(torch.nn.ReLU())
-    return PassRecord(name, Stage.REPLAY, None, (Body(print, graph),) * len(after), after, 0, 0)
+    return PassRecord(name, Stage.REPLAY, None, (Body(print, graph, StepFacts()),) * len(after), after, 0, 0)
 
 
 class Made(Replayed):

@@ -6,6 +6,7 @@ import re
 
 from torch.fx import GraphModule
 
+from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import SavedTensor, saved_tensors
@@ -36,11 +37,10 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
 
     Text: nodes of each kind in the forward and in the backward part.
     """
-    facts = gm.meta.get("workbench") or {}
-    title = title or f"{facts.get('graph', '')} graph".strip()
+    part = facts_of(gm).part
+    title = title or ("graph" if part == "graph" else f"{part} graph")
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    whole = facts.get("graph", "joint") != "joint"
-    later = [facts.get("graph") == "backward" if whole else n.meta.get("partitioner_tag") == "is_backward"
+    later = [part == "backward" or (part != "forward" and n.meta.get("partitioner_tag") == "is_backward")
              for n in calls]
     figure = new_figure(9, 2.9)
     axes = figure.add_subplot()
