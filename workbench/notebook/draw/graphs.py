@@ -40,8 +40,8 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
     part = facts_of(gm).part
     title = title or ("graph" if part == "graph" else f"{part} graph")
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    later = [part == "backward" or (part != "forward" and n.meta.get("partitioner_tag") == "is_backward")
-             for n in calls]
+    whole = part in ("forward", "backward")
+    later = [part == "backward" if whole else n.meta.get("partitioner_tag") == "is_backward" for n in calls]
     figure = new_figure(9, 2.9)
     axes = figure.add_subplot()
     counts: dict[str, list[int]] = {}
