@@ -16,9 +16,10 @@ from workbench.graph.capture import JointGraph, capture
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.nodes import module_path
+from workbench.passes.inductor_decomposition import DecompositionOptions
 from workbench.passes.registry import find_pass
+from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
 from workbench.pipeline.run_passes import run_joint, run_partitioned
-from workbench.recipe.contracts import BlockBucketingOptions, DecompositionOptions
 from workbench.tools.bisect import first_departure, group_size, inputs_of
 from workbench.world.mesh import current_world
 

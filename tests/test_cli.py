@@ -17,6 +17,7 @@ import torch
 from workbench.cli import main
 from workbench.pipeline import recipe_ranks
 from workbench.pipeline import run as run_recipe
+from workbench.recipe.contracts import package_contracts
 from workbench.world.diagnosis import Failure, RankError
 
 ROOT = Path(__file__).parent.parent
@@ -89,9 +90,7 @@ BAD = {
                       "passes=[\"autobucketing_reordring\"]: passes[0]: unknown pass 'autobucketing_reordring'; did "
                       "you mean 'autobucketing_reordering'?"),
     "unknown pass": (["llama3", "--set", 'passes=["mine"]'], "unknown pass 'mine': register it with @register_pass, "
-                     "or use one of activation_checkpointing, autobucketing_reordering, cudagraph, "
-                     "full_inductor_compilation, graph_cleanup, inductor_decomposition, overlap_collectives, "
-                     "regional_inductor, reshard_after_forward, transformer_block_bucketing"),
+                     f"or use one of {', '.join(sorted(package_contracts()))}"),
     "conflict": (["llama3", "--set", 'passes=["autobucketing_reordering","transformer_block_bucketing"]'],
                  "recipe 'llama3' with passes=[\"autobucketing_reordering\",\"transformer_block_bucketing\"]: "
                  "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: "

@@ -12,11 +12,15 @@ import networkx as nx
 import pytest
 from imports import imported_modules, private_torch
 
+from workbench.passes.registry import find_pass
+from workbench.recipe.contracts import package_contracts
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "workbench"
 ROOMS = ["errors", "torch_api", "recipe", "world", "authoring", "graph", "passes", "checks", "pipeline", "tools",
          "notebook", "cli", "__main__", "__init__"]  # from the ground up
-NO_PASS = {"effect", "passes", "registry"}  # the room itself and what all passes share
+PASSES = PACKAGE / "passes"
+NO_PASS = {"passes", *(path.stem for path in PASSES.glob("[a-z]*.py"))}  # the room itself and what passes share
 FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 FOLDERS = sorted({path.parent for path in FILES})
 
@@ -35,8 +39,8 @@ def problems(name: str, text: str) -> list[str]:
     for line, target in imported_modules(text, NAMES):
         if target.split(".")[0] in ROOMS and ROOMS.index(target.split(".")[0]) > ROOMS.index(room):
             found.append(f"{name}:{line}: imports {target}, which lies above it")
-        if room == "passes" and name.split(".")[-1] not in NO_PASS and target.startswith("passes.") \
-                and target.split(".")[1] not in {*NO_PASS, name.split(".")[1]}:
+        if room == "passes" and target.startswith("passes.") and target.split(".")[1] not in {
+                *NO_PASS, *name.split(".")[1:2]}:
             found.append(f"{name}:{line}: a pass imports the pass {target}")
     if room != "torch_api":
         found += private_torch(text, name)
@@ -56,9 +60,18 @@ def test_imports_form_no_circle() -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
-def test_most_passes_are_short_and_only_rooms_lie_at_the_top() -> None:
-    lengths = sorted(len(text.splitlines()) for path, text in FILES.items() if path.parent.name == "passes")
-    assert lengths[len(lengths) // 2] < 150
+def test_a_pass_is_one_short_folder_with_its_contract_and_no_list_names_them() -> None:
+    lengths = {}
+    for name, contract in package_contracts().items():
+        both = [PASSES / name / file for file in ("__init__.py", "transform.py")]
+        lengths[name] = sum(len(FILES[path].splitlines()) for path in both)
+        assert contract.name == name and find_pass(name).contract is contract
+    assert max(lengths.values()) < 200 and sorted(lengths.values())[len(lengths) // 2] < 150, lengths
+    files = [path for path in (*FILES, *(ROOT / "tests").rglob("*.py")) if path != PASSES / "__init__.py"]  # the map
+    assert [path for path in files if all(name in path.read_text() for name in lengths)] == []
+
+
+def test_only_rooms_lie_at_the_top() -> None:
     assert {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.name != "__pycache__"} == set(ROOMS)
 
 
@@ -67,7 +80,8 @@ def test_a_room_is_small_and_its_map_names_each_file(folder: Path) -> None:
     inside = {p.stem for p in folder.glob("*.py")} | {p.name for p in FOLDERS if p.parent == folder}
     text = ast.get_docstring(ast.parse(FILES[folder / "__init__.py"]), clean=False) or ""
     named = re.findall(r"^ {4}(\w+) {2,}\S", text, re.M)
-    assert named == sorted(inside - {"__init__"}) and len(named) <= 20
+    told = {"__init__", "transform"} if folder.parent == PASSES else {"__init__"}  # the room says what a transform is
+    assert named == sorted(inside - told) and len(named) <= 20
 
 
 def test_the_gates_can_fail() -> None:
@@ -76,9 +90,9 @@ def test_the_gates_can_fail() -> None:
         f"authoring.models.llama3:1: imports cli, {above}"]
     assert problems("graph.capture", "def f():\n    from workbench.checks import lint") == [
         f"graph.capture:2: imports checks.lint, {above}"]
-    assert problems("passes.reshard", "from workbench.passes.overlap import x") == [
-        "passes.reshard:1: a pass imports the pass passes.overlap"]
-    assert problems("passes.reshard", "\n" * 200) == ["passes.reshard: 200 lines"]
+    assert problems("passes.cudagraph.transform", "from workbench.passes.graph_cleanup import x") == [
+        "passes.cudagraph.transform:1: a pass imports the pass passes.graph_cleanup"]
+    assert problems("passes.cudagraph", "\n" * 200) == ["passes.cudagraph: 200 lines"]
     assert problems("recipe.recipe", "\n" * 300) == ["recipe.recipe: 300 lines"]
     for bad in ("from . import doctor", "import lessons.x"):
         with pytest.raises(ValueError, match="line 1 imports"):
@@ -89,6 +103,11 @@ def test_the_gates_can_fail() -> None:
         assert private_torch(bad, "m"), bad
     for good in ("import torch\ntorch.ops.aten._to_copy.default", "import torch\ntorch.Tensor.__add__", "x._y"):
         assert private_torch(good, "m") == [], good
+
+
+def test_all_contracts_are_read_without_torch() -> None:
+    code = "import sys, workbench.recipe.contracts as c; sys.exit(not c.CONTRACTS or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 NO_TORCH = [f"recipe.{path.stem}" for path in sorted((PACKAGE / "recipe").glob("[a-z]*.py"))] + [

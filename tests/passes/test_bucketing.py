@@ -12,7 +12,7 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import list_collectives
-from workbench.passes.bucketing import module_stack
+from workbench.passes.transformer_block_bucketing import module_stack
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import bucketing
 
@@ -176,12 +176,12 @@ def test_methods_may_name_their_first_argument_otherwise(this_model, through):
 
 def test_paths_read_as_torch_wrote_them_match_nothing(this_model, through, monkeypatch):
     """The naive version: only L['self'] is cleaned away. It must be told."""
-    from workbench.passes import bucketing as passes
+    from workbench.passes.transformer_block_bucketing import transform
 
     def only_self(path):
         return path.removeprefix("L['self'].").replace("L['self']", "")
 
-    monkeypatch.setattr(passes, "clean_path", only_self)
+    monkeypatch.setattr(transform, "clean_path", only_self)
     records, _, _ = through(this_model, (), [BLOCKS])
     found = records[BLOCKS].verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and found.message.startswith("no module path matches the buckets")

@@ -8,7 +8,7 @@ from torch.fx import Graph, GraphModule
 
 from workbench import build, load_recipe, run_partitioned
 from workbench.checks.verdicts import Outcome
-from workbench.passes.cleanup import graph_cleanup
+from workbench.passes.graph_cleanup import graph_cleanup
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.torch_api.ops import op_name
 

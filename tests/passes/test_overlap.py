@@ -11,8 +11,8 @@ from workbench import World, author, capture, load_recipe, partition, run_joint,
 from workbench.checks.verdicts import Outcome
 from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
 from workbench.graph.read.timeline import Costs, costs_of, simulate
-from workbench.passes import overlap
-from workbench.passes.overlap import constraints, schedule
+from workbench.passes.overlap_collectives import transform
+from workbench.passes.overlap_collectives.transform import constraints, schedule
 from workbench.recipe.sections import PassSpec
 
 pytestmark = pytest.mark.integration
@@ -119,7 +119,7 @@ def test_writes_and_random_operators_keep_their_order():
 
 def test_without_the_marks_of_writes_a_read_would_overtake(monkeypatch):
     gm, (first, read, second, again, *_) = by_hand()
-    monkeypatch.setattr(overlap, "written_inputs", lambda node: [])
+    monkeypatch.setattr(transform, "written_inputs", lambda node: [])
     must = constraints(gm, Costs({}, {}, {}, {}))
     assert first not in must[read] and second not in must[again]
 

@@ -12,7 +12,7 @@ from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import parameter_gathers
-from workbench.passes.reshard import gathered_weights_freed, tags_differ
+from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.recipe.sections import PassSpec
 

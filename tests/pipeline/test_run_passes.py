@@ -33,7 +33,7 @@ from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.passes.effect import Effect
-from workbench.passes.reshard import gathered_weights_freed, tags_differ
+from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import each_no_effect, prove_partition, run_joint, run_partitioned, saved_bytes
 from workbench.recipe.contracts import Options

@@ -87,3 +87,6 @@ def test_the_table_is_consistent() -> None:
         assert contract.needs <= {"fsdp", "cuda", "compiler", "static_shapes"}
         for field in ("requires", "conflicts", "after"):
             assert getattr(contract, field) <= set(CONTRACTS), f"{name}.{field} names no pass"
+    listed = {where: [name for name, contract in CONTRACTS.items() if (contract.stage is Stage.JOINT) == (
+        where == "joint_passes")] for where in ("joint_passes", "passes")}
+    assert {problem.rpartition(":")[2] for problem in check_passes(**listed)} <= {" keep one of them"}  # in order

@@ -90,14 +90,14 @@ def test_what_it_does_not_name_is_no_change():
 
 
 def test_a_patched_function_of_a_module_is_seen(monkeypatch):
-    from workbench.passes import bucketing
+    from workbench.passes.transformer_block_bucketing import transform
     from workbench.torch_api.inductor import bucketing as schedulers
 
-    before = fingerprint(bucketing.transformer_block_bucketing)
+    before = fingerprint(transform.transformer_block_bucketing)
     monkeypatch.setattr(schedulers, "twin_group", lambda name: name)
-    assert fingerprint(bucketing.transformer_block_bucketing) != before
+    assert fingerprint(transform.transformer_block_bucketing) != before
     monkeypatch.undo()
-    assert fingerprint(bucketing.transformer_block_bucketing) == before
+    assert fingerprint(transform.transformer_block_bucketing) == before
 
 
 def test_an_import_inside_a_function_is_followed(monkeypatch):

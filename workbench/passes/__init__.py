@@ -1,38 +1,38 @@
-"""One file a pass, and the table that they register in.
+"""One folder a pass, of the pass's own name, and what all passes share.
 
-    activation_checkpointing  which forward values are saved or recomputed
-    bucketing                 many small collectives become few large ones
-    cleanup                   views and dead code that do nothing
-    cudagraph                 record a direction once, replay it with one launch
-    decomposition             operators become primitives that Inductor lowers
-    effect                    Effect: what a pass's predicate found
-    full_inductor             each graph becomes one compiled callable
-    overlap                   independent work moves behind collectives
-    regional_inductor         named regions are compiled by Inductor
-    registry                  @register_pass, and the table of passes
-    reshard                   free gathered parameters after the forward
+    activation_checkpointing     which forward values are saved or recomputed
+    autobucketing_reordering     buckets of collectives, chosen and placed by estimated cost
+    cudagraph                    record a direction once, replay it with one launch
+    effect                       Effect: what a pass's predicate found
+    full_inductor_compilation    each graph becomes one compiled callable
+    graph_cleanup                views and dead code that do nothing
+    inductor_decomposition       operators become primitives that Inductor lowers
+    merged_collectives           what both bucketing passes need
+    overlap_collectives          independent work moves behind collectives
+    regional_inductor            named regions are compiled by Inductor
+    registry                     @register_pass, and `find_pass` by name
+    reshard_after_forward        free gathered parameters after the forward
+    transformer_block_bucketing  buckets of collectives by module
+
+`__init__.py` of a pass says what it promises: a docstring with a graph before and after, its options, its CONTRACT.
+`transform.py` does it: the effect, the function, and the PASS that joins them to the contract. Two files, because
+recipes and the command line read all contracts before torch is imported, and every transform needs torch. No list
+names the passes: `workbench.recipe.contracts` finds the folders. `tests/passes/test_docstrings.py` runs the examples.
 """
 
-from workbench.passes import (
-    activation_checkpointing,
-    bucketing,
-    cleanup,
-    cudagraph,
-    decomposition,
-    full_inductor,
-    overlap,
-    regional_inductor,
-    reshard,
-)
+from __future__ import annotations
 
-__all__ = [
-    "activation_checkpointing",
-    "bucketing",
-    "cleanup",
-    "cudagraph",
-    "decomposition",
-    "full_inductor",
-    "overlap",
-    "regional_inductor",
-    "reshard",
-]
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def loads_on_use(folder: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a pass's folder: the names of its transform are there too, and the first loads torch."""
+
+    def get(name: str) -> Any:
+        if name.startswith("__"):  # asked of every module, such as `__path__`
+            raise AttributeError(f"module {folder!r} has no attribute {name!r}")
+        return getattr(import_module(f"{folder}.transform"), name)
+
+    return get

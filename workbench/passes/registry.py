@@ -1,16 +1,17 @@
-"""The table of passes: a function, its contract, and the predicate that says whether it had its effect."""
+"""Passes by name: a function, its contract, and the predicate that says whether it had its effect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.passes.effect import Effect
-from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
+from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare, package_contracts
 from workbench.world.registered import known_on_ranks
 
 Graphs = tuple[GraphModule, ...]
@@ -37,6 +38,7 @@ class RegisteredPass:
 
 
 _PASSES: dict[str, RegisteredPass] = {}
+"""What was registered in this process. A name that is not here may be a pass of the package."""
 
 
 def graph_changed(before: Graphs, after: Graphs, options: Any) -> Effect:
@@ -67,9 +69,9 @@ def register_pass(
 ) -> Callable[[PassFunction], PassFunction]:
     """Register `function(gm, example_inputs, *, options) -> gm` under `name`; a replay pass gets and gives a body.
 
-    A pass of the package has its contract in `workbench.recipe.contracts`; a user's own states `stage` and
-    `numerics` here.
-    Registering a name again replaces it, so that a notebook cell can be run twice.
+    State `stage` and `numerics`; without a stage, `name` is a known pass, whose contract stays. Registering a name
+    again replaces it, so that a notebook cell can be run twice. The package's passes are not registered: `find_pass`
+    finds them by their folder.
     """
     if stage is not None:
         contract = PassContract(
@@ -90,13 +92,14 @@ def register_pass(
 
 
 def find_pass(name: str) -> RegisteredPass:
-    """The registered pass; raises WorkbenchError with the known names."""
-    try:
+    """The registered pass, or else the package's; raises WorkbenchError with the known names."""
+    if name in _PASSES:
         return _PASSES[name]
-    except KeyError:
-        raise WorkbenchError(
-            f"unknown pass {name!r}: register it with @register_pass, or use one of {', '.join(sorted(_PASSES))}"
-        ) from None
+    if name in package_contracts():
+        found: RegisteredPass = import_module(f"workbench.passes.{name}.transform").PASS
+        return found
+    known = ", ".join(sorted({*_PASSES, *package_contracts()}))
+    raise WorkbenchError(f"unknown pass {name!r}: register it with @register_pass, or use one of {known}")
 
 
 def own_passes() -> list[RegisteredPass]:

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.lower import CompiledStep
 from workbench.graph.read.cost import flops
-from workbench.passes.full_inductor import require_compiler
+from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.numerics_proof import prove_numerics
 from workbench.pipeline.route import TIMED, Progress, route, upto, walk

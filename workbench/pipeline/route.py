@@ -29,7 +29,7 @@ from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import bind
 from workbench.graph.partition import ForwardBackward, Partitioned, partition
-from workbench.passes.decomposition import capture_decompositions
+from workbench.passes.inductor_decomposition.transform import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import (
     JOINT,

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 from torch.fx import GraphModule
 
-from workbench import passes as _package_passes  # noqa: F401  registers the package's own
 from workbench.checks import collectives, effect, static
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict

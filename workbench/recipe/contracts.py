@@ -1,16 +1,23 @@
-"""What each pass promises: its stage, its numerics, its options and its place in the list.
+"""What a pass can promise: its stage, its numerics, its options and its place in the list; and the table of promises.
 
-No torch here: recipes are read, and their pass lists checked, before torch is imported.
+Each pass of the package states its own, in `workbench/passes/NAME/__init__.py`. No torch here or there: recipes are
+read, and their pass lists checked, before torch is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import MappingProxyType
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict
 
 
 class Stage(StrEnum):
@@ -36,56 +43,12 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DecompositionOptions(Options):
-    at: Literal["pass", "capture"] = "pass"
-
-
-class CheckpointOptions(Options):
-    policy: Literal["none", "selective", "full"] = "selective"
-    save: tuple[str, ...] = ()
-    every_nth_matmul: PositiveInt = 2
-
-
-class ReshardOptions(Options):
-    policy: Literal["always", "never"] = "always"
-
-
 class EstimateOptions(Options):
+    """For passes that schedule: estimated times of a device, or measured times and the file that keeps them."""
+
     device: str = "h100"
     estimates: Literal["analytical", "measured"] = "analytical"
     estimates_file: str = ""
-
-
-class AutobucketingOptions(EstimateOptions):
-    max_in_flight_gb: float = Field(5.0, gt=0)
-    max_compute_pre_fetch: PositiveInt = 200
-    bucket_cap_mb: float | None = Field(None, gt=0)
-
-
-class BlockBucketingOptions(Options):
-    buckets: tuple[str | tuple[str, ...], ...] = ()
-    separate_gather_group: bool = True
-
-
-class OverlapOptions(EstimateOptions):
-    horizon: float = Field(8.0, gt=0)
-
-
-class InductorOptions(Options):
-    keep_order: bool = True
-    config: dict[str, bool | int | float | str] = {}
-
-
-class RegionalOptions(Options):
-    regions: tuple[str, ...] = ()
-    config: dict[str, bool | int | float | str] = {}
-    region_config: dict[str, dict[str, bool | int | float | str]] = {}
-    fallback: tuple[str, ...] = ()
-
-
-class CudagraphOptions(Options):
-    warmup: PositiveInt = 2
-    debug: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,77 +79,36 @@ class PassContract:
             raise ValueError(f"pass {self.name!r}: a LOSSY pass states a tolerance, and only a LOSSY pass does")
 
 
-CONTRACTS: dict[str, PassContract] = {}
+_STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
+
+
+@cache
+def package_contracts() -> Mapping[str, PassContract]:
+    """The package's passes by name, in an order in which a recipe may list them: each folder of `passes` is one."""
+    folders = [info.name for info in iter_modules([str(Path(__file__).parents[1] / "passes")]) if info.ispkg]
+    found: list[PassContract] = [import_module(f"workbench.passes.{name}").CONTRACT for name in folders]
+    found.sort(key=lambda contract: (_STAGE_ORDER[contract.stage], len(contract.after), contract.name))
+    return MappingProxyType({contract.name: contract for contract in found})
+
+
+class _Contracts(UserDict[str, PassContract]):
+    """Contracts by pass name. The package's own are looked for when the table is first used."""
+
+    def __init__(self) -> None:
+        """Leaves `data` to its first use."""
+
+    @cached_property
+    def data(self) -> dict[str, PassContract]:  # type: ignore[override]
+        return dict(package_contracts())
+
+
+CONTRACTS = _Contracts()
 
 
 def declare(contract: PassContract) -> PassContract:
     """Add a contract to the table that recipes are checked against; a second one replaces the first."""
     CONTRACTS[contract.name] = contract
     return contract
-
-
-declare(PassContract(
-    "inductor_decomposition", Stage.JOINT, Numerics.LOSSY,
-    "operators become the primitives that Inductor lowers; every node keeps its metadata",
-    DecompositionOptions, tolerance=5e-6, source="torch._inductor.decomposition.select_decomp_table",
-))
-declare(PassContract(
-    "activation_checkpointing", Stage.JOINT, Numerics.EXACT,
-    "tagged activations are recomputed in the backward and not saved",
-    CheckpointOptions, after=frozenset({"inductor_decomposition"}),
-    source="torch.utils.checkpoint.CheckpointPolicy, read by min_cut_rematerialization_partition",
-))
-declare(PassContract(
-    "reshard_after_forward", Stage.JOINT, Numerics.EXACT,
-    "always: no saved tensor aliases a gathered parameter; never: no gather is repeated",
-    ReshardOptions, needs=frozenset({"fsdp"}),
-    after=frozenset({"inductor_decomposition", "activation_checkpointing"}),
-    source="arXiv:2411.00284 (SimpleFSDP)",
-))
-declare(PassContract(
-    "autobucketing_reordering", Stage.PARTITIONED, Numerics.REDUCTION_ORDER,
-    "fewer all-gather and reduce-scatter launches, the same bytes",
-    AutobucketingOptions, conflicts=frozenset({"transformer_block_bucketing"}), needs=frozenset({"fsdp"}),
-    source="torch._inductor.fx_passes.overlap_scheduling.schedule_overlap_bucketing",
-))
-declare(PassContract(
-    "transformer_block_bucketing", Stage.PARTITIONED, Numerics.REDUCTION_ORDER,
-    "one all-gather and one reduce-scatter a bucket, the same bytes",
-    BlockBucketingOptions, conflicts=frozenset({"autobucketing_reordering"}), needs=frozenset({"fsdp"}),
-    source="torch._inductor.fx_passes.overlap_manual_scheduling.manual_overlap_bucketing",
-))
-declare(PassContract(
-    "overlap_collectives", Stage.PARTITIONED, Numerics.EXACT,
-    "the same nodes in another order, in which less of the collectives is exposed",
-    OverlapOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
-))
-declare(PassContract(
-    "graph_cleanup", Stage.PARTITIONED, Numerics.EXACT,
-    "no view that changes nothing, no transposes that undo each other, no dead code",
-    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing", "overlap_collectives"}),
-))
-declare(PassContract(
-    "regional_inductor", Stage.PARTITIONED, Numerics.LOSSY,
-    "each named region of the model is one call of a compiled function",
-    RegionalOptions, tolerance=5e-6, conflicts=frozenset({"full_inductor_compilation"}),
-    after=frozenset({"autobucketing_reordering", "transformer_block_bucketing", "overlap_collectives",
-                     "graph_cleanup"}), needs=frozenset({"compiler"}),
-    source="torch._inductor.standalone_compile, as torch.fx.passes.regional_inductor does",
-))
-declare(PassContract(
-    "full_inductor_compilation", Stage.LOWERING, Numerics.LOSSY,
-    "each graph becomes one compiled callable",
-    InductorOptions, tolerance=1e-5, requires=frozenset({"inductor_decomposition"}),
-    needs=frozenset({"compiler", "static_shapes"}), source="torch._inductor.compile_fx.compile_fx_inner",
-))
-
-declare(PassContract(
-    "cudagraph", Stage.REPLAY, Numerics.EXACT,
-    "each direction of the step is recorded once and replayed with one launch",
-    CudagraphOptions, needs=frozenset({"cuda", "static_shapes"}), source="torch.cuda.CUDAGraph",
-))
-
-_STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
 
 
 def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_order: bool = False) -> list[str]:

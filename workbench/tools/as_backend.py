@@ -15,8 +15,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.partition import Partitioned
-from workbench.passes.decomposition import capture_decompositions
-from workbench.passes.full_inductor import require_compiler
+from workbench.passes.full_inductor_compilation.transform import require_compiler
+from workbench.passes.inductor_decomposition.transform import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline.report import complete
 from workbench.pipeline.report_text import grid, said

@@ -23,7 +23,11 @@ _RENAMED = {
     "world.diagnose": "world.diagnosis", "world.echo": "world.rank_output", "world.gang": "world.rank_processes",
     "world.payload": "world.pickling",
 }
-_FOLDERS = {"analysis": "graph.read", "draw": "notebook.draw", "models": "authoring.models", "parallel": "authoring",
+_FOLDERS = {"passes.bucketing": "passes.transformer_block_bucketing", "passes.cleanup": "passes.graph_cleanup",
+            "passes.decomposition": "passes.inductor_decomposition",
+            "passes.full_inductor": "passes.full_inductor_compilation",
+            "passes.overlap": "passes.overlap_collectives", "passes.reshard": "passes.reshard_after_forward",
+            "analysis": "graph.read", "draw": "notebook.draw", "models": "authoring.models", "parallel": "authoring",
             "stamp": "graph.stamping", "verify": "checks", "widgets": "notebook.views"}
 _PACKAGE = Path(__file__).parents[1]
 

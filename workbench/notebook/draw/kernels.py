@@ -23,7 +23,7 @@ from workbench.notebook.draw.picture import (
     finish,
     new_figure,
 )
-from workbench.passes.cudagraph import Replayed
+from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted
 

@@ -1,4 +1,4 @@
-"""activation_checkpointing: which forward values the backward is given, and which it computes again."""
+"""Forward nodes of each layer are tagged for the partitioner, by a policy or by a rule of the user."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workbench.errors import WorkbenchError
 from workbench.graph.gather_chains import is_backward
 from workbench.graph.read.nodes import module_path
+from workbench.passes.activation_checkpointing import CONTRACT, CheckpointOptions
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
+from workbench.passes.registry import Graphs, RegisteredPass, register_pass
 from workbench.recipe.contracts import Numerics, Options, Stage
 from workbench.torch_api.ops import draws, short_name
 
@@ -34,7 +35,7 @@ def _layer(node: Node) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
+def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Some forward node of a layer has a tag that it did not have before: to be saved, or to be recomputed."""
     tagged = [n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)]
     tags = Counter(n.meta["recompute"].name for n in tagged)
@@ -43,14 +44,14 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Any) -> Effect:
     layers = {_layer(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
     if changed:
         reason = ""
-    elif getattr(options, "policy", "") == "none":
+    elif isinstance(options, CheckpointOptions) and options.policy == "none":
         reason = "the policy is none"
     else:
         reason = "no module path matches layers.<number>" if not layers else "every node was tagged before"
     return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
 
 
-def recomputed_in_backward(graphs: Graphs, options: Any) -> Effect:
+def recomputed_in_backward(graphs: Graphs, options: Options) -> Effect:
     """The backward holds copies of tagged forward operators; the partitioner repeats cheap ones without a tag."""
     forward, backward = graphs
     names = {n.name for n in forward.graph.nodes if n.op == "call_function"}
@@ -63,7 +64,7 @@ def recomputed_in_backward(graphs: Graphs, options: Any) -> Effect:
 
 
 def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
-    """Register a rule of your own as a joint pass: list `name` in `joint_passes` instead of activation_checkpointing.
+    """Register your own rule as a joint pass: list `name` in `joint_passes` instead of activation_checkpointing.
 
         @checkpoint_rule("keep_norms")
         def keep_norms(node):       # a forward node of a layer
@@ -73,7 +74,7 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
     """
 
     def register(rule: Rule) -> Rule:
-        def tag(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+        def tag(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
             for node, layer in _forward_nodes(gm):
                 answer = rule(node)
                 if answer is not None:
@@ -106,15 +107,12 @@ def _tag(node: Node, layer: int, save: bool) -> None:
     node.meta["ac_graph_id"] = layer
 
 
-@register_pass("activation_checkpointing", effect=tagged_for_recompute, partition_effect=recomputed_in_backward)
-def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+def activation_checkpointing(
+    gm: GraphModule, example_inputs: list[Any], *, options: CheckpointOptions
+) -> GraphModule:
     """Tag the forward nodes of each layer (module path `layers.N`).
 
-    policy none: no tags. full: everything in a layer is recomputed. selective: attention, reduce-scatters, the
-    operators named in `save` and every `every_nth_matmul`-th matrix product are saved, the rest is recomputed.
-    Random numbers are always saved.
-
-    Raises WorkbenchError where `save` names an operator that the layers do not hold.
+    Random numbers are always saved. Raises WorkbenchError where `save` names an operator that the layers do not hold.
     """
     if options.policy == "none":
         return gm
@@ -139,3 +137,6 @@ def activation_checkpointing(gm: GraphModule, example_inputs: list[Any], *, opti
             f"a layer has {', '.join(sorted(seen))}"
         )
     return gm
+
+
+PASS = RegisteredPass(CONTRACT, activation_checkpointing, tagged_for_recompute, recomputed_in_backward)

@@ -1,4 +1,4 @@
-"""reshard_after_forward: keep gathered parameters for the backward, or gather them again there."""
+"""Chains of nodes that gather a parameter are tagged for the partitioner: recompute them, or save their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
+from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.passes.reshard_after_forward import CONTRACT, ReshardOptions
 from workbench.recipe.wording import counted
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -19,7 +20,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _REGION = 1_000_000
 
 
-def tags_differ(before: Graphs, after: Graphs, options: Any) -> Effect:
+def tags_differ(before: Graphs, after: Graphs, options: ReshardOptions) -> Effect:
     """Some gather chain carries another tag than before."""
 
     def tags(graphs: Graphs) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def tags_differ(before: Graphs, after: Graphs, options: Any) -> Effect:
     return Effect(bool(changed), reason, {"gathered_parameters": gathers, "tagged_nodes": len(changed)})
 
 
-def gathered_weights_freed(graphs: Graphs, options: Any) -> Effect:
+def gathered_weights_freed(graphs: Graphs, options: ReshardOptions) -> Effect:
     """always: nothing that is saved aliases a gathered parameter; never: the backward repeats no gather."""
     forward, backward = graphs
     kept = gathered_parameters_kept(forward, backward)
@@ -45,8 +46,7 @@ def gathered_weights_freed(graphs: Graphs, options: Any) -> Effect:
     return Effect(not repeated, reason, evidence)
 
 
-@register_pass("reshard_after_forward", effect=tags_differ, partition_effect=gathered_weights_freed)
-def reshard_after_forward(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+def reshard_after_forward(gm: GraphModule, example_inputs: list[Any], *, options: ReshardOptions) -> GraphModule:
     """Tag whole gather chains, views of the gathered weight included, for recomputation (always) or saving (never)."""
     for _, chain in gather_chains(gm):
         for node in chain:
@@ -55,3 +55,6 @@ def reshard_after_forward(gm: GraphModule, example_inputs: list[Any], *, options
             elif node.target is _WAIT:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return gm
+
+
+PASS = RegisteredPass(CONTRACT, reshard_after_forward, tags_differ, gathered_weights_freed)

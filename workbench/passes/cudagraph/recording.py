@@ -1,4 +1,4 @@
-"""cudagraph: each direction of the step is recorded once, and replayed with one launch."""
+"""A body of the step that records itself, and the checks that make a replay equal to a call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch.distributed as dist
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import Body
 from workbench.graph.read.replay import Replay, ReplayInput, count_launches
-from workbench.passes.effect import Effect
-from workbench.passes.registry import register_pass
 from workbench.torch_api import aot, cuda_graphs
-from workbench.torch_api.ops import draws, hint, tensor_bytes
+from workbench.torch_api.ops import hint, tensor_bytes
 
 REGISTER = "NCCL_GRAPH_REGISTER"
 """Must be 0 before NCCL starts: registered buffers of a graph's pool are an illegal access with expandable segments."""
@@ -148,30 +146,3 @@ def _overwritten(gradient: bool) -> str:
 
 def _storage(value: Any) -> int | None:
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
-
-
-def replayed(before: Sequence[Body], after: Sequence[Any], options: Any) -> Effect:
-    """Both bodies have been recorded and replayed; not known before they have run."""
-    counts = [body.replays for body in after]
-    evidence = {"graphs": sum(n > 0 for n in counts), "replays": counts, "copied_inputs": [b.copied for b in after],
-                "fixed_inputs": [sum(b.fixed) for b in after]}
-    if all(counts):
-        return Effect(True, "", evidence)
-    return Effect(None, f"nothing was replayed yet: the first {options.warmup} steps run as they are", evidence)
-
-
-@register_pass("cudagraph", effect=replayed)
-def cudagraph(body: Body, example_inputs: list[Any], *, options: Any) -> Replayed:
-    """Wrap one direction of the step. Raises WorkbenchError where its graph draws random numbers."""
-    drawn = [node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)]
-    if drawn:
-        raise WorkbenchError(f"pass 'cudagraph' on the {body.part} graph: {drawn[0]} draws random numbers, "
-                             "and a replay would draw the same ones: take the dropout out, or drop the pass")
-    step = body.step
-    step.recorder = step.recorder or cuda_graphs.Recorder()
-    replayed = Replayed(body, step.recorder, warmup=options.warmup, debug=options.debug)
-    if not body.backward:
-        step.replayed_forward = replayed
-    elif isinstance(forward := step.replayed_forward, Replayed):
-        forward.other, replayed.other, step.replayed_forward = replayed, forward, None
-    return replayed

@@ -1,4 +1,4 @@
-"""inductor_decomposition: operators become the primitives that Inductor lowers.
+"""Each operator in Inductor's table is replaced by its body.
 
 A retrace of the whole graph with `make_fx` would drop the metadata of most nodes, and the partitioner would then
 recompute the forward in the backward. Here each decomposed operator is traced alone, once for each distinct
@@ -8,7 +8,6 @@ signature, and its body takes the place of the node; the other nodes stay as the
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from typing import Any
 
 import torch
@@ -16,12 +15,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
-from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.inductor import lowering
-from workbench.torch_api.ops import draws, is_symbolic, op_name
+from workbench.torch_api.ops import is_symbolic, op_name
 
 _OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
 
@@ -39,7 +36,7 @@ def _values(arguments: Any) -> Any:
     return pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, arguments)
 
 
-class _Decomposer:
+class Decomposer:
     def __init__(self, graph: GraphModule, table: dict[Any, Any]):
         self.old, self.table = graph, table
         vals = [n.meta.get("val") for n in graph.graph.nodes]
@@ -122,46 +119,3 @@ class _Decomposer:
         output.meta = dict(old_output.meta)
         self.new.eliminate_dead_code()
         return aot.like(self.old, self.new)
-
-
-def fewer_composite_operators(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """Operators that the table replaces are gone; at the capture: it left none of them."""
-    table = lowering.decomposition_table()
-
-    def listed(graphs: Graphs) -> Counter[str]:
-        return Counter(str(n.target) for g in graphs for n in g.graph.nodes if n.target in table)
-
-    was, now = listed(before), listed(after)
-    gone = was - now
-    if options.at == "capture":
-        left = dict(gone.most_common())
-        reason = f"the graph was captured without the table, and this pass replaced {left}" if left else ""
-        return Effect(not left, reason, {"at": "capture", "left": left})
-    evidence = {"replaced": dict(gone.most_common()), "left": dict(now)}
-    return Effect(bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence)
-
-
-@register_pass("inductor_decomposition", effect=fewer_composite_operators)
-def inductor_decomposition(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
-    """Replace every operator in Inductor's table by its body; at="capture" that has been done, and is checked.
-
-    Raises WorkbenchError where the table replaces an operator that draws random numbers, naming the node: its body
-    would draw others. After a capture with the table, that is any such operator.
-    """
-    table = lowering.decomposition_table()
-    for node in gm.graph.nodes:
-        listed = node.target in table or options.at == "capture"
-        if node.op == "call_function" and listed and draws(node):
-            raise WorkbenchError(
-                f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
-                " would draw others: remove it from the model, or remove the pass"
-            )
-    return _Decomposer(gm, table).run()
-
-
-def capture_decompositions(specs: Any) -> dict[Any, Any] | None:
-    """The table to capture with where the list asks for `at = "capture"`, else None."""
-    for spec in specs:
-        if spec.name == "inductor_decomposition" and spec.options.get("at") == "capture":
-            return lowering.decomposition_table()
-    return None

@@ -1,4 +1,4 @@
-"""regional_inductor: the named regions of the model are compiled by Inductor, the rest of the graph stays as it is."""
+"""Each region is cut out of the graph, block by block, and Inductor compiles the parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import parameter_moves
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
+from workbench.passes.regional_inductor import CONTRACT, RegionalOptions
+from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.torch_api.inductor import regions
 from workbench.torch_api.ops import COMPILED_REGION, is_symbolic, short_name
 
@@ -28,7 +29,7 @@ def _names(graph: GraphModule) -> set[str]:
     return {name for n in graph.graph.nodes if (name := regions.region_of(n))}
 
 
-def compiled_regions(before: Graphs, after: Graphs, options: Any) -> Effect:
+def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) -> Effect:
     """At least one region is a compiled function now, and each that the options name; none was lost in the partition.
 
     A region is lost where a direction has no node of it left: of equal nodes torch's CSE keeps the first, and its name.
@@ -94,8 +95,7 @@ def parts_to_compile(graph: GraphModule, names: Iterable[str] = (), fallback: It
     return [(name, nodes) for name, nodes in found if any(kind_of(n) in _COMPUTES for n in nodes)]
 
 
-@register_pass("regional_inductor", effect=compiled_regions)
-def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: RegionalOptions) -> GraphModule:
     """Compile each named region of each block for itself; what is left calls it like an operator.
 
     Raises WorkbenchError, before anything is compiled, where a region of the options is not in the model, or Inductor
@@ -117,3 +117,6 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: An
         config = {**options.config, **options.region_config.get(str(fact["name"]), {})}
         regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[COMPILED_REGION] = fact
     return gm
+
+
+PASS = RegisteredPass(CONTRACT, regional_inductor, compiled_regions)

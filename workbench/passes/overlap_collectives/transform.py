@@ -1,4 +1,4 @@
-"""overlap_collectives: work that does not need a collective's result moves between its start and its wait."""
+"""A list schedule of the graph on two simulated queues, compute and collectives."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.timeline import Clock, Costs, costs_of, simulate
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
+from workbench.passes.overlap_collectives import CONTRACT, OverlapOptions
+from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
 
 
-def less_exposed(before: Graphs, after: Graphs, options: Any) -> Effect:
+def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
     """Compute stands still for less time than before, as estimated over forward and backward."""
     known = Estimates(facts_of(after[0]).step.estimates)
     was, now = ([simulate(g.graph.nodes, costs_of(g, options.device, known)).exposed_ms for g in graphs]
@@ -115,8 +116,7 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
     return out
 
 
-@register_pass("overlap_collectives", effect=less_exposed)
-def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: OverlapOptions) -> GraphModule:
     """Order the graph anew, by estimates that are the same on every rank; no node is added, changed or left out."""
     known = estimates_of(gm, options)
     facts_of(gm).step.estimates.update(known.times)  # for the verdict
@@ -127,3 +127,6 @@ def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: 
             if node.op not in ("placeholder", "output"):
                 gm.graph.output_node().prepend(node)
     return gm
+
+
+PASS = RegisteredPass(CONTRACT, overlap_collectives, less_exposed)

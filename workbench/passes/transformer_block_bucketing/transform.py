@@ -1,8 +1,9 @@
-"""transformer_block_bucketing and autobucketing_reordering: many small collectives become few large ones."""
+"""A plan says which modules share a bucket; torch merges their collectives and places them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,14 +12,13 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
-from workbench.graph.read.measured_costs import estimates_of
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
-from workbench.recipe.contracts import BlockBucketingOptions
+from workbench.passes.merged_collectives import launches_saved, without_region
+from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.passes.transformer_block_bucketing import CONTRACT, BlockBucketingOptions
 from workbench.torch_api.device_specs import device_specs
 from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.module_paths import clean_path
-from workbench.torch_api.ops import calls_of, collective_kind
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 
@@ -29,20 +29,11 @@ def module_stack(node: Node) -> list[tuple[str, type]]:
     return [(clean_path(path), kind) for path, kind in stack.values()]
 
 
-def _launches(graphs: Graphs) -> dict[str, int]:
-    def count(kind: str) -> int:
-        return sum(len(calls_of(graph.graph, lambda target: collective_kind(target) == kind)) for graph in graphs)
-
-    return {kind: count(kind) for kind in ("all_gather", "reduce_scatter")}
-
-
-def fewer_launches(before: Graphs, after: Graphs, options: Any) -> Effect:
+def fewer_launches(before: Graphs, after: Graphs, options: BlockBucketingOptions) -> Effect:
     """Fewer all-gathers and reduce-scatters than before, over forward and backward; says what a plan left out."""
-    was, now = _launches(before), _launches(after)
-    evidence = {"before": was, "after": now}
-    if sum(now.values()) < sum(was.values()):
-        return Effect(True, _left_out(before, options) if isinstance(options, BlockBucketingOptions) else "", evidence)
-    return Effect(False, _why_nothing(before, options), evidence)
+    found = launches_saved(before, after)
+    return replace(found, reason=_left_out(before, options) if found.happened else
+                   _unknown_buckets(before, options) or found.reason)
 
 
 def _planned(buckets: Iterable[Sequence[str] | str]) -> list[str]:
@@ -50,7 +41,7 @@ def _planned(buckets: Iterable[Sequence[str] | str]) -> list[str]:
     return [path for bucket in buckets for path in ([bucket] if isinstance(bucket, str) else bucket)]
 
 
-def _plan(gm: GraphModule, options: Any) -> list[list[str] | str]:
+def _plan(gm: GraphModule, options: BlockBucketingOptions) -> list[list[str] | str]:
     """The buckets of the options, or else the model's own."""
     given = options.buckets or facts_of(gm).buckets
     return [bucket if isinstance(bucket, str) else list(bucket) for bucket in given]
@@ -60,7 +51,7 @@ def _paths(graphs: Graphs) -> set[str]:
     return {path for g in graphs for n in g.graph.nodes for path, _ in module_stack(n)}
 
 
-def _left_out(graphs: Graphs, options: Any) -> str:
+def _left_out(graphs: Graphs, options: BlockBucketingOptions) -> str:
     """The paths that match no module, and the gathered parameters that no bucket takes; "" where there are none."""
     planned = set(_planned(_plan(graphs[0], options)))
     stacks = [module_stack(n) for _, chain in gather_chains(graphs[0]) for n in chain if n.target is _GATHER]
@@ -72,17 +63,15 @@ def _left_out(graphs: Graphs, options: Any) -> str:
     return "; ".join(said)
 
 
-def _why_nothing(graphs: Graphs, options: Any) -> str:
-    gathers = sum(len(list(gather_chains(g))) for g in graphs)
-    if not gathers:
-        sizes = facts_of(graphs[0]).group_sizes
-        return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
-    if isinstance(options, BlockBucketingOptions):
-        paths, names = _paths(graphs), _planned(_plan(graphs[0], options))
-        if not any(name in paths for name in names):
-            shown = ", ".join(sorted(paths)[:3]) or "none at all"
-            return f"no module path matches the buckets {names[:3]}: the graph's paths are {shown}"
-    return f"{gathers} gathers, each already alone in its bucket"
+def _unknown_buckets(graphs: Graphs, options: BlockBucketingOptions) -> str:
+    """Says so where parameters are gathered and no bucket names a module; else ""."""
+    if not any(True for graph in graphs for _ in gather_chains(graph)):
+        return ""
+    paths, names = _paths(graphs), _planned(_plan(graphs[0], options))
+    if any(name in paths for name in names):
+        return ""
+    return (f"no module path matches the buckets {names[:3]}: "
+            f"the graph's paths are {', '.join(sorted(paths)[:3]) or 'none at all'}")
 
 
 def _separate_gathers(gm: GraphModule) -> None:
@@ -112,16 +101,9 @@ def _refuse_overlap(buckets: list[list[str] | str]) -> None:
                                  "a module is in one bucket, so leave out one of the two")
 
 
-def _of_no_region(gm: GraphModule, names: set[str]) -> GraphModule:
-    """What the scheduler made serves several modules: it has the metadata of one, but not its region."""
-    for node in gm.graph.nodes:
-        if node.name not in names:
-            node.meta.pop("custom", None)
-    return gm
-
-
-@register_pass("transformer_block_bucketing", effect=fewer_launches)
-def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+def transformer_block_bucketing(
+    gm: GraphModule, example_inputs: list[Any], *, options: BlockBucketingOptions
+) -> GraphModule:
     """Bucket by module: `buckets` are module paths, or lists of them; by default the model's blocks.
 
     All-gathers move to a process group of their own first, so that they can overlap with reduce-scatters.
@@ -134,21 +116,7 @@ def transformer_block_bucketing(gm: GraphModule, example_inputs: list[Any], *, o
         _separate_gathers(gm)
     names = {node.name for node in gm.graph.nodes}
     with device_specs("h100"):  # the scheduler asks for a device's figures and uses none of them
-        return _of_no_region(bucketing.bucket_by_module(gm, list(buckets), module_stack), names)
+        return without_region(bucketing.bucket_by_module(gm, list(buckets), module_stack), names)
 
 
-@register_pass("autobucketing_reordering", effect=fewer_launches)
-def autobucketing_reordering(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
-    """Bucket and reorder by cost. Estimates follow from shapes, or are rank 0's: every rank schedules alike."""
-    names = {node.name for node in gm.graph.nodes}
-    with device_specs(options.device, estimates_of(gm, options)):
-        return _of_no_region(bucketing.bucket_by_cost(gm, {
-            "max_in_flight_gb": options.max_in_flight_gb,
-            "max_compute_pre_fetch": options.max_compute_pre_fetch,
-            "collective_bucketing": True,
-            "insert_overlap_deps": False,
-            "collective_estimator": "analytical",
-            "compute_estimator": "analytical",
-            "pre_bucketing_fsdp_collectives": options.bucket_cap_mb is not None,
-            "pre_bucketing_fsdp_collectives_bucket_cap_mb": options.bucket_cap_mb,
-        }), names)
+PASS = RegisteredPass(CONTRACT, transformer_block_bucketing, fewer_launches)

@@ -1,4 +1,4 @@
-"""full_inductor_compilation: each partitioned graph becomes one compiled callable."""
+"""Inductor compiles the whole forward and the whole backward."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import output_nodes
 from workbench.passes.effect import Effect
-from workbench.passes.registry import register_pass
+from workbench.passes.full_inductor_compilation import CONTRACT, InductorOptions
+from workbench.passes.registry import RegisteredPass
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import lowering
 
 
-def compiled_to_a_callable(before: Any, after: Any, options: Any) -> Effect:
+def compiled_to_a_callable(before: Any, after: Any, options: InductorOptions) -> Effect:
     """Both graphs are compiled callables now."""
     left = [type(a).__name__ for a in after if isinstance(a, GraphModule)]
     return Effect(not left, f"{len(left)} of {len(after)} are still FX graphs" if left else "", {
@@ -38,9 +39,8 @@ def require_compiler() -> None:
         )
 
 
-@register_pass("full_inductor_compilation", effect=compiled_to_a_callable)
 def full_inductor_compilation(
-    gm: GraphModule, example_inputs: list[Any], *, options: Any
+    gm: GraphModule, example_inputs: list[Any], *, options: InductorOptions
 ) -> Callable[[list[Any]], Any]:
     """Compile one graph with `compile_fx_inner`; the result is boxed (one list argument).
 
@@ -80,3 +80,6 @@ def _as_saved(example_inputs: list[Any], strides: list[tuple[int, ...] | None]) 
         if stride is not None and isinstance(value, torch.Tensor) and value.stride() != tuple(stride):
             fixed[i] = value.as_strided(value.size(), stride)
     return fixed
+
+
+PASS = RegisteredPass(CONTRACT, full_inductor_compilation, compiled_to_a_callable)

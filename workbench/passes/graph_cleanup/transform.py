@@ -1,7 +1,4 @@
-"""graph_cleanup: views that change nothing, transposes that undo each other and dead code are left out.
-
-What runs node by node pays for each of them on the host, in microseconds that add up where launches are the limit.
-"""
+"""Idle views and transposes are read past, and what nobody reads then goes."""
 
 from __future__ import annotations
 
@@ -13,7 +10,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs, register_pass
+from workbench.passes.graph_cleanup import CONTRACT
+from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.recipe.contracts import Options
 from workbench.torch_api.ops import op_name
 
 _VIEWS = frozenset({"aten.view", "aten._unsafe_view", "aten.reshape"})
@@ -21,7 +20,7 @@ _TURNS = frozenset({"aten.t", "aten.transpose", "aten.permute"})
 _NAMES = frozenset({"aten.alias", "aten.detach"})
 
 
-def fewer_nodes(before: Graphs, after: Graphs, options: Any) -> Effect:
+def fewer_nodes(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Fewer operators than before, over forward and backward; none that was not there."""
     was, now = (Counter(op_name(n.target) for g in graphs for n in g.graph.nodes if n.op == "call_function")
                 for graphs in (before, after))
@@ -62,8 +61,7 @@ def _base(node: Node) -> Node | None:
     return base if plain and isinstance(base, Node) else None
 
 
-@register_pass("graph_cleanup", effect=fewer_nodes)
-def graph_cleanup(gm: GraphModule, example_inputs: list[Any], *, options: Any) -> GraphModule:
+def graph_cleanup(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
     """Each reader reads past what is idle. What the graph returns stays, and so does every operator that writes."""
     output = gm.graph.output_node()
     for node in list(gm.graph.nodes):
@@ -75,3 +73,6 @@ def graph_cleanup(gm: GraphModule, example_inputs: list[Any], *, options: Any) -
             node.replace_all_uses_with(source, delete_user_cb=lambda user: user is not output)
     gm.graph.eliminate_dead_code()
     return gm
+
+
+PASS = RegisteredPass(CONTRACT, graph_cleanup, fewer_nodes)

@@ -1,0 +1,108 @@
+"""The graphs in the docstrings of the passes are what comes out: each `example(...)` is run, as doctest runs it."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.fx import GraphModule
+
+from workbench import author_module, capture, fake_world, partition, region, run_joint, run_partitioned
+from workbench.authoring.plans import ParallelPlan
+from workbench.graph.read.kernels import find_kernels
+from workbench.graph.read.program import program
+from workbench.passes.cudagraph import Replayed
+from workbench.recipe.contracts import Stage, package_contracts
+from workbench.recipe.sections import PassSpec
+
+Block = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Layer(nn.Module):
+    def __init__(self, block: Block, width: int):
+        super().__init__()
+        self.block, self.weight = block, nn.Parameter(torch.empty(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with region("layer"):
+            return self.block(x, self.weight)
+
+
+class Model(nn.Module):
+    """`layers` blocks, each with one square weight; the loss is the sum of what the last one gives."""
+
+    def __init__(self, block: Block, layers: int, width: int):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(block, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+def made(
+    name: str, block: Block, layers: int, width: int, ranks: int, options: dict[str, Any] | None
+) -> tuple[list[str], ...]:
+    """What the pass makes of forward and backward, without values; the graphs without it where options is None."""
+    contract = package_contracts()[name]
+    listed = [] if options is None else [PassSpec(name=name, options=options)]
+    joint_passes = [*sorted(contract.requires), *(listed if contract.stage is Stage.JOINT else [])]
+    with fake_world(ranks) as world:
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",)) if ranks > 1 else None
+        with torch.device("meta"):
+            model = Model(block, layers, width)
+        with world.fake_mode:
+            batch = (torch.empty(width, width),)
+        joint = capture(author_module(model, world, mesh, ParallelPlan(units=("layers.*",)), batch=lambda: batch))
+        run_joint(joint, joint_passes)
+        pair = partition(joint)
+        bodies = run_partitioned(pair, [] if contract.stage is Stage.JOINT else listed)[1]
+        return tuple(map(shown, bodies or pair.graphs, pair.graphs))
+
+
+def shown(result: Any, graph: GraphModule) -> list[str]:
+    """A graph as a program; of a callable that Inductor made of it the kernels, and of a recorded one a summary."""
+    if isinstance(result, GraphModule):
+        return program(result).splitlines()
+    if isinstance(result, Replayed):
+        return [result.facts.summary()]
+    kernels = find_kernels(result, graph)
+    assert kernels is not None
+    return [f"{kernel.name}: {', '.join(kernel.nodes)}" for kernel in kernels.kernels]
+
+
+def example(name: str, block: Block, *, layers: int = 1, width: int = 4, ranks: int = 1, graph: str = "forward",
+            **options: Any) -> None:
+    """Print one graph of the model before and after the pass `name` with these options."""
+    for title, given in (("before", None), ("after", options)):
+        lines = made(name, block, layers, width, ranks, given)[graph == "backward"]
+        print(f"{title}:", *lines, sep="\n  ")
+
+
+def differences(name: str, text: str) -> str:
+    """What doctest says where an example in `text` prints something else; "" where none does."""
+    shows = doctest.DocTestParser().get_doctest(text, {"example": example, "torch": torch}, name, None, None)
+    assert shows.examples and f'example("{name}"' in shows.examples[0].source, f"{name} shows no graph"
+    said: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
+    runner.run(shows, out=said.append)
+    return "".join(said)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", package_contracts())
+def test_a_docstring_shows_what_the_pass_does(name: str) -> None:
+    assert differences(name, import_module(f"workbench.passes.{name}").__doc__ or "") == ""
+
+
+@pytest.mark.integration
+def test_a_docstring_that_shows_something_else_is_told() -> None:
+    text = import_module("workbench.passes.graph_cleanup").__doc__ or ""
+    assert "t_1: float32 [4, 4] = aten.t(t,)" in differences("graph_cleanup", text.replace("aten.t(t,)", "aten.t(u,)"))

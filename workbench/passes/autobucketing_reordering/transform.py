@@ -1,0 +1,41 @@
+"""torch's own scheduler merges the collectives and places them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import GraphModule
+
+from workbench.graph.read.measured_costs import estimates_of
+from workbench.passes.autobucketing_reordering import CONTRACT, AutobucketingOptions
+from workbench.passes.effect import Effect
+from workbench.passes.merged_collectives import launches_saved, without_region
+from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.torch_api.device_specs import device_specs
+from workbench.torch_api.inductor import bucketing
+
+
+def fewer_launches(before: Graphs, after: Graphs, options: AutobucketingOptions) -> Effect:
+    """Fewer all-gathers and reduce-scatters than before, over forward and backward."""
+    return launches_saved(before, after)
+
+
+def autobucketing_reordering(
+    gm: GraphModule, example_inputs: list[Any], *, options: AutobucketingOptions
+) -> GraphModule:
+    """Bucket and reorder by cost. Estimates follow from shapes, or are rank 0's: every rank schedules alike."""
+    names = {node.name for node in gm.graph.nodes}
+    with device_specs(options.device, estimates_of(gm, options)):
+        return without_region(bucketing.bucket_by_cost(gm, {
+            "max_in_flight_gb": options.max_in_flight_gb,
+            "max_compute_pre_fetch": options.max_compute_pre_fetch,
+            "collective_bucketing": True,
+            "insert_overlap_deps": False,
+            "collective_estimator": "analytical",
+            "compute_estimator": "analytical",
+            "pre_bucketing_fsdp_collectives": options.bucket_cap_mb is not None,
+            "pre_bucketing_fsdp_collectives_bucket_cap_mb": options.bucket_cap_mb,
+        }), names)
+
+
+PASS = RegisteredPass(CONTRACT, autobucketing_reordering, fewer_launches)

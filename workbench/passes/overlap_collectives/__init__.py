@@ -1,0 +1,49 @@
+"""overlap_collectives: work that does not need a collective's result moves between its start and its wait.
+
+The second gather starts before the wait for the first, and the first matmul runs before the second wait:
+
+    >>> example("overlap_collectives", lambda x, weight: x @ weight, layers=2, ranks=2)
+    before:
+      ...
+      all_gather_into_tensor: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_1, 2, '0')  # layers.0
+      wait_tensor: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor,)  # layers.0
+      view_2: float32 [4, 4] = aten.view(wait_tensor, [4, 4])  # layers.0
+      mm: float32 [4, 4] = aten.mm(primals_5, view_2)  # layers.0
+      ...
+      all_gather_into_tensor_1: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_4, 2, '0')  # layers.1
+      wait_tensor_1: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor_1,)  # layers.1
+      ...
+    after:
+      ...
+      all_gather_into_tensor: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_1, 2, '0')  # layers.0
+      ...
+      all_gather_into_tensor_1: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_4, 2, '0')  # layers.1
+      ...
+      wait_tensor: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor,)  # layers.0
+      view_2: float32 [4, 4] = aten.view(wait_tensor, [4, 4])  # layers.0
+      mm: float32 [4, 4] = aten.mm(primals_5, view_2)  # layers.0
+      ...
+      wait_tensor_1: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor_1,)  # layers.1
+      ...
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from workbench.passes import loads_on_use
+from workbench.recipe.contracts import EstimateOptions, Numerics, PassContract, Stage
+
+
+class OverlapOptions(EstimateOptions):
+    """horizon: how far a node may move, in units of the longest collective's time."""
+
+    horizon: float = Field(8.0, gt=0)
+
+
+CONTRACT = PassContract(
+    "overlap_collectives", Stage.PARTITIONED, Numerics.EXACT,
+    "the same nodes in another order, in which less of the collectives is exposed",
+    OverlapOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
+)
+__getattr__ = loads_on_use(__name__)
