@@ -1,4 +1,4 @@
-"""What a pass's predicate found: did that happen for which the pass was listed."""
+"""Whether a pass had its intended effect."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _PASSES: dict[str, RegisteredPass] = {}
 
 
 def graph_changed(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """The weakest effect: some node's target or arguments differ. For passes that state no predicate of their own."""
+    """The weakest effect: some node's target or arguments differ. The default of `register_pass`."""
 
     def listing(graph: GraphModule) -> list[str]:
         return [n.format_node() or str(n) for n in graph.graph.nodes]

@@ -7,23 +7,17 @@ The pass tags nodes of the joint graph, and the partitioner reads the tags. Here
     before:
       detach_1: float32 [4, 4]  # input
       t: float32 [4, 4]  # input
-      tangents_1: float32 []  # tangent
-      # backward
-      expand: float32 [4, 4] = aten.expand(tangents_1, [4, 4])
+      ...
       sigmoid_backward: float32 [4, 4] = aten.sigmoid_backward(expand, detach_1)  # layers.0
       ...
     after:
       primals_1: float32 [4, 4]  # layers.0.weight
       primals_2: float32 [4, 4]  # input
-      tangents_1: float32 []  # tangent
-      # backward
-      expand: float32 [4, 4] = aten.expand(tangents_1, [4, 4])
+      ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
       sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
       ...
 """
-
-from __future__ import annotations
 
 from typing import Literal
 

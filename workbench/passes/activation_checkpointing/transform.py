@@ -81,7 +81,7 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
                     _tag(node, layer, bool(answer))
             return gm
 
-        tag.__wrapped__ = rule  # type: ignore[attr-defined]  # whose source an export writes
+        tag.__wrapped__ = rule  # type: ignore[attr-defined]  # an export writes the rule's source
         changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip().splitlines()[0]
         register_pass(
             name, stage=Stage.JOINT, numerics=Numerics.EXACT, changes=changes, options=Options,
@@ -101,7 +101,7 @@ def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
 
 
 def _tag(node: Node, layer: int, save: bool) -> None:
-    # drawn again, random numbers would be others; of an operator with several results, each is an item
+    # a second draw would give other numbers; each result of an operator with several is an item of it
     save = save or draws(node) or any(short_name(node) == "getitem" and draws(n) for n in node.all_input_nodes)
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     node.meta["ac_graph_id"] = layer

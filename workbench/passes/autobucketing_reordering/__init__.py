@@ -9,12 +9,8 @@ time the matmuls hide:
       reduce_scatter_tensor: float32 [2, 4] = _c10d_functional.reduce_scatter_tensor(view_9, 'avg', 2, '0')  # layers.2
       wait_tensor_3: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor,)  # layers.2
       ...
-      reduce_scatter_tensor_1: float32 [2, 4] = _c10d_functional.reduce_scatter_tensor(...)  # layers.1
-      wait_tensor_4: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor_1,)  # layers.1
-      ...
-      reduce_scatter_tensor_2: float32 [2, 4] = _c10d_functional.reduce_scatter_tensor(...)  # layers.0
-      wait_tensor_5: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor_2,)  # layers.0
-      ...
+      reduce_scatter_tensor_1: float32 [2, 4] = ...
+      reduce_scatter_tensor_2: float32 [2, 4] = ...
     after:
       ...
       reduce_scatter_tensor: float32 [2, 4] = _c10d_functional.reduce_scatter_tensor(view_9, 'avg', 2, '0')  # layers.2
@@ -23,12 +19,8 @@ time the matmuls hide:
       view_2: float32 [32] = aten.view(cat, [32])  # layers.1
       reduce_scatter_tensor_3: float32 [16] = _c10d_functional.reduce_scatter_tensor(view_2, 'avg', 2, '0')  # layers.1
       wait_tensor_3: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor,)  # layers.2
-      wait_tensor: float32 [16] = _c10d_functional.wait_tensor(reduce_scatter_tensor_3,)  # layers.1
-      split_with_sizes: float32 [8], float32 [8] = aten.split_with_sizes(wait_tensor, [8, 8])  # layers.1
       ...
 """
-
-from __future__ import annotations
 
 from pydantic import Field, PositiveInt
 

@@ -1,23 +1,18 @@
 """cudagraph: each direction of the step is recorded once, and replayed with one launch.
 
-After it there is no graph to print. This is what is known of the recording before the first step:
+Its result is no graph, so the example prints what is known of the recording before the first step:
 
     >>> example("cudagraph", lambda x, weight: (x @ weight).sigmoid())
     before:
-      primals_1: float32 [4, 4]  # layers.0.weight
-      primals_2: float32 [4, 4]  # input
+      ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
       sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
-      ...
-      sum_1: float32 [] = aten.sum(sigmoid,)
       ...
     after:
       forward: 1 input static (64 bytes), 1 input copied (64 bytes); not recorded yet; 3 operators before, ...
 
     recording  Replayed: a body that records itself
 """
-
-from __future__ import annotations
 
 from pydantic import PositiveInt
 

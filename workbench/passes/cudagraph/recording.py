@@ -30,7 +30,7 @@ class Replayed:
 
     def __init__(self, body: Body, recorder: cuda_graphs.Recorder, *, warmup: int, debug: bool):
         self.body, self.graph = body, body.graph
-        self.other: Replayed | None = None  # of the other direction: both record into one pool
+        self.other: Replayed | None = None  # the other direction, which records into the same pool
         self.recorder: cuda_graphs.Recorder | None = recorder
         self.warmup, self.debug = warmup, debug
         self.names = [node.name for node in body.inputs]
@@ -91,14 +91,14 @@ class Replayed:
         self.pool_bytes = self.recorder.pool_bytes()
         given = {_storage(value) for value in self._inputs}
         made = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}
-        # what keeps its address is kept by who made it: held here, it would look as if the last step still held it
+        # buffers with fixed addresses are owned by their creator: held here, they would count as held by the last step
         self._inputs = [None if fixed else value for value, fixed in zip(self._inputs, self.fixed, strict=True)]
         self._held = [(value, cuda_graphs.holders(value), self.body.backward)
                       for at, value in made.items() if at not in given]
         if forward:  # Inductor may write a gradient over what was saved
             held = [(value, count + (more := cuda_graphs.holders(value) - was), more > 0)
                     for (value, count, _), was in zip(forward._held, saved, strict=True)]
-            forward._held = sorted(held, key=lambda each: each[2])  # a loss that is held is told before a gradient
+            forward._held = sorted(held, key=lambda each: each[2])  # a held loss is reported before a held gradient
 
     def _take(self, args: Sequence[Any]) -> None:
         """Copy what moves into the memory that was recorded; refuse what the recording does not hold for."""

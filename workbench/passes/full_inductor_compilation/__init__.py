@@ -1,11 +1,10 @@
 """full_inductor_compilation: each partitioned graph becomes one compiled callable.
 
-After it there is no graph to print. These are the kernels that Inductor wrote for a CPU, each with its nodes:
+Its result is no graph, so the example prints the kernels that Inductor wrote for a CPU, each with its nodes:
 
     >>> example("full_inductor_compilation", lambda x, weight: (x @ weight).sigmoid())
     before:
-      primals_1: float32 [4, 4]  # layers.0.weight
-      primals_2: float32 [4, 4]  # input
+      ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
       sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
       sum_1: float32 [] = aten.sum(sigmoid,)
@@ -14,8 +13,6 @@ After it there is no graph to print. These are the kernels that Inductor wrote f
       extern_kernels.mm: mm
       cpp_fused_sigmoid_sum_0: sigmoid, sum_1
 """
-
-from __future__ import annotations
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""Idle views and transposes are read past, and what nobody reads then goes."""
+"""Readers of an idle view or transpose read its input; nodes without readers are then removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = frozenset({"aten.alias", "aten.detach"})
 
 
 def fewer_nodes(before: Graphs, after: Graphs, options: Options) -> Effect:
-    """Fewer operators than before, over forward and backward; none that was not there."""
+    """Fewer operators of some kind than before, over forward and backward."""
     was, now = (Counter(op_name(n.target) for g in graphs for n in g.graph.nodes if n.op == "call_function")
                 for graphs in (before, after))
     gone = dict(was - now)
@@ -33,11 +33,11 @@ def _alike(a: Any, b: Any) -> bool:
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.ndim == b.ndim):
         return False
     numbers = zip((*a.shape, *a.stride(), a.storage_offset()), (*b.shape, *b.stride(), b.storage_offset()), strict=True)
-    return all(statically_known_true(x == y) for x, y in numbers)  # a size may be known in a step only
+    return all(statically_known_true(x == y) for x, y in numbers)  # some sizes are known only when the step runs
 
 
 def _source(node: Node) -> Node | None:
-    """What may be read in the place of this node, or None."""
+    """The node that can be read in place of this one, or None."""
     name, given = op_name(node.target), node.args[0] if node.args else None
     if not isinstance(given, Node):
         return None
@@ -62,7 +62,7 @@ def _base(node: Node) -> Node | None:
 
 
 def graph_cleanup(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
-    """Each reader reads past what is idle. What the graph returns stays, and so does every operator that writes."""
+    """Bypass idle nodes, then remove dead code. Outputs of the graph stay, and so does every operator that writes."""
     output = gm.graph.output_node()
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):

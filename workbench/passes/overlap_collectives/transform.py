@@ -18,7 +18,7 @@ from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
 
 
 def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
-    """Compute stands still for less time than before, as estimated over forward and backward."""
+    """Compute waits for collectives for less time than before, as estimated over forward and backward."""
     known = Estimates(facts_of(after[0]).step.estimates)
     was, now = ([simulate(g.graph.nodes, costs_of(g, options.device, known)).exposed_ms for g in graphs]
                 for graphs in (before, after))
@@ -31,10 +31,10 @@ def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effe
 
 
 def constraints(gm: GraphModule, costs: Costs) -> dict[Node, set[Node]]:
-    """What must come before each node: its inputs, and what no edge says.
+    """The nodes that must come before each node: its inputs, and those that no edge names.
 
-    Who reads or writes a storage keeps its place among those who write it; random operators, and the collectives of
-    one group, keep their order.
+    Readers and writers of a storage keep their order around each write. Random operators keep their order, and so do
+    the collectives of one process group.
     """
     first: dict[Node, set[Node]] = {}
     roots: dict[Node, frozenset[Node]] = {}
@@ -60,10 +60,10 @@ def constraints(gm: GraphModule, costs: Costs) -> dict[Node, set[Node]]:
 
 
 def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
-    """All nodes in a new order: what most work waits for comes first, and a wait only when its result is there.
+    """All nodes in a new order: the start of the longest chain comes first, and a wait when its result has arrived.
 
-    A node runs at most `horizon` longest collectives' time before, or after, its place in the old order: memory and
-    the collectives that bucketing has placed stay about where they are.
+    A node moves by at most `horizon` times the longest collective, earlier or later. So memory and the collectives that
+    bucketing has placed stay about where they are.
     """
     nodes = list(gm.graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
@@ -72,7 +72,7 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
     for node in nodes:
         for needed in first[node]:
             then[needed].append(node)
-    below: dict[Node, float] = {}  # the longest way from here to the end
+    below: dict[Node, float] = {}  # the longest chain from here to the end
     for node in reversed(nodes):
         below[node] = (costs.compute[node] + costs.collective.get(node, 0.0)
                        + max((below[user] for user in then[node]), default=0.0))
@@ -117,7 +117,7 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
 
 
 def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: OverlapOptions) -> GraphModule:
-    """Order the graph anew, by estimates that are the same on every rank; no node is added, changed or left out."""
+    """Reorder the graph by estimates that are the same on every rank. No node is added, changed or removed."""
     known = estimates_of(gm, options)
     facts_of(gm).step.estimates.update(known.times)  # for the verdict
     costs = costs_of(gm, options.device, known)

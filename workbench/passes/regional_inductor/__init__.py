@@ -8,8 +8,6 @@ In this model each layer is in `with region("layer"):`, and its part of the grap
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
       sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
       ...
-      sum_1: float32 [] = aten.sum(sigmoid,)
-      ...
     after:
       ...
       region_layer_layers_0: float32 [4, 4], ... = regions.region_layer_layers_0(primals_2, primals_1)
@@ -17,8 +15,6 @@ In this model each layer is in `with region("layer"):`, and its part of the grap
       sum_1: float32 [] = aten.sum(getitem,)
       ...
 """
-
-from __future__ import annotations
 
 from pydantic import Field
 

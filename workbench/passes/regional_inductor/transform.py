@@ -30,9 +30,9 @@ def _names(graph: GraphModule) -> set[str]:
 
 
 def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) -> Effect:
-    """At least one region is a compiled function now, and each that the options name; none was lost in the partition.
+    """At least one region is compiled, and each that the options name. The partition lost none.
 
-    A region is lost where a direction has no node of it left: of equal nodes torch's CSE keeps the first, and its name.
+    The partition loses a region of which one direction has no node left: torch's CSE keeps the first of equal nodes.
     """
     calls = [[n for n in graph.graph.nodes if COMPILED_REGION in n.meta] for graph in after]
     inside = sum(n.meta[COMPILED_REGION]["nodes"] for graph in calls for n in graph)
@@ -56,10 +56,10 @@ def compiled_regions(before: Graphs, after: Graphs, options: RegionalOptions) ->
 
 
 def _compilable(node: Node, found: Mapping[Node, str]) -> bool:
-    """Computes a tensor, or several that items of it give one by one, or is such an item."""
+    """Whether a node computes a tensor, or a tuple of which only items are read, or is such an item."""
     kind, value = kind_of(node), node.meta.get("val")
     if any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes)):
-        return False  # a part has no input for a size that is read in a step
+        return False  # a compiled part has no input for a size that is known only when the step runs
     if node.target is operator.getitem:
         return node.args[0] in found
     if isinstance(value, tuple):
@@ -85,25 +85,25 @@ def members(graph: GraphModule, names: Iterable[str], fallback: Iterable[str]) -
 
 def parts_to_compile(graph: GraphModule, names: Iterable[str] = (), fallback: Iterable[str] = ()
                      ) -> list[tuple[str, list[Node]]]:
-    """What the pass makes calls of, in node order: (region and block, nodes). Reads the graph and compiles nothing.
+    """The parts that the pass compiles, in node order: (region and block, nodes). Compiles nothing itself.
 
     names: of regions, by default all; fallback: operators to leave out. Nodes of one region and block are one part,
     unless something outside lies between them.
     """
     found = regions.parts_of(graph, members(graph, set(names) or _names(graph), fallback))
-    # views and copies alone are nothing to compile
+    # a part of views and copies alone has nothing to compile
     return [(name, nodes) for name, nodes in found if any(kind_of(n) in _COMPUTES for n in nodes)]
 
 
 def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: RegionalOptions) -> GraphModule:
-    """Compile each named region of each block for itself; what is left calls it like an operator.
+    """Compile each named region of each block on its own; the rest of the graph calls it like an operator.
 
     Raises WorkbenchError, before anything is compiled, where a region of the options is not in the model, or Inductor
     does not know one of their options.
     """
     step = facts_of(gm).step
     named = _names(gm).union(step.regions, *step.captured_regions.values())
-    step.regions = tuple(sorted(named))  # the backward may have lost one, and is held to the forward's
+    step.regions = tuple(sorted(named))  # the backward may have lost one: it still counts as known
     asked = [*options.regions, *options.region_config]
     if unknown := [name for name in asked if name not in named]:
         raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "

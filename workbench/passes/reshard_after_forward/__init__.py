@@ -22,8 +22,6 @@ weight `t_1`, of all 4 rows; after, it gets this rank's 2 rows and gathers the r
       ...
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from workbench.passes import loads_on_use

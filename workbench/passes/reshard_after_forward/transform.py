@@ -21,7 +21,7 @@ _REGION = 1_000_000
 
 
 def tags_differ(before: Graphs, after: Graphs, options: ReshardOptions) -> Effect:
-    """Some gather chain carries another tag than before."""
+    """The tag of some node differs from before."""
 
     def tags(graphs: Graphs) -> dict[str, Any]:
         return {n.name: n.meta.get("recompute") for n in graphs[0].graph.nodes}

@@ -19,8 +19,6 @@
       ...
 """
 
-from __future__ import annotations
-
 from workbench.passes import loads_on_use
 from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 

@@ -92,7 +92,7 @@ def _separate_gathers(gm: GraphModule) -> None:
 
 
 def _refuse_overlap(buckets: list[list[str] | str]) -> None:
-    """One collective goes into one bucket: torch only counts the nodes that two of them claim."""
+    """A module in two buckets is an error here. torch would only count the nodes that both claim."""
     paths = _planned(buckets)
     for i, path in enumerate(paths):
         inner = next((other for j, other in enumerate(paths) if j != i and f"{other}.".startswith(f"{path}.")), None)
