@@ -8,6 +8,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs
+from workbench.recipe.contracts import Options
 from workbench.torch_api.ops import calls_of, collective_kind
 
 
@@ -18,7 +19,7 @@ def _launches(graphs: Graphs) -> dict[str, int]:
     return {kind: count(kind) for kind in ("all_gather", "reduce_scatter")}
 
 
-def launches_saved(before: Graphs, after: Graphs) -> Effect:
+def launches_saved(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Fewer all-gathers and reduce-scatters than before, over forward and backward."""
     was, now = _launches(before), _launches(after)
     fewer = sum(now.values()) < sum(was.values())

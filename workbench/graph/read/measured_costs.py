@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import is_compute
+from workbench.recipe.contracts import EstimateOptions
 from workbench.torch_api.measure import measured_ms, signature
 from workbench.torch_api.ops import world_kind
 
@@ -28,7 +28,7 @@ class Estimates:
         return self.times.get(signature(node)) if is_compute(node) else None
 
 
-def estimates_of(gm: GraphModule, options: Any) -> Estimates:
+def estimates_of(gm: GraphModule, options: EstimateOptions) -> Estimates:
     """What a pass's options ask for: measured times, or none, which leaves all to the device's figures."""
     return measure(gm, options.estimates_file) if options.estimates == "measured" else Estimates({})
 

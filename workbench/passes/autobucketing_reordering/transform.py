@@ -8,16 +8,10 @@ from torch.fx import GraphModule
 
 from workbench.graph.read.measured_costs import estimates_of
 from workbench.passes.autobucketing_reordering import CONTRACT, AutobucketingOptions
-from workbench.passes.effect import Effect
 from workbench.passes.merged_collectives import launches_saved, without_region
-from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.passes.registry import RegisteredPass
 from workbench.torch_api.device_specs import device_specs
 from workbench.torch_api.inductor import bucketing
-
-
-def fewer_launches(before: Graphs, after: Graphs, options: AutobucketingOptions) -> Effect:
-    """Fewer all-gathers and reduce-scatters than before, over forward and backward."""
-    return launches_saved(before, after)
 
 
 def autobucketing_reordering(
@@ -38,4 +32,4 @@ def autobucketing_reordering(
         }), names)
 
 
-PASS = RegisteredPass(CONTRACT, autobucketing_reordering, fewer_launches)
+PASS = RegisteredPass(CONTRACT, autobucketing_reordering, launches_saved)

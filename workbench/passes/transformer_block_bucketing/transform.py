@@ -31,7 +31,7 @@ def module_stack(node: Node) -> list[tuple[str, type]]:
 
 def fewer_launches(before: Graphs, after: Graphs, options: BlockBucketingOptions) -> Effect:
     """Fewer all-gathers and reduce-scatters than before, over forward and backward; says what a plan left out."""
-    found = launches_saved(before, after)
+    found = launches_saved(before, after, options)
     return replace(found, reason=_left_out(before, options) if found.happened else
                    _unknown_buckets(before, options) or found.reason)
 
