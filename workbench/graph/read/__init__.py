@@ -10,6 +10,7 @@
     memory          owners of storage, saved tensors, peak
     node_facts      all that a graph knows of one node
     nodes           kinds of nodes, and where each came from
+    order           what stands between a collective's start and its wait
     placement       placements that a graph implies
     program         a graph as a program, a line a node
     redistribution  collectives of a change of placements

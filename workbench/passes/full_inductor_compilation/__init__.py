@@ -21,9 +21,12 @@ from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 
 
 class InductorOptions(Options):
-    """keep_order: Inductor leaves the collectives where the passes put them. config: Inductor's own options."""
+    """keep_order: Inductor does not reorder kernels for peak memory. graph_order: it also calls them in the order of the
+    graph, in which passes put the collectives (not timed on a GPU). config: Inductor's own options.
+    """
 
     keep_order: bool = True
+    graph_order: bool = False
     config: dict[str, bool | int | float | str] = Field({})
 
 

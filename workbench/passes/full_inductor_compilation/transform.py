@@ -17,6 +17,7 @@ from workbench.passes.full_inductor_compilation import CONTRACT, InductorOptions
 from workbench.passes.registry import RegisteredPass
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import lowering
+from workbench.torch_api.inductor.kept_order import graph_order
 
 
 def compiled_to_a_callable(before: Any, after: Any, options: InductorOptions) -> Effect:
@@ -50,7 +51,8 @@ def full_inductor_compilation(
     if facts.part == "backward":
         example_inputs = _as_saved(example_inputs, facts.step.forward_strides[facts.step.results :])
     # Inductor's own order, for peak memory, puts each wait next to its collective again
-    config = {**({"reorder_for_peak_memory": False} if options.keep_order else {}), **options.config}
+    keep = graph_order() if options.graph_order else {"reorder_for_peak_memory": False} if options.keep_order else {}
+    config = {**keep, **options.config}
     compiled, strides = compile_graph(gm, example_inputs, config)
     if facts.part == "forward":
         facts.step.forward_strides = strides
