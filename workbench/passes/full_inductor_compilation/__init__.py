@@ -21,8 +21,8 @@ from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 
 
 class InductorOptions(Options):
-    """keep_order: Inductor does not reorder kernels for peak memory. graph_order: it also calls them in the order of the
-    graph, in which passes put the collectives (not timed on a GPU). config: Inductor's own options.
+    """keep_order: Inductor does not reorder kernels for peak memory. graph_order: it also calls them in the order of
+    the graph, where passes have put the collectives (not timed on a GPU). config: Inductor's own options.
     """
 
     keep_order: bool = True

@@ -4,7 +4,7 @@
     bucketing      Inductor's bucketing and overlap schedulers
     inside         schedule, memory estimate, partitions, generated code
     kernels        which kernel computes which nodes
-    kept_order     Inductor keeps the order of the graph
+    kept_order     Inductor calls kernels in the order of the graph
     lowering       decomposition table and compiler entry point
     passes         which passes Inductor runs
     regions        named regions: annotate, cut out, compile
