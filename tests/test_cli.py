@@ -133,10 +133,10 @@ def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(("command", "says"), [
-    (["run", "llama3", "--timeout", "abc"], "argument --timeout: must be seconds, more than 0, and is 'abc'"),
-    (["course", "--jobs", "x"], "argument --jobs: must be a whole number, 1 or more, and is 'x'"),
+    (["run", "llama3", "--timeout", "abc"], "argument --timeout: must be a number of seconds above 0, not 'abc'"),
+    (["course", "--jobs", "x"], "argument --jobs: must be a whole number, 1 or more, not 'x'"),
     (["run", "tour", "--set", "mesh.tp"], "argument --set: mesh.tp: write KEY=VALUE, such as mesh.tp=2; "),
-    (["run", "--set", "mesh.tp=2", "tour"], "tour: write KEY=VALUE, such as mesh.tp=2; what has no = goes before"),
+    (["run", "--set", "mesh.tp=2", "tour"], "tour: write KEY=VALUE, such as mesh.tp=2; put an argument without ="),
     (["ablate", "tour", "--vary", "foo"], "argument --vary: foo: write PASS.OPTION=V1,V2; "),
     (["explain", "tour", "--config", "=1"], "argument --config: =1: write OPTION=VALUE, such as "),
     (["run", "tour", "--set", "mesh.tp=2", "--set", "mesh.tp=4"],

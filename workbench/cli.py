@@ -1,6 +1,6 @@
-"""`workbench ...`: run a recipe, list what there is, look at the machine, take the tour.
+"""`workbench ...`: run a recipe, list recipes and passes, check the machine, take the tour.
 
-Reading recipes, passes and help imports no torch.
+Help and listings import no torch.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ FIRST_RANK_SECONDS = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status says pass (0), fail (1) or bad input (2)."""
+    """Run one command. Exit status: 0 pass, 1 fail, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv, argparse.Namespace(line=list(sys.argv[1:] if argv is None else argv)))
     try:
         with no_exit():
             return _COMMANDS[args.command](args)
     except WorkbenchError as error:
-        return _tell(error)
-    except BrokenPipeError:  # the reader of the output has gone, as `| head` does
+        return _print_error(error)
+    except BrokenPipeError:  # the output's reader has exited, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
         if error.filename is None:
             raise
-        return _tell(WorkbenchError(f"{error.filename}: {error.strerror}"))
+        return _print_error(WorkbenchError(f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _tell(error: WorkbenchError) -> int:
-    """The message on stderr, without our frames. What a rank refused is told as it was said there."""
+def _print_error(error: WorkbenchError) -> int:
+    """Print the message on stderr, without a traceback. A rank's WorkbenchError is printed in its own words."""
     message, status = str(error), BAD_INPUT
     if hasattr(error, "remote_traceback"):
         status = FAILED
@@ -63,7 +63,7 @@ def _tell(error: WorkbenchError) -> int:
             message = f"rank {error.rank}: {error.summary[ours.end():]}"  # type: ignore[attr-defined]
     if getattr(error, "failed_run", False):
         status = FAILED
-    if not _first_rank():  # torchrun ends the others as soon as rank 0 has told it; if it has not, this rank does
+    if not _first_rank():  # torchrun ends this rank once rank 0 has printed and exited; if rank 0 does not, print here
         time.sleep(FIRST_RANK_SECONDS)
         message = f"rank {os.environ['RANK']}: {message}"
     lines = message.splitlines() if isinstance(error, DeclarationError) else [message]
@@ -73,7 +73,7 @@ def _tell(error: WorkbenchError) -> int:
 
 
 def _first_rank() -> bool:
-    """False on the ranks that torchrun started beside rank 0: what all of them find is said once."""
+    """Whether this is rank 0, or no rank: a finding of all of torchrun's ranks is printed once."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -83,7 +83,7 @@ def _import(files: Sequence[Path]) -> None:
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
-    """The recipe of the command line, changed, with what the user's files register for it."""
+    """Import the user's files, then load the recipe and apply the changes."""
     _import(args.files)
     return load_recipe(args.recipe).override(dict(args.set))
 
@@ -271,10 +271,9 @@ def _tour(args: argparse.Namespace) -> int:
 
 
 def _worker(args: argparse.Namespace) -> int:
-    from workbench.world import worker
+    from workbench.world.worker import serve_remote
 
-    sys.argv[1:] = args.line[1:]
-    worker.main()
+    serve_remote(args.connect, args.key_file, keeper=not args.rank)
     return PASSED
 
 

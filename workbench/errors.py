@@ -1,4 +1,4 @@
-"""The one error type that users see: a message that names what is wrong and what to do."""
+"""The base of all errors that users see: the message names what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class WorkbenchError(Exception):
 
 
 class NotAlike(WorkbenchError):
-    """Blocks that a capture cannot take for copies of one another; the message says in what they differ."""
+    """Blocks are not copies of one another, so a capture cannot stamp them; the message names the difference."""
 
 
 class UnusableGraph(WorkbenchError):
-    """`passed`, a pass, left a graph that no later stage can take; `problem` is what lint says of it."""
+    """The pass `passed` left a graph that no later stage can use; `problem` is lint's message."""
 
     def __init__(self, passed: str, problem: str) -> None:
         super().__init__(passed, problem)
@@ -34,7 +34,7 @@ _PACKAGE = str(Path(__file__).parent)
 
 
 def place_of(error: BaseException) -> str:
-    """` (FILE, line N, in FUNCTION: SOURCE)` of the last line of a user's that an error went through; "" if none."""
+    """` (FILE, line N, in FUNCTION: SOURCE)` of the innermost line of user code in the traceback; "" if none."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*_LIBRARY, _PACKAGE))
               and "site-packages" not in f.filename]
     if not frames:
@@ -44,7 +44,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _file(name: str) -> str:
-    """`Cell In[3]` for a notebook's cell, as IPython calls it; any other file by its name."""
+    """`Cell In[3]` for a notebook's cell, as IPython calls it; other files by name."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     cell = shell.compile.format_code_name(name) if shell is not None else None
     return " ".join(cell) if cell else name
@@ -52,9 +52,9 @@ def _file(name: str) -> str:
 
 @contextlib.contextmanager
 def no_exit(what: str = "") -> Iterator[None]:
-    """Around code of a user's: `sys.exit` in it would end the process, as if all had gone well. As a decorator, too.
+    """Around user code, as a context or a decorator: `sys.exit` there would end the process as if all had gone well.
 
-    Raises WorkbenchError with file and line, `what` in front. An exit of the package's own goes on.
+    Raises WorkbenchError with file and line instead, after `what`. An exit by the package itself passes through.
     """
     try:
         yield

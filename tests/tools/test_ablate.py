@@ -133,7 +133,7 @@ def test_a_pass_of_ones_own_goes_to_the_runs(tmp_path: Path, without_views: str)
     assert [(r.name, bool(r.steps), r.verdicts) for r in found.rows] == [
         ("llama3", True, "PASS"), (f"without {without_views}", True, "PASS")], found
     (tmp_path / "own_passes.py").write_text("other = 1\n")
-    with pytest.raises(WorkbenchError, match="holds other code of your passes, and its folder their runs"):
+    with pytest.raises(WorkbenchError, match="holds another version of your passes, with its runs: use another"):
         ablate(recipe, tmp_path, world="gloo", repeats=1)
 
 

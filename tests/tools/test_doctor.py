@@ -103,7 +103,7 @@ def test_the_committed_tables_are_found() -> None:
 
 def test_what_must_be_mended_comes_last() -> None:
     shown = text(findings(replace(GOOD, torch="2.9.0")))
-    assert shown.splitlines()[-1] == "mend first: torch"
+    assert shown.splitlines()[-1] == "fix first: torch"
     assert "fake world" not in shown
     assert "\033" not in shown and "\033[1;31mbad" in text(findings(replace(GOOD, torch="2.9.0")), color=True)
 

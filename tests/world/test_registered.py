@@ -116,7 +116,7 @@ def test_what_cannot_be_pickled_is_named(pool, kind):
         pool.run(int)
     assert str(caught.value) == (
         f"{kind} 'locked' is registered here, and cannot be sent to the ranks: TypeError: cannot pickle "
-        "'_thread.lock' object. Make what cannot be pickled inside the function, and register it again")
+        "'_thread.lock' object. Create what cannot be pickled inside the function, and register it again")
 
 
 def test_nothing_is_sent_where_nothing_is_registered(monkeypatch):

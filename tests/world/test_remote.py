@@ -316,9 +316,9 @@ def test_addresses():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"backend": "auto"}, "say backend='nccl' or 'gloo'"),
-    ({"backend": "gloo", "env": {"A": "1"}}, "torchrun's environment is the ranks': set A where you start it."),
-    ({"backend": "gloo", "check": True}, "set TORCH_DISTRIBUTED_DEBUG where you start it."),
+    ({"backend": "auto"}, "give backend='nccl' or 'gloo'"),
+    ({"backend": "gloo", "env": {"A": "1"}}, "the ranks have torchrun's environment: set A where you start torchrun."),
+    ({"backend": "gloo", "check": True}, "set TORCH_DISTRIBUTED_DEBUG where you start torchrun."),
 ])
 def test_what_does_not_go_with_listening(arguments, message, key):
     with pytest.raises(WorkbenchError) as caught:
@@ -332,4 +332,5 @@ def test_a_worker_that_torchrun_did_not_start_says_so(key, command):
     done = subprocess.run([sys.executable, "-m", *command, "--connect", "1", "--key-file", str(key)],
                           capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == ("error: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR not set: start this with torchrun\n")
+    assert done.stderr == ("workbench: error: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR not set: start this with "
+                           "torchrun\n")

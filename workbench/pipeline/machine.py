@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from workbench.world.bounds import cores
 
 
 def gpus() -> int:
@@ -19,8 +20,7 @@ def gpus() -> int:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     names = [torch.cuda.get_device_name(i) for i in range(gpus())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores, "gpus": names}
+    return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores(), "gpus": names}
 
 
 def _cpu() -> str:

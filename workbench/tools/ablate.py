@@ -1,6 +1,6 @@
-"""Which passes, options and orders pay: variants of a recipe run beside it, and what of the difference is noise.
+"""Which passes, options and orders save time: variants of a recipe, run in turn with it and compared beyond noise.
 
-No torch here: each run is a process of its own.
+Imports no torch: each run is its own process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LISTS = ("joint_passes", "passes")
 
 @dataclass(frozen=True)
 class Row:
-    """One variant. steps: the median step of each run, in milliseconds, but for those that failed: `problem` says why.
+    """One variant. steps: the median step in milliseconds of each run that did not fail. problem: why others failed.
 
-    saved: bytes from forward to backward, collectives: of a step, on rank 0. verdicts: the gravest of all passes.
+    saved: bytes saved from forward to backward on rank 0. collectives: of one step, on rank 0. verdicts: the worst.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Row:
 
     @property
     def band(self) -> float:
-        """Milliseconds: half the distance from the fastest run to the slowest."""
+        """Milliseconds: half the range from the fastest run to the slowest."""
         return noise(self.steps)
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Variants of one recipe, itself first."""
+    """The recipe itself, then its variants."""
 
     recipe: str
     world: str
@@ -58,7 +58,7 @@ class Ablation:
     rows: tuple[Row, ...]
 
     def compared(self, row: Row) -> str:
-        """How much longer a step takes than the recipe's own; within noise where the bands of the two overlap."""
+        """How much longer a step takes than the recipe's; "within noise" if their noise bands overlap."""
         base = self.rows[0]
         if not row.steps or not base.steps or row is base:
             return ""
@@ -70,7 +70,7 @@ class Ablation:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each variant of which not all runs came to their end."""
+        """A sentence for each variant with a failed run."""
         return [f"{row.name} did not run: {row.problem}" if not row.steps else
                 f"{row.name}: {self.repeats - len(row.steps)} of {self.repeats} runs failed: {row.problem}"
                 for row in self.rows if len(row.steps) < self.repeats]
@@ -87,10 +87,10 @@ class Ablation:
 
 
 def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Recipe | str]:
-    """By name: the recipe, without each of its passes, with each two neighbours of a list swapped, and with options.
+    """By name: the recipe, the recipe without each pass, with each two neighbouring passes swapped, and with options.
 
-    vary: `PASS.OPTION` to the values to try. Where a rule keeps a variant from being a recipe, its sentence stands in
-    its place. A swap does away with rules of order: what the order is for is what it shows.
+    vary: `PASS.OPTION` to the values to try. A variant that breaks a rule for recipes is replaced by the rule's
+    message. A swap ignores the rules on order, since it shows what the order is for.
     """
     found: dict[str, Recipe | str] = {recipe.name: recipe}
     for where in LISTS:
@@ -102,7 +102,7 @@ def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) ->
         for i, (first, second) in enumerate(pairwise(listed)):
             swapped = _lists([*listed[:i], second, first, *listed[i + 2:]])
             found[f"{second.name} before {first.name}"] = _changed(recipe, {where: swapped, "free_order": True})
-    if recipe.joint_passes and recipe.passes:  # refused, with the reason, which is what a reader wants to know
+    if recipe.joint_passes and recipe.passes:  # always refused, with the reason, which the reader wants to know
         last, first = recipe.joint_passes[-1], recipe.passes[0]
         found[f"{first.name} before {last.name}"] = _changed(recipe, {
             "joint_passes": _lists([*recipe.joint_passes[:-1], first, last]), "passes": _lists(recipe.passes[1:])})
@@ -145,9 +145,9 @@ def ablate(
 ) -> Ablation:
     """Run the variants of `recipe` in turn, `repeats` times each, and compare them with it.
 
-    folder: keeps each variant's recipe and reports; what has its report there is not run again. timeout: seconds of
-    one run. `tell` hears a line for each run. The user's own passes and model go to the runs as their source, in a file
-    of the folder. Raises WorkbenchError for one whose source cannot be taken along, or differs from that of the file.
+    folder: for each variant's recipe and reports; a run with a report there is skipped. timeout: seconds for one run.
+    `tell` is called with a line for each run. The runs get the source of the user's own passes and model, in a file in
+    the folder. Raises WorkbenchError if that source cannot be copied, or differs from the file's.
     """
     recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     asked = variants(recipe, vary)
@@ -168,13 +168,13 @@ def ablate(
 
 
 def _own(recipe: Recipe, path: Path) -> list[Path]:
-    if "torch" not in sys.modules:  # then nobody has registered a pass or a model
+    if "torch" not in sys.modules:  # then no pass or model is registered
         return []
     from workbench.tools.export_script import own_module
 
     text = own_module(recipe)
     if text and path.exists() and path.read_text(encoding="utf-8") != text:
-        raise WorkbenchError(f"{path} holds other code of your passes, and its folder their runs: take another folder")
+        raise WorkbenchError(f"{path} holds another version of your passes, with its runs: use another folder")
     if text:
         path.write_text(text, encoding="utf-8")
     return [path] if text else []

@@ -1,4 +1,4 @@
-"""What the command line takes: commands, arguments and their help."""
+"""The command line's commands, arguments and help texts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands; what each parses to has its name in `command`."""
+    """All commands. The parsed arguments hold the command's name in `command`."""
     made = argparse.ArgumentParser(prog="workbench", description="Carry one distributed model from authoring to "
-                                     "real ranks; every graph pass proves itself.")
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+                                   "real ranks; every graph pass proves itself.")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
 
     run = commands.add_parser("run", help="build and train a recipe, and report what each pass proved",
                               description="Build and train a recipe on its ranks, and report what each pass did and "
-                              "proved. Also works under torchrun. Exit status: 0 all held, 1 something failed, "
+                              "proved. Also works under torchrun. Exit status: 0 everything held, 1 something failed, "
                               "2 bad input.")
     _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
     run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
@@ -25,20 +25,18 @@ def parser() -> argparse.ArgumentParser:
                      help="full: also run each pass's graph against the one it received")
     run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
-    run.add_argument("--dump", type=Path, metavar="DIR", help="write each rank's graphs there, as files that run")
+    run.add_argument("--dump", type=Path, metavar="DIR", help="write each rank's graphs there as runnable files")
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
-    run.set_defaults(command="run")
 
     export = commands.add_parser("export", help="write a script that trains a recipe under torchrun, without notebooks",
                                  description="Write one Python script that trains a recipe on the ranks that torchrun "
                                  "starts, prints each step's loss and the verdicts, and needs this package alone.")
     _add_recipe(export, "change the recipe, such as mesh.tp=2; may be repeated")
-    export.add_argument("--out", type=Path, metavar="FILE.py", help="where to write it (default: standard output)")
-    export.set_defaults(command="export")
-    bisect = commands.add_parser("bisect", help="the first pass, and in it the first node, that does not hold",
-                                 description="Build a recipe on its ranks, run each pass's graph and the one it "
-                                 "received on the same inputs, and show the first pass that leaves its numerics "
-                                 "contract and the first node that does, in both graphs with its source line. Or the "
+    export.add_argument("--out", type=Path, metavar="FILE.py", help="the script's path (default: standard output)")
+    bisect = commands.add_parser("bisect", help="the first pass that does not hold, and the first node in it",
+                                 description="Build a recipe on its ranks, and run each pass's graph and the graph it "
+                                 "received on the same inputs. Show the first pass that breaks its numerics contract, "
+                                 "and the first node that does, in both graphs with its source line. Or show the "
                                  "first pass that raises memory, or that had no effect. Exit status: 0 nothing found, "
                                  "1 something found, 2 bad input.")
     _add_recipe(bisect, "change the recipe, such as model.n_layers=1; may be repeated")
@@ -46,15 +44,14 @@ def parser() -> argparse.ArgumentParser:
                         help="what must hold (default all: every verdict, and numerics where the world has values)")
     bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                         help="as for run; memory and no_effect need no ranks, and auto starts none for them")
-    bisect.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
+    bisect.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
     bisect.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
                         help="seconds for all ranks (default 600)")
-    bisect.set_defaults(command="bisect")
 
-    matrix = commands.add_parser("matrix", help="run several recipes, each by itself, and compare them in one table",
-                                 description="Run recipes one by one, each in processes of its own; keep each report "
-                                 "in a folder; what has its report there is not run again. Exit status: 0 all that "
-                                 "can run here held, 1 something failed, 2 bad input.")
+    matrix = commands.add_parser("matrix", help="run several recipes separately, and compare them in one table",
+                                 description="Run recipes one by one, each in its own processes, and keep each report "
+                                 "in a folder. A run whose report is already there is skipped. Exit status: 0 every "
+                                 "recipe that can run here held, 1 something failed, 2 bad input.")
     matrix.add_argument("recipes", nargs="*", metavar="RECIPE", help="names or files; none: all recipes")
     _add_set(matrix, "change every recipe, such as mesh.tp=2; may be repeated")
     _add_import(matrix)
@@ -64,14 +61,13 @@ def parser() -> argparse.ArgumentParser:
     matrix.add_argument("--timeout", type=_seconds, default=300.0, metavar="S",
                         help="seconds of one run (default 300)")
     matrix.add_argument("--out", type=Path, default=Path("out/matrix"), metavar="DIR",
-                        help="where reports are kept (default: out/matrix)")
-    matrix.set_defaults(command="matrix")
+                        help="folder for the reports (default: out/matrix)")
 
     ablate = commands.add_parser("ablate", help="a recipe without each pass, in other orders and with other options",
-                                 description="Run variants of a recipe in turn, each by itself, and compare them with "
-                                 "it: what a pass saves, and what is noise. Each report is kept in a folder; what has "
-                                 "its report there is not run again. Exit status: 0 all ran, 1 the recipe itself did "
-                                 "not, 2 bad input.")
+                                 description="Run variants of a recipe in turn, each in its own processes, and compare "
+                                 "them with it: what each pass saves, and what is noise. Each report is kept in a "
+                                 "folder; a run whose report is already there is skipped. Exit status: 0 all ran, "
+                                 "1 the recipe itself did not, 2 bad input.")
     _add_recipe(ablate, "change the recipe, such as mesh.tp=2; may be repeated")
     ablate.add_argument("--vary", action=_Pairs, default=[], metavar="PASS.OPTION=V1,V2",
                         type=_pair("PASS.OPTION=V1,V2"), help="try these values of an option; may be repeated")
@@ -79,8 +75,7 @@ def parser() -> argparse.ArgumentParser:
     ablate.add_argument("--repeats", type=_count, default=3, metavar="N", help="runs of each, in turn (default 3)")
     ablate.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help="seconds of one run (default 300)")
     ablate.add_argument("--out", type=Path, default=Path("out/ablate"), metavar="DIR",
-                        help="where reports and the picture are kept (default: out/ablate)")
-    ablate.set_defaults(command="ablate")
+                        help="folder for the reports and the picture (default: out/ablate)")
 
     explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
                                   description="Capture a recipe on a fake world and let Inductor run its own passes on "
@@ -91,8 +86,7 @@ def parser() -> argparse.ArgumentParser:
                          type=_pair("OPTION=VALUE, such as joint_graph_constant_folding=false"),
                          help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
     explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
-    explain.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
-    explain.set_defaults(command="explain")
+    explain.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
 
     schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
                                    description="Capture a recipe as several ranks of its mesh on a fake world, and "
@@ -100,56 +94,51 @@ def parser() -> argparse.ArgumentParser:
                                    "or it is not known, 1 they do not, 2 bad input.")
     _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
     schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
-                          help="roles: a rank of each kind of local shapes, and the last (default); all, which a "
-                          "model or pass of your own asks for, 256 at most; or these")
-    schedule.set_defaults(command="schedule")
+                          help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
+                          "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
 
     worker = commands.add_parser("worker", help="one rank of a pool that listens: start it with torchrun",
                                  description="One rank of a pool that `ranks(n, listen=...)` opened elsewhere. Start "
                                  "it with torchrun, once for each rank: torchrun ... -m workbench worker --connect ...")
     worker.add_argument("--connect", required=True, metavar="HOST:PORT", help="where the pool listens")
     worker.add_argument("--key-file", metavar="PATH", help="the shared key (default: the variable WORKBENCH_KEY)")
-    worker.set_defaults(command="worker")
+    worker.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # the rank itself, under its keeper
 
-    commands.add_parser("recipes", help="list the recipes").set_defaults(command="recipes")
-    commands.add_parser("passes", help="list the passes with their contracts").set_defaults(command="passes")
-    commands.add_parser("doctor", help="what works on this machine, and what to do about the rest"
-                        ).set_defaults(command="doctor")
+    commands.add_parser("recipes", help="list the recipes")
+    commands.add_parser("passes", help="list the passes with their contracts")
+    commands.add_parser("doctor", help="what works on this machine, and how to fix the rest")
 
     tour = commands.add_parser("tour", help="run the tour's notebook and show its verdicts",
                                description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
                                "and print the verdicts.")
     _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated", "KEY=VALUE, such as steps=5")
-    tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where results go (default: out)")
-    tour.set_defaults(command="tour")
+    tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR",
+                      help="folder for the results (default: out)")
 
     course = commands.add_parser("course", help="run the lessons' notebooks, and write one page of results",
-                                 description="Run the notebooks, each in a process of its own, keep them with their "
+                                 description="Run the notebooks, each in its own process, keep them with their HTML "
                                  "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.")
     course.add_argument("lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons")
     course.add_argument("--profile", choices=("laptop", "small", "gpu"), default="laptop",
-                        help="laptop: as they stand (default); small: the least other parameters; gpu: on GPUs")
+                        help="laptop: the notebooks' own parameters (default); small: smaller ones; gpu: on GPUs")
     _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
              "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
-    course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at once (default: one for two cores)")
-    course.add_argument("--record", type=Path, metavar="DIR", help="write what is measured on GPUs to this folder")
+    course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at a time (default: one for two cores)")
+    course.add_argument("--record", type=Path, metavar="DIR", help="write GPU measurements to this folder")
     course.add_argument("--timeout", type=_seconds, default=900.0, metavar="S",
                         help="seconds of one notebook (default 900)")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
-                        help="where results go (default: out/course)")
-    course.set_defaults(command="course")
+                        help="folder for the results (default: out/course)")
 
-    commands.add_parser("lessons", help="list the lessons, and what you have passed").set_defaults(command="lessons")
+    commands.add_parser("lessons", help="list the lessons, and your scores")
     check = commands.add_parser("check", help="grade your answers in a notebook",
-                                description="Run a lesson's notebook as it stands, with your answers in it, and tell "
-                                "each checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.")
+                                description="Run a lesson's notebook with your answers in it, and show each "
+                                "checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.")
     check.add_argument("lesson", metavar="LESSON", help="a number or a name")
     check.add_argument("--notebook", type=Path, metavar="FILE", help="your copy (default: the checkout's)")
-    check.set_defaults(command="check")
     hint = commands.add_parser("hint", help="the next hint for a checkpoint")
     hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
     hint.add_argument("checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it")
-    hint.set_defaults(command="hint")
     return made
 
 
@@ -161,7 +150,7 @@ def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--import", dest="files", action="append", type=Path, default=[], metavar="FILE.py",
-                        help="first run this file, which registers passes or models of your own; may be repeated")
+                        help="first run this file, which registers your own passes or models; may be repeated")
 
 
 def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
@@ -170,7 +159,7 @@ def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE,
 
 
 class _Pairs(argparse.Action):
-    """Collects pairs of KEY=VALUE options, each key once: of two values one would be lost without a word."""
+    """Collects pairs of KEY=VALUE options. Each key may be given once: of two values, one would be silently lost."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
@@ -184,11 +173,11 @@ class _Pairs(argparse.Action):
 
 
 def _pair(form: str) -> Callable[[str], tuple[str, str]]:
-    """What reads KEY=VALUE arguments; `form` says how they are written."""
+    """A parser of KEY=VALUE arguments; `form` shows in its errors how to write them."""
     def read(text: str) -> tuple[str, str]:
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise argparse.ArgumentTypeError(f"{text}: write {form}; what has no = goes before this option")
+            raise argparse.ArgumentTypeError(f"{text}: write {form}; put an argument without = before this option")
         return key, value
 
     return read
@@ -200,11 +189,11 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be seconds, more than 0, and is {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
     return value
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, and is {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {text!r}")
     return int(text)

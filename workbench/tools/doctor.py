@@ -1,4 +1,4 @@
-"""What this machine can and cannot do here, and what to do about it."""
+"""What works on this machine, what does not, and how to fix it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from workbench.torch_api.supported import (
     platform_name,
     torch_problem,
 )
+from workbench.world.bounds import cores
 
 PACKAGES = ("pydantic", "papermill", "nbconvert", "ipykernel", "jupyterlab")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the findings are made from. `packages`: version by name, None where missing. `gpus`: names.
+    """What the findings are derived from. `packages`: version by name, None if missing. `gpus`: names.
 
-    `tables`: what was tested on which torch, or why that cannot be read.
+    `tables`: test results by torch version, or why they cannot be read.
     """
 
     python: str
@@ -48,7 +49,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: mark "ok", "note" or "bad", what was looked at, what was found, and what to do (or "")."""
+    """One line: mark "ok", "note" or "bad", what was checked, what was found, and what to do (or "")."""
 
     mark: str
     what: str
@@ -57,7 +58,7 @@ class Finding:
 
 
 def compiler_version() -> str | None:
-    """The first line of the C++ compiler that Inductor would use, or None."""
+    """The first line of `--version` of the C++ compiler that Inductor would use, or None."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     path = next((p for name in names if (p := shutil.which(name))), None)
     if path is None:
@@ -84,10 +85,9 @@ def _tables() -> list[Table] | str:
 
 
 def look() -> Facts:
-    """The facts of this machine; torch is imported only if it is a supported one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The facts of this machine. Imports torch only if its version is supported."""
     facts: dict[str, Any] = {
-        "python": sys.version.split()[0], "system": platform_name(), "torch": installed_torch(), "cores": cores,
+        "python": sys.version.split()[0], "system": platform_name(), "torch": installed_torch(), "cores": cores(),
         "compiler": compiler_version(), "packages": {name: _version(name) for name in PACKAGES},
         "tables": _tables(),
     }
@@ -106,7 +106,7 @@ def look() -> Facts:
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """What the facts mean: versions first, then what works here."""
+    """What the facts mean: versions, test results, then what works here."""
     return [*_versions(facts), *_compatibility(facts), *_abilities(facts)]
 
 
@@ -133,7 +133,7 @@ def _versions(facts: Facts) -> list[Finding]:
 
 
 def _compatibility(facts: Facts) -> list[Finding]:
-    """What the committed tables say of this torch: counts, and each test that did not pass."""
+    """The committed test results for this torch: counts, and each test that did not pass."""
     what, tables = "tested torch", facts.tables
     if isinstance(tables, str):
         return [Finding("note", what, tables)]
@@ -188,7 +188,7 @@ _MARKS = {"ok": ("ok  ", "32"), "note": ("note", "33"), "bad": ("bad ", "1;31")}
 
 
 def text(found: list[Finding], *, color: bool = False) -> str:
-    """One line a finding; what to do stands underneath."""
+    """One line for each finding, with what to do below it."""
     lines = []
     for f in found:
         mark, paint = _MARKS[f.mark]
@@ -197,4 +197,4 @@ def text(found: list[Finding], *, color: bool = False) -> str:
         if f.do:
             lines.append(f"{'':20}-> {f.do}")
     bad = [f.what for f in found if f.mark == "bad"]
-    return "\n".join([*lines, "", f"mend first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"])
+    return "\n".join([*lines, "", f"fix first: {', '.join(bad)}" if bad else "ready: try `workbench tour`"])

@@ -1,4 +1,4 @@
-"""A matrix of runs: recipes times repeats, each in processes of its own, with one table at the end. No torch here."""
+"""A matrix of runs: recipes times repeats, each in its own processes, and one table of all. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.recipe.recipe import Recipe, load_recipe
 
-ENDS = 15.0  # seconds in which a run that is over its limit may tell it itself
+ENDS = 15.0  # seconds that a run gets after its time limit to report the timeout itself
 WIDTH = 100
 COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], float, str]] = {
     # heading: (figure of a report, factor, format)
@@ -35,7 +35,7 @@ COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], float, str
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of one recipe: its report, or in a sentence why there is none. refused: this machine cannot run it."""
+    """One run of one recipe: its report, or `problem`, why it has none. refused: this machine cannot run it."""
 
     name: str
     report: dict[str, Any] | None
@@ -49,7 +49,7 @@ class Entry:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Inside it, a SIGTERM raises SystemExit, so that runs, which are sessions of their own, end with this process."""
+    """In this block, SIGTERM raises SystemExit, so that runs, which have their own sessions, end with this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -73,13 +73,13 @@ def run_matrix(
     timeout: float = 300.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Entry]:
-    """Run each recipe `repeats` times, in turn; keep each report in `folder`; what has a report there runs no more.
+    """Run each recipe `repeats` times, in turn, and keep each report in `folder`. A run with a report there is skipped.
 
-    changes: as for Recipe.override, of all of them. files: Python files that register passes or models, for each run.
-    timeout: seconds of one run. A report counts as the run's own if recipe, world, level and torch are the same; what
-    the files hold is not compared. `tell` hears a line for each run.
+    changes: as for Recipe.override, for all recipes. files: Python files that register passes or models, for each run.
+    timeout: seconds for one run. A report is reused if recipe, world, level and torch are the same; the contents of
+    `files` are not compared. `tell` is called with a line for each run.
 
-    Raises RecipeError, before anything runs, where a recipe is wrong, and WorkbenchError where two have one name.
+    Raises RecipeError, before anything runs, if a recipe is wrong, and WorkbenchError if two have the same name.
     """
     changed: dict[str, tuple[str, Recipe]] = {}
     for given in recipes:
@@ -99,7 +99,7 @@ def run_matrix(
                              *(word for file in files for word in ("--import", str(file))),
                              "--world", world, "--level", level, "--timeout", f"{timeout:g}", "--json", str(path)]
                 entry = _run(name, arguments, path, timeout)
-                if entry.refused:  # it would be again
+                if entry.refused:  # a repeat would be, too
                     refused[name] = entry
                 tell(f"{name} ({repeat} of {repeats}): {_outcome(entry)}")
             found.append(entry)
@@ -107,7 +107,7 @@ def run_matrix(
 
 
 def _kept(path: Path, recipe: Recipe, world: str, level: str) -> Entry | None:
-    """The report that is there already, if it is of the same run."""
+    """The report that is already there, if it is of the same run."""
     if not path.exists():
         return None
     try:
@@ -116,8 +116,8 @@ def _kept(path: Path, recipe: Recipe, world: str, level: str) -> Entry | None:
                 and world in ("auto", report["world"]["kind"])
                 and report["versions"]["torch"].split("+")[0] == version("torch").split("+")[0])
     except (ValueError, KeyError, TypeError) as error:
-        raise WorkbenchError(f"{path}: no report of a run ({type(error).__name__}: {error}): remove it, or "
-                             "take another folder") from None
+        raise WorkbenchError(f"{path}: not a run's report ({type(error).__name__}: {error}): remove it, or "
+                             "use another folder") from None
     return Entry(recipe.name, report) if same else None
 
 
@@ -142,13 +142,13 @@ def _run(name: str, arguments: list[str], path: Path, timeout: float) -> Entry:
 
 
 def signal_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
-    """A signal to a child and what shares its session; none to who may have its number after it."""
+    """Send a signal to a child's process group, unless the child has ended: its number may be another's."""
     if child.poll() is None:
         os.killpg(child.pid, how)
 
 
 def end_group(child: subprocess.Popen[str], how: signal.Signals) -> None:
-    """End a run with its ranks and kernels, which end themselves when it is gone."""
+    """End a run. Its ranks and kernels end by themselves when it is gone."""
     signal_group(child, how)
     try:
         child.communicate(timeout=ENDS)
@@ -164,7 +164,7 @@ def _outcome(entry: Entry) -> str:
 
 
 def _figure(reports: Sequence[Mapping[str, Any]], heading: str) -> str:
-    """Median over the repeats, and half the distance from the least to the most as its noise band."""
+    """The median over the repeats, and half the range as its noise band."""
     read, factor, form = COLUMNS[heading]
     values = [value * factor for report in reports if (value := read(report)) is not None]
     if not values:
@@ -174,12 +174,12 @@ def _figure(reports: Sequence[Mapping[str, Any]], heading: str) -> str:
 
 
 def noise(values: Sequence[float]) -> float:
-    """Half the distance from the least to the most."""
+    """Half the range: the maximum minus the minimum."""
     return (max(values) - min(values)) / 2
 
 
 def gravest(reports: Sequence[Mapping[str, Any]]) -> str:
-    """FAIL, NO_EFFECT or PASS: the gravest of all runs."""
+    """FAIL, NO_EFFECT or PASS: the worst of all runs."""
     if not all(report["ok"] for report in reports):
         return "FAIL"
     idle = any(row["outcome"] == "NO_EFFECT" for report in reports for row in report["passes"])
@@ -187,7 +187,7 @@ def gravest(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """A row for each recipe that ran, and under them why the others did not, and what the figures were measured on."""
+    """A row for each recipe that ran; below them, why others did not, and the machine of the figures."""
     names = list(dict.fromkeys(entry.name for entry in entries))
     ran = {name: [e.report for e in entries if e.name == name and e.report is not None] for name in names}
     rows = [[name, gravest(reports), *(_figure(reports, heading) for heading in COLUMNS)]

@@ -1,4 +1,4 @@
-"""How many ranks this machine can start: told before any of them takes memory."""
+"""How many ranks this machine can start, checked before any of them takes memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 
-RANKS_A_CORE = 64  # a rank takes half a second of a core to start, and START_SECONDS of them are there
-RANK_BYTES = 64 << 20  # measured: 15 MB for one that is idle, beside what it shares; more than 100 MB where it builds
-RANK_FILES = 4  # its channel and its output here; in each rank a connection to every other, in each of its groups
-RANK_THREADS = 8  # measured: 6, and what a compiler starts
-FAKE_RANKS = 1 << 21  # measured: a million take 3 s and 150 MB to lay out, and more take as much more
+RANKS_A_CORE = 64  # starting a rank takes 0.5 s of a core, and all must start within START_SECONDS
+RANK_BYTES = 64 << 20  # measured: an idle rank has 15 MB of its own memory, one that builds a recipe over 100 MB
+RANK_FILES = 4  # in this process its channel and its output; in each rank a connection to every other, per group
+RANK_THREADS = 8  # measured: 6; a compiler starts more
+FAKE_RANKS = 1 << 21  # measured: a million ranks take 3 s and 150 MB to lay out; both grow linearly
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def refuse_too_many(n: int) -> None:
-    """WorkbenchError, with the way out, where this machine cannot start `n` ranks."""
+    """WorkbenchError, with what to do instead, if this machine cannot start `n` ranks."""
     most, why = min(_bounds())
     if n > most:
         raise WorkbenchError(
@@ -27,10 +27,14 @@ def refuse_too_many(n: int) -> None:
             f"{FAKE_RANKS:,} ranks in one process.")
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _bounds() -> list[tuple[int, str]]:
-    """What each resource allows, and why; the resources that this system does not tell of are left out."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = [(cores * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores, 'core')}")]
+    """The number of ranks that each resource allows, and why. A resource that this system does not show has none."""
+    found = [(cores() * RANKS_A_CORE, f"{RANKS_A_CORE} for each of {counted(cores(), 'core')}")]
     if (free := _memory()) is not None:
         found.append((free // RANK_BYTES, f"{RANK_BYTES >> 20} MiB for each, and {free >> 20:,} MiB are free"))
     with suppress(ImportError, OSError):  # not on every system
@@ -51,7 +55,7 @@ def _bounds() -> list[tuple[int, str]]:
 
 
 def _memory() -> int | None:
-    """Bytes that are free: of the machine, and of the container at most its limit. None where nothing tells it."""
+    """Free bytes of the machine, at most the container's limit. None if neither can be read."""
     found = []
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -63,7 +67,7 @@ def _memory() -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None where there is no such file, or it says max."""
+    """The number in a file; None if the file does not exist or holds `max`."""
     with suppress(OSError, ValueError):
         return int(file.read_text())
     return None

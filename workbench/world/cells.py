@@ -1,4 +1,4 @@
-"""In a rank: the cells of a notebook, all in one namespace that lasts as long as the rank."""
+"""In a rank: run a notebook's cells in one namespace that lives as long as the rank, and iterate streams."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from workbench.world.pickling import Pickler, dumps
 
-MAIN = ModuleType("__main__", "The namespace of the cells; `__main__`, so that their classes are sent by value.")
+MAIN = ModuleType("__main__", "The cells' namespace, named so that cloudpickle sends their classes by value.")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""In the text of an object without one of its own: not the same on any two ranks."""
+"""The address in a default `repr`, which differs between ranks."""
 _STREAMS: dict[int, Iterator[Any]] = {}
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A DTensor as one rank holds it, where it is sent to another process: `local` is this rank's part of `shape`."""
+    """A DTensor sent to another process: `local` is this rank's part of a tensor of `shape`."""
 
     local: Any
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a value that cannot be sent looks like in its rank."""
+    """The `repr` of a value that cannot be pickled."""
 
     text: str
 
@@ -57,9 +57,9 @@ class _CellPickler(Pickler):
 
 
 def run_cell(source: str, name: str, given: dict[str, Any]) -> bytes | None:
-    """Run a cell under its file name. The pickle of its last expression's value, or of how that looks; or None.
+    """Put `given` into the namespace and run a cell there. Raises what the cell raises.
 
-    `given` is put into the namespace first. Raises what the cell raises.
+    Returns the pickle of the last expression's value, or of its `repr` if it cannot be pickled; None for no value.
     """
     sys.modules["__main__"] = MAIN
     vars(MAIN).update(given)
@@ -75,14 +75,14 @@ def run_cell(source: str, name: str, given: dict[str, Any]) -> bytes | None:
 
 
 def fetch(names: list[str]) -> bytes:
-    """The pickle of {name: value} of what the namespace has of `names`."""
+    """The pickle of {name: value}, for those of `names` that the namespace has."""
     return dumps({name: vars(MAIN)[name] for name in names if name in vars(MAIN)}, _CellPickler)
 
 
 def compiled(source: str, name: str) -> tuple[Any, Any]:
-    """The cell's statements, and its last expression if it ends in one without a semicolon. SyntaxError as Python's.
+    """The code of a cell's statements, and of its last expression: None if it ends in none, or in a semicolon.
 
-    Line 1 is the cell's `%%ranks`. Tracebacks find the lines under `name`.
+    Line 1 is the cell's `%%ranks`. Tracebacks show its lines under `name`. Raises Python's SyntaxError.
     """
     text = "\n" + source
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -94,7 +94,7 @@ def compiled(source: str, name: str) -> tuple[Any, Any]:
 
 
 def complete(text: str) -> list[str]:
-    """What a name, or an attribute of one, in the cells' namespace may be completed to."""
+    """Completions of a name or attribute in the cells' namespace."""
     from rlcompleter import Completer
 
     completer = Completer(vars(MAIN))
@@ -102,12 +102,12 @@ def complete(text: str) -> list[str]:
 
 
 def open_stream(key: int, fn: Callable[..., Iterator[Any]], args: Any, kwargs: Any) -> None:
-    """Call `fn`, and keep the iterator that it returns under `key`."""
+    """Call `fn` and store the iterator that it returns under `key`."""
     _STREAMS[key] = iter(fn(*args, **kwargs))
 
 
 def next_of(key: int) -> tuple[bool, Any]:
-    """(True, the stream's next value), or (False, None) at its end."""
+    """(True, the stream's next value), or (False, None) if it has ended."""
     try:
         return True, next(_STREAMS[key])
     except StopIteration:
@@ -122,6 +122,6 @@ def close_stream(key: int) -> None:
 
 
 def forget() -> None:
-    """Let go of all that the cells and streams hold."""
+    """Drop all objects of cells and streams."""
     _STREAMS.clear()
     vars(MAIN).clear()

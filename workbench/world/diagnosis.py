@@ -1,4 +1,4 @@
-"""What went wrong on the ranks, told cause first: `RankError`, and the reading of faulthandler's stacks."""
+"""`RankError`: what failed on the ranks, cause first. Also parses the stacks that faulthandler writes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_FRAMES = 20
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<name>.*)$')
 _WORKER_FILES = ('/workbench/world/worker.py"', '/workbench/world/cells.py"')
 _COLLECTIVE_FILES = ("/distributed/distributed_c10d.py", "/distributed/_functional_collectives.py")
-# Those files hold what only asks, too, such as get_rank.
+# Those files also define functions that wait for nobody, such as get_rank.
 _COLLECTIVES = ("all_", "barrier", "batch_", "broadcast", "gather", "irecv", "isend", "monitored_barrier", "new_group",
                 "recv", "reduce", "scatter", "send", "wait")
-# What a rank says when another one left it alone in a collective: a consequence, seldom the cause.
+# The errors of a rank whose peer left a collective: usually a consequence, not the cause.
 _BROKEN_PEER = re.compile(
     r"DistBackendError|DistNetworkError|Connection (closed|reset|refused)|Broken pipe|gloo|NCCL|aborted", re.IGNORECASE
 )
@@ -35,7 +35,7 @@ class Failure:
     """One rank's part in a failed call.
 
     `kind`: "error" (raised), "load" (the call could not be unpickled), "unsent" (the result could not be pickled),
-    "died", or "waiting" (had not answered). `summary` is one line or a few; `detail` a traceback or a stack, as text.
+    "died", or "waiting" (had not answered). `summary`: usually one line; `detail`: a traceback or a stack, as text.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Sorts the cause first: waiting ranks last, broken connections before them, the rest by time."""
+        """Sorts the cause first: other errors by time, then broken connections, then waiting ranks."""
         broken = self.kind == "error" and _BROKEN_PEER.search(self.summary) is not None
         return (2 if self.kind == "waiting" else int(broken)), self.when, self.rank
 
@@ -54,9 +54,9 @@ class Failure:
 class RankError(WorkbenchError):
     """A call failed on at least one rank. The text names the first failing rank and its cause first.
 
-    `rank` is that rank, `summary` its cause, `remote_traceback` its traceback or stack as text, and `failures` every
-    rank's part, the cause first. `timed_out` is true when no rank failed but some did not answer in time, `kept` when
-    the ranks live on with what they hold; otherwise they were ended.
+    `rank` is that rank, `summary` its cause, `remote_traceback` its traceback or stack as text, and `failures` holds
+    all ranks' failures, the cause first. `timed_out`: no rank failed, but some did not answer in time. `kept`: the
+    ranks still run, with all their objects; otherwise they were ended.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class RankError(WorkbenchError):
 
 
 def note_interrupt(error: BaseException, waits: Sequence[Failure]) -> None:
-    """Say on an interrupt where the ranks were. IPython shows that instead of the pool's own frames."""
+    """Note on a KeyboardInterrupt where the ranks were. IPython shows the note instead of the pool's own frames."""
     lines = ["the ranks were ended.", *(f"rank {failure.rank}: {failure.summary}" for failure in waits)]
     error.add_note("\n".join(lines))
     error._render_traceback_ = lambda *_: [f"KeyboardInterrupt: {lines[0]}", *lines[1:]]  # type: ignore[attr-defined]
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from, as far as kind and time tell."""
+    """The failure that probably caused the others, judged by kind and time."""
     return min(failures, key=lambda failure: failure.order)
 
 
@@ -110,7 +110,7 @@ def _consequences(failures: Sequence[Failure], first: Failure, timed_out: bool) 
 
 
 def _details(failures: Sequence[Failure]) -> list[str]:
-    """Each traceback or stack once, with the ranks that share it."""
+    """Each different traceback or stack once, with its ranks."""
     shared: dict[str, list[Failure]] = {}
     for failure in failures:
         if failure.detail:
@@ -124,7 +124,7 @@ def _details(failures: Sequence[Failure]) -> list[str]:
 
 
 def exit_text(status: int) -> str:
-    """How a process ended, from `subprocess`'s return code: negative for a signal."""
+    """How a process ended, from its return code as in `subprocess`: negative for a signal."""
     if status >= 0:
         return f"the process exited with code {status}"
     try:
@@ -136,14 +136,14 @@ def exit_text(status: int) -> str:
 
 
 def without_fingerprints(text: str) -> str:
-    """torch's detailed check of collectives in few words: `rank 0 runs allreduce of float [3], rank 1 ...`."""
+    """Shorten the message of torch's detailed check: `... different collectives: rank 0 allreduce of float [3]`."""
     return _MISMATCH.sub(lambda found: "the ranks run different collectives: " + ", ".join(
         f"rank {rank} {op.lower()}" + (f" of {dtypes.lower()} [{shape}]" if shape is not None else "")
         for rank, op, shape, dtypes in _FINGERPRINT.findall(found[0])), text)
 
 
 def with_source(text: str) -> str:
-    """Add the source line to every frame that lacks one. The parent knows the cells' text, the ranks do not."""
+    """Add the source line to each frame that lacks one. Only the parent has the text of the cells."""
     lines, out = text.splitlines(), []
     for index, line in enumerate(lines):
         out.append(line)
@@ -162,7 +162,7 @@ def source_line(file: str, line: int) -> str:
 def read_stack(text: str) -> list[str]:
     """The frames of the thread that runs the user's call, innermost first, from faulthandler's output.
 
-    The worker's own frames are left out; another thread is shown only if the main one is not there.
+    The worker's own frames are left out. Another thread is shown only if the main one is missing.
     """
     threads = []
     for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
@@ -171,14 +171,14 @@ def read_stack(text: str) -> list[str]:
         if own is None:
             threads.append((1, frames))
         elif not any(line.endswith("in listen") for line in frames[own:]):
-            # The main thread. Waiting for work or joining, it has no frame but ours: then show those.
+            # The main thread. While it joins the group or waits for a call, all its frames are ours: show those.
             threads.append((0, frames[:own] or frames[own : own + 2]))
     threads.sort(key=lambda thread: thread[0])
     return threads[0][1] if threads else []
 
 
 def where(frames: Sequence[str]) -> str:
-    """One line on where a stack stands: the collective it waits in, and the user's line."""
+    """Where a rank is, in one line: the collective in which it waits, and the user's line."""
     found = [match for match in map(_FRAME.match, frames) if match]
     if not found:
         return "no answer, and no stack could be had"
@@ -192,12 +192,12 @@ def where(frames: Sequence[str]) -> str:
 
 
 def file_name(file: str) -> str:
-    """A file as it is shown: without its folder, and a generated graph without where it was made."""
+    """A file's name without its folder; of a generated graph, without the place that generated it."""
     return file.split(" from ")[0] if file.startswith("<") else os.path.basename(file)
 
 
 def own_frame(frames: Sequence[str]) -> tuple[str, int, str] | None:
-    """(file, line, function) of the innermost frame that is the user's, from a stack's lines."""
+    """(file, line, function) of the innermost frame in the user's code, from a stack's lines."""
     found = next((f for f in map(_FRAME.match, frames) if f and not is_library(f["file"])), None)
     return (found["file"], int(found["line"]), found["name"]) if found else None
 
@@ -208,13 +208,13 @@ def waiting(rank: int, frames: Sequence[str], now: float) -> Failure:
     if len(shown) > MAX_FRAMES:
         shown[MAX_FRAMES:] = [f"  ... {len(shown) - MAX_FRAMES} more"]
     summary = where(frames)
-    # A rank outside any collective is more likely the one that the others wait for: it comes first.
+    # A rank outside any collective comes first: probably the others wait for it.
     order = now + 1.0 if summary.startswith("waiting") else now
     return Failure(rank, "waiting", summary, with_source("\n".join(shown)), order)
 
 
 def _folded(frames: Sequence[str]) -> list[str]:
-    """The frames, with each run of a library's in one line."""
+    """The frames; consecutive frames of one library become one line."""
     shown: list[str] = []
     for library, run in groupby(frames, key=lambda line: _library((_FRAME.match(line) or {"file": ""})["file"])):
         own = list(run)
@@ -223,7 +223,7 @@ def _folded(frames: Sequence[str]) -> list[str]:
 
 
 def _library(file: str) -> str:
-    """The package that a frame's file belongs to, or "Python"; empty for the user's own."""
+    """The package that a frame's file belongs to, or "Python"; empty for the user's code."""
     if not is_library(file):
         return ""
     _, found, inside = file.rpartition("/site-packages/")
@@ -231,7 +231,7 @@ def _library(file: str) -> str:
 
 
 def is_library(file: str) -> bool:
-    """Whether a frame's file is Python's or an installed package's; a generated graph is neither."""
+    """Whether a frame's file belongs to Python or an installed package. A generated graph does not."""
     if file.startswith("<eval_with_key>"):
         return False
     return "/site-packages/" in file or file.startswith((os.path.dirname(os.__file__), "<frozen"))

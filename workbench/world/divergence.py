@@ -1,4 +1,4 @@
-"""Where the ranks part: the first collective of a group that some of them launched and others did not, or not so."""
+"""Find the first collective of a group that only some of its ranks launched, or that they launched differently."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import file_name, is_library, ranks_text, source_line
 
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
-"""How the collectives begin whose inputs may differ from rank to rank."""
+"""Prefixes of the collectives whose inputs may differ between ranks."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """`launched` holds what each rank that got there launched as collective `number` of the group, `missing` the
-    last launch in that group of each that did not (None: it launched none)."""
+    """Collective `number` of a group. `launched`: what each rank launched as that collective. `missing`: for each rank
+    that did not launch it, its last launch in that group, or None."""
 
     axis: str
     ranks: tuple[int, ...]
@@ -25,7 +25,7 @@ class Divergence:
     missing: dict[int, Launch | None]
 
     def odd_one(self) -> int:
-        """A rank that launched what the fewest did."""
+        """A rank whose launch the fewest ranks share."""
         signatures = {rank: _signature(launch) for rank, launch in self.launched.items()}
         counts = Counter(signatures.values())
         return min(self.launched, key=lambda rank: (counts[signatures[rank]], -rank))
@@ -43,9 +43,9 @@ class Divergence:
 
 
 def user_frame(launch: Launch) -> Launch:
-    """The launch with the one frame of its stack that is neither torch's nor Python's, and that line's text.
+    """The launch with its stack cut to the innermost frame outside torch and Python, and with that line's text.
 
-    To be called in the rank: it alone knows the text of a generated graph.
+    To be called in the rank: only the rank has the text of a generated graph.
     """
     stack = tuple(frame for frame in launch.stack if not is_library(frame[0]))[:1] or launch.stack[:1]
     return replace(launch, stack=stack, source=source_line(*stack[0][:2]) if stack else "")
@@ -62,13 +62,13 @@ def described(launch: Launch) -> str:
 
 
 def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | None:
-    """The first difference between what the ranks launched, or None. `launches`: each rank's, oldest first.
+    """The first difference between the ranks' launches, or None. `launches`: each rank's, oldest first.
 
-    Different collectives come before a missing one, and a missing one of a rank that waits in no other group first:
-    a rank that hangs elsewhere is missing here as a consequence.
+    Different collectives come before a missing one. Of the missing ones, those of ranks that wait in no other group
+    come first: a rank that hangs in another group is missing here as a consequence.
     """
     groups: dict[str, dict[int, dict[int, Launch]]] = {}
-    forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}  # of the oldest
+    forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}  # lost their oldest launches
     for rank, own in launches.items():
         for launch in own:
             for member in launch.ranks:
@@ -85,7 +85,7 @@ def _in_group(by_rank: dict[int, dict[int, Launch]]) -> Divergence | None:
     first = max(min(own) for own in held)  # the recorder forgets the oldest
     for number in range(first, max(max(own) for own in held) + 1):
         launched = {rank: own[number] for rank, own in by_rank.items() if number in own}
-        if not launched:  # torch's detailed checks count, too
+        if not launched:  # the number of one of torch's detailed checks
             continue
         some = next(iter(launched.values()))
         if len(launched) < len(by_rank) or len({_signature(launch) for launch in launched.values()}) > 1:

@@ -1,4 +1,4 @@
-"""One message to the ranks and their answers; whatever goes wrong becomes a RankError that names the cause first."""
+"""One call: send it to the ranks, collect their answers, and turn any failure into a RankError, cause first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.world.divergence import Divergence, first_divergence
 from workbench.world.rank_processes import Gang
 
 GRACE_SECONDS = 1.0
-"""After the first failure, how long the other ranks may take to say what happened to them."""
+"""After the first failure, how long the other ranks may take to report theirs."""
 LOOK_SECONDS = 1.4
 TICK_SECONDS = 0.5
 
@@ -37,9 +37,9 @@ def gather(
 ) -> dict[int, bytes]:
     """Send `message` (None: the ranks are starting) to `ranks` and wait until each has answered.
 
-    `tick` is called twice a second while they work. Raises RankError for anything else than an answer of each rank in
-    time; its `kept` says whether the ranks can take the next call. Where it is False, and on any other error, they
-    must be killed: a half-done exchange must not meet the next call.
+    `tick` is called twice a second while they work. Raises RankError unless each rank answers in time; its `kept`
+    tells whether the ranks can take the next call. If they cannot, and on any other exception, the caller must kill
+    them: the next call must not receive answers to this one.
     """
     gang.bound(max(seconds, 1.0))
     answers: dict[int, bytes] = {}
@@ -81,7 +81,7 @@ def _fail(
     timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
     unsent = not late and all(failure.kind == "unsent" for failure in failures.values())
     same = len(failures) == len(ranks) and len({(f.kind, f.summary) for f in failures.values()}) == 1
-    if same:  # whose came first says nothing: the lowest rank's is shown
+    if same:  # the times say nothing: show the lowest rank's
         failures = {rank: replace(failure, when=0.0) for rank, failure in failures.items()}
     stacks = gang.stacks(late)
     everyone = [*failures.values(), *_waiting(stacks, late)]
@@ -113,9 +113,9 @@ def _fail(
 def compared(
     gang: Gang, seconds: float = LOOK_SECONDS, frames: Mapping[int, tuple[str, int, str]] | None = None
 ) -> tuple[Divergence | None, bool]:
-    """Where the ranks' collectives part, and whether all could tell theirs within `seconds`.
+    """The first collective on which the ranks differ, if any, and whether all ranks reported within `seconds`.
 
-    frames: the line on which a rank waits, in case the recorder's own lines do not come in time.
+    frames: the line on which each rank waits, used for a rank whose flight recorder does not answer in time.
     """
     everyone, limit = range(gang.size), time.monotonic() + seconds
     gang.ask(everyone, "look", "all")

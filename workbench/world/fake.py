@@ -15,8 +15,8 @@ from workbench.world.mesh import World, opened
 def fake_world(size: int, rank: int = 0) -> Iterator[World]:
     """Be rank `rank` of `size` ranks that do not exist: collectives return tensors of the right shape.
 
-    Parameters authored here are DTensors around fake tensors and take no memory. WorldError where this process
-    already has a default process group. On exit the groups and torch's caches of them are gone.
+    Parameters authored here are DTensors around fake tensors and take no memory. WorldError if this process already
+    has a default process group. On exit, the process groups and torch's caches of them are removed.
     """
     with opened("fake_world", World("fake", size, rank, torch.device("cpu"), new_fake_mode())) as world:
         yield world

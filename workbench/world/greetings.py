@@ -1,4 +1,4 @@
-"""Who calls a listening pool is greeted side by side: what shows the key in time is let in, all else is closed."""
+"""Authenticate the callers of a listening pool in parallel, and close those that do not show the key in time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from workbench.world.rank_processes import bound_waits, twin
 
 HANDSHAKE_SECONDS = 5.0
 SPARE = 128
-"""Connections that may be without the key at one time, beside as many as there are ranks to come."""
+"""Unauthenticated connections allowed at a time, on top of one for each rank."""
 
 
 class Greetings:
-    """Connections that have yet to show the key, each in a thread of its own; leaving the `with` ends them all.
+    """Connections that have yet to show the key, each in its own thread; leaving the `with` ends them all.
 
-    One more than the bound costs the oldest its place: a rank answers within milliseconds, so the oldest is silent,
-    and to refuse the newest would let silent ones keep the ranks out. Before a connection has shown the key, two
-    messages of at most 256 bytes are read of it (`multiprocessing` bounds them by their length, before it makes room
-    for them), and nothing is unpickled.
+    A connection above the limit replaces the oldest. A rank answers within milliseconds, so the oldest one is silent;
+    refusing the newest would let silent strangers keep the ranks out. Until a connection has shown the key, it can
+    send two messages of at most 256 bytes (`multiprocessing` checks the length before it allocates), and nothing is
+    unpickled.
     """
 
     def __init__(self, key: bytes, size: int) -> None:
@@ -46,7 +46,7 @@ class Greetings:
         os.close(self._tell)
 
     def wait(self, door: socket.socket, seconds: float) -> list[tuple[Connection, Any]]:
-        """Greet who calls, for up to `seconds`: the channels of those that have just shown the key, and their hello."""
+        """Accept and authenticate for up to `seconds`: (channel, hello) of those that have just shown the key."""
         now = time.monotonic()
         while self._greeted and self._greeted[0].since + HANDSHAKE_SECONDS < now:
             self._close_oldest()
@@ -56,7 +56,7 @@ class Greetings:
         if door in ready:
             if len(self._greeted) >= self._most:
                 self._close_oldest()
-            with suppress(OSError):  # gone again
+            with suppress(OSError):  # it has hung up
                 self._greeted.append(_Greeting(door.accept()[0], self._key, self._tell))
         if self._ended not in ready:
             return []
@@ -69,7 +69,7 @@ class Greetings:
         return [(each.channel, each.hello) for each in done if each.hello is not None]
 
     def refused(self) -> str:
-        """What to say of those that were not let in: "" where there was none."""
+        """The error message's part on refused connections; "" if there were none."""
         wrong = f"{counted(self._wrong, 'connection')} had another key" if self._wrong else ""
         count = self._closed + len(self._greeted)
         were = "was" if count == 1 else "were"
@@ -92,7 +92,7 @@ class Greetings:
 
 
 class _Greeting(threading.Thread):
-    """One connection's challenges, in both directions, and its hello; a byte is written to `tell` at their end."""
+    """Authenticates one connection in both directions, reads its hello, and then writes a byte to `tell`."""
 
     def __init__(self, accepted: socket.socket, key: bytes, tell: int) -> None:
         super().__init__(daemon=True, name="greeting")
@@ -113,7 +113,7 @@ class _Greeting(threading.Thread):
             self.hello = loads(self.channel.recv_bytes())
         except AuthenticationError:
             self.wrong_key = True
-        except Exception:  # silent, gone, or nonsense, as strangers are
+        except Exception:  # a stranger: silent, gone, or another protocol
             pass
         if self.hello is None:
             self.channel.close()
@@ -121,18 +121,18 @@ class _Greeting(threading.Thread):
         os.write(self._tell, b".")
 
     def hang_up(self) -> None:
-        """End the thread's wait for the other side."""
+        """Stop the thread's wait for the other side."""
         with suppress(OSError):
             self._twin.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Wait for the thread, which is about to end."""
+        """Join the thread, which is about to end."""
         self.join()
         self._twin.close()
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """A machine that vanishes is noticed within half a minute."""
+    """Notice a vanished machine within half a minute."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

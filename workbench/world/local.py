@@ -1,4 +1,4 @@
-"""Ranks on this machine: starting their processes, reading their stacks, ending them."""
+"""Ranks on this machine: start their processes, read their stacks, end them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.world import template
+from workbench.world.bounds import cores
 from workbench.world.diagnosis import read_stack
 from workbench.world.rank_output import Echo
 from workbench.world.rank_processes import STACK_SECONDS, Gang
@@ -27,7 +28,7 @@ Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]
 
 
 class LocalGang(Gang):
-    """Ranks on this machine: they meet in a file of a private folder, and their sockets are bound to loopback."""
+    """Ranks on this machine. They rendezvous through a file in a private folder; their sockets listen on loopback."""
 
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         super().__init__(size, echo)
@@ -68,7 +69,7 @@ class LocalGang(Gang):
         return self._wait_result(rank) is not None
 
     def _wait_result(self, rank: int) -> Any:
-        # WNOWAIT leaves the zombie in place, so that its process group cannot be another's when it is killed.
+        # WNOWAIT leaves the zombie in place: no other process group can get its number before it is killed.
         try:
             return os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -87,7 +88,7 @@ class LocalGang(Gang):
         if ask:
             for rank in ranks:
                 if not self._ended(rank):
-                    self._processes[rank].send_signal(signal.SIGUSR1)
+                    os.kill(self.pids[rank], signal.SIGUSR1)
             limit = time.monotonic() + STACK_SECONDS
             sizes: list[int] = []
             while time.monotonic() < limit:
@@ -105,7 +106,7 @@ class LocalGang(Gang):
         return self.folder / f"stacks.{rank}"
 
     def kill(self) -> None:
-        """End every rank and what it started in its process group, now, and remove the folder."""
+        """Kill every rank with its process group, and remove the folder."""
         if os.getpid() != self.owner:
             return
         for process in self._processes:
@@ -122,7 +123,7 @@ class LocalGang(Gang):
 def _spawn(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> subprocess.Popen[bytes]:
     channel, output = fds
     return subprocess.Popen(
-        # A new process that imports nothing of the caller's; -P: no module of the working folder either.
+        # A new process, which imports none of the caller's modules; -P: none of the working folder's either.
         [sys.executable, "-P", "-m", "workbench.world.worker", json.dumps({**job, "channel": channel})],
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -134,18 +135,18 @@ def _spawn(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> su
 
 
 def prepare() -> None:
-    """Begin with what the first ranks of this process would wait for: torch is imported for them, beside its own work.
+    """Start importing torch for this process's first ranks now, in the background. Only where ranks are forks.
 
-    Only where ranks are forks. A driver of NVIDIA's is taken for CUDA, since to ask torch is to import it.
+    An NVIDIA driver counts as CUDA here: asking torch would import it.
     """
     if not Path("/proc/driver/nvidia").exists():
         template.prepare(rank_env(0, 1, {}))
 
 
 def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """A rank's environment: this process's, its place, sockets on loopback, its share of threads, then `extra`."""
+    """A rank's environment: this process's, then its rank, loopback for sockets, its share of threads, and `extra`."""
     env = dict(os.environ)
-    env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // size)))
     env |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

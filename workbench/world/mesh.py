@@ -1,4 +1,4 @@
-"""Who the ranks are, and how they are laid out on a mesh."""
+"""`World`, the ranks as one of them sees them, and their layout on a device mesh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MESHES: WeakKeyDictionary[Any, dict[Hashable, DeviceMesh]] = WeakKeyDictionary(
 
 
 class WorldError(WorkbenchError):
-    """The ranks that exist are not those that are asked for."""
+    """There is no such world here, or it does not have the ranks that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class World:
     """The ranks, seen from one of them.
 
     kind: "fake" (shapes only), "simulated" (every rank's values in this process), "gloo" or "nccl".
-    size: number of ranks; rank: this one. device: where this rank's tensors live.
-    fake_mode: the mode that makes this world's tensors; None where tensors are real.
+    size: number of ranks; rank: this rank. device: the device of this rank's tensors.
+    fake_mode: the mode that creates this world's fake tensors; None if tensors are real.
     """
 
     kind: WorldKind
@@ -53,15 +53,15 @@ class World:
         return self.kind == "fake"
 
     def synchronise(self) -> None:
-        """Wait for all that this rank's GPU has to do; nothing to wait for on a CPU."""
+        """Wait until this rank's GPU has finished. Does nothing on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def mesh(self, spec: MeshSpec) -> DeviceMesh | None:
         """The mesh of `spec`, with the axes larger than 1 only, in the order dp_replicate, dp_shard, tp.
 
-        None for a single rank. WorldError where the axes do not multiply to the number of ranks.
-        Every rank must call it, in the same order: it makes process groups.
+        None for a single rank. WorldError if the axes do not multiply to the number of ranks.
+        Every rank must call it, in the same order: it creates process groups.
         """
         if spec.world_size != self.size:
             sizes = " x ".join(f"{axis} {getattr(spec, axis)}" for axis in AXES)
@@ -72,7 +72,7 @@ class World:
         return self.mesh_of({axis: getattr(spec, axis) for axis in AXES})
 
     def mesh_of(self, sizes: dict[str, int]) -> DeviceMesh | None:
-        """A mesh of the axes in `sizes` (name to size) that are larger than 1; None if there is none."""
+        """A mesh of the axes in `sizes` (name to size) that are larger than 1; None if there are none."""
         axes = {name: size for name, size in sizes.items() if size > 1}
         if prod(axes.values()) != self.size:
             raise WorldError(f"mesh {axes} does not multiply to the {self.size} ranks of this {self.kind} world")
@@ -82,7 +82,7 @@ class World:
             self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)))
 
     def _kept(self, layout: Hashable, make: Callable[[], DeviceMesh]) -> DeviceMesh:
-        """Real ranks make one mesh of each layout: a process group keeps threads or communicators to the end."""
+        """Real ranks create one mesh per layout: a process group keeps its threads or communicators until it ends."""
         if self.kind in ("fake", "simulated"):
             return make()
         meshes = _MESHES.setdefault(dist.group.WORLD, {})
@@ -91,10 +91,10 @@ class World:
         return meshes[layout]
 
     def expert_mesh(self, spec: MeshSpec) -> DeviceMesh | None:
-        """A second mesh of the same ranks for experts: dp_replicate, ep, and ep_shard, over which FSDP cuts them.
+        """A second mesh of the same ranks for experts: dp_replicate, ep, and ep_shard, over which FSDP shards them.
 
-        Axes of size 1 are left out; None if none is left. Ranks of one ep group stand next to each other on the axes
-        that `spec.ep_over` names; ep_shard takes the other ranks of dp_shard, and of tp. Every rank must call it.
+        Axes of size 1 are left out; None if none is left. Ranks of one ep group are neighbours on the axes that
+        `spec.ep_over` names; ep_shard takes the other ranks of dp_shard, and of tp. Every rank must call it.
         """
         sizes = spec.expert_axes
         inner = spec.tp if spec.ep_over == "dp_shard" else 1
@@ -109,7 +109,7 @@ class World:
             return None
 
         def make() -> DeviceMesh:
-            if len(axes) == 1:  # over all ranks a mesh takes the default group, which an axis of the other may have
+            if len(axes) == 1:  # a mesh over all ranks would take the default group, which the other mesh may use
                 group = dist.new_group(list(range(self.size)))
                 return DeviceMesh.from_group(group, self.device.type, mesh_dim_names=tuple(axes))
             table = torch.tensor(ranks, dtype=torch.int).reshape(*axes.values())
@@ -124,7 +124,7 @@ def axis_sizes(mesh: DeviceMesh | None) -> dict[str, int]:
 
 
 def coordinates(mesh: DeviceMesh | None, rank: int) -> dict[str, int]:
-    """Axis name to the place of `rank` on that axis, on a mesh over the whole world. Empty without a mesh."""
+    """Axis name to the coordinate of `rank`, on a mesh over the whole world. Empty without a mesh."""
     place: dict[str, int] = {}
     if mesh is None:
         return place
@@ -138,7 +138,7 @@ _open_worlds: list[World] = []
 
 
 def current_world() -> World:
-    """The world this process is a rank of: an open fake or simulated one, or the default process group's."""
+    """The world of this process: the open fake or simulated one, or that of the default process group."""
     if _open_worlds:
         return _open_worlds[-1]
     if not dist.is_initialized():
@@ -156,9 +156,9 @@ def current_world() -> World:
 
 @contextmanager
 def opened(what: str, world: World) -> Iterator[World]:
-    """Start the fake default process group of `world` and make it the current one; undo all of it afterwards.
+    """Start the fake default process group of `world` and make it the current world; undo all of it afterwards.
 
-    `what` names the caller in errors. WorldError where a process group exists or the numbers make no world.
+    `what` names the caller in errors. WorldError if a process group exists, or if size or rank is out of range.
     """
     if world.size < 1 or not 0 <= world.rank < world.size:
         raise WorldError(f"{what}: need size >= 1 and 0 <= rank < size, not size {world.size} and rank {world.rank}")
@@ -171,7 +171,7 @@ def opened(what: str, world: World) -> Iterator[World]:
             f"({dist.get_backend()}, {dist.get_world_size()} ranks). Leave that world first "
             "(the end of its `with` block, or torch.distributed.destroy_process_group())"
         )
-    excepthook = sys.excepthook  # torch puts its own there, which names the rank, and leaves it
+    excepthook = sys.excepthook  # torch installs one that names the rank, and does not remove it
     try:
         start_fake_process_group(world.size, world.rank)
         _open_worlds.append(world)

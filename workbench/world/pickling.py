@@ -1,4 +1,4 @@
-"""What crosses between the parent and its ranks: functions and classes of cells by value, tensors on the host."""
+"""Pickle what parent and ranks send each other: functions and classes of cells by value, tensors on the host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import cloudpickle
 
 LARGE_BYTES = 1 << 20
-_OPERATORS = ("_Ops", "_OpNamespace", "OpOverloadPacket", "OpOverload")  # torch gives none of them a way
+_OPERATORS = ("_Ops", "_OpNamespace", "OpOverloadPacket", "OpOverload")  # torch cannot pickle them
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles for another process: tensors on the host, and no more storage than they show."""
+    """Pickles for another process: a tensor is sent from the host, without the unused part of its storage."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -25,7 +25,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             dtensor = sys.modules.get("torch.distributed.tensor")
             if dtensor is not None and isinstance(obj, dtensor.DTensor):
                 return self.reduce_dtensor(obj)
-            if hasattr(obj, "trigger_wait"):  # what a functional collective returned, maybe still on its way
+            if hasattr(obj, "trigger_wait"):  # the result of a functional collective, maybe unfinished
                 obj = obj.trigger_wait()
             if type(obj) in (torch.Tensor, torch.nn.Parameter):
                 sent = on_host(obj)
@@ -40,19 +40,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def reduce_dtensor(self, value: Any) -> Any:
-        """How a DTensor is sent: not at all."""
+        """DTensors are refused."""
         raise TypeError("a DTensor means nothing outside its ranks: send x.to_local() or x.full_tensor()")
 
 
 def _operator(name: str) -> Any:
-    """torch.ops, a namespace, an operator or one of its overloads, by its dotted name."""
+    """torch.ops, a namespace, an operator or an overload, from its dotted name."""
     import torch
 
     return reduce(getattr, name.split(".")[1:], torch)
 
 
 def _is_plain_and_large(tensor: Any) -> bool:
-    """Whether the bytes say all, and are too many for torch's own way, which copies them thrice."""
+    """Whether its bytes are all there is to send, and are many: torch's own pickling would copy them three times."""
     import torch
 
     return (tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
@@ -69,12 +69,12 @@ def _rebuilt(data: bytearray, kind: type, dtype: Any, shape: tuple[int, ...], re
 
 
 def on_host(tensor: Any) -> Any:
-    """The tensor as it is sent: itself, or a copy where it lies on a device or shows little of its storage."""
+    """The tensor itself, or a copy if it is on a device or uses less than half of its storage."""
     import torch
 
     on_device = tensor.device.type not in ("cpu", "meta")
     dense = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-    # A view would drag the whole storage along; sharing between the tensors of a result is worth less.
+    # Pickling a view would send the whole storage. The copies no longer share it.
     wasteful = dense and tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()
     if not (on_device or wasteful):
         return tensor

@@ -1,4 +1,4 @@
-"""`RankPool`: calls to warm ranks. A rank that fails is named, and a call that hangs ends with every rank's stack."""
+"""`RankPool`: calls to running ranks. An error names the failing rank; a call that hangs ends with all stacks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ START_SECONDS = 120.0
 ASK_SECONDS = 1.0
 _STREAM_KEYS = itertools.count()
 Call = tuple[bytes, bytes]
-"""What is registered here, and the function with its arguments: two pickles."""
+"""Two pickles: what is registered in this process, and the function with its arguments."""
 
 
 def checked_timeout(seconds: float) -> float:
-    """The seconds that a call may take. WorkbenchError for what is no number above 0."""
+    """`seconds` as a float. WorkbenchError unless it is a number above 0."""
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
         raise WorkbenchError(f"ranks(timeout={seconds!r}): timeout must be a number of seconds above 0.")
     return float(seconds)
 
 
 class RankPool:
-    """`size` ranks with an initialised default process group. Make one with `ranks`."""
+    """`size` ranks with an initialised default process group. Create one with `ranks`."""
 
     def __init__(
         self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str], door: Door | None
@@ -68,7 +68,7 @@ class RankPool:
 
     @property
     def timeout(self) -> float:
-        """Seconds that a call may take; may be set between calls."""
+        """Time limit of a call in seconds; may be set between calls."""
         return self._timeout
 
     @timeout.setter
@@ -88,7 +88,7 @@ class RankPool:
 
     @property
     def pids(self) -> list[int]:
-        """The ranks' process ids, in rank order; empty while none run: closed, or after a failure."""
+        """The ranks' process ids, in rank order; empty if none run: after close, or after a failure."""
         return [pid for gang in self._gang for pid in gang.pids]
 
     @property
@@ -100,14 +100,14 @@ class RankPool:
         """Call `fn(*args, **kwargs)` on every rank and return the results in rank order.
 
         Functions, classes and modules defined in a notebook cell are sent by value, tensors by copy: CUDA tensors
-        arrive on the host, DTensors are refused (send `to_local()` or `full_tensor()`). Imported modules are
-        loaded once in each rank: after editing one, call `restart`. Passes and models that are registered here when
-        the call is made are registered on the ranks, too, as they are here.
+        arrive on the host, DTensors are refused (send `to_local()` or `full_tensor()`). A rank imports a module once:
+        after editing it, call `restart`. Passes and models that are registered in this process are registered on the
+        ranks, too.
 
-        Raises RankError when a rank raises, dies or does not answer in time. Where all ranks raised the same, with
-        no collective begun that others did not begin, or where a result cannot be pickled, the ranks live on; in
-        all other cases they are killed, and the next call starts new ones. Raises WorkbenchError when the call
-        itself cannot be pickled. KeyboardInterrupt kills the ranks.
+        Raises RankError if a rank raises, dies or does not answer in time. The ranks keep running if all of them
+        raised the same error and none is in a collective that another did not reach, or if only a result cannot be
+        pickled. Otherwise they are killed, and the next call starts new ones. Raises WorkbenchError if the call itself
+        cannot be pickled. KeyboardInterrupt kills the ranks.
         """
         return self.run_on(range(self._size), fn, args, kwargs)
 
@@ -115,7 +115,7 @@ class RankPool:
         self, some: Sequence[int], fn: Callable[..., Any], args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None, tick: Callable[[Gang], None] | None = None,
     ) -> list[Any]:
-        """Like `run`, on some ranks only: their results, in the order of `some`. `tick` is called while they work."""
+        """Like `run`, on some ranks only: their results, in the order of `some`. `tick` is called twice a second."""
         call = self._payload(fn, args, kwargs or {})
         self._claim()
         try:
@@ -124,7 +124,7 @@ class RankPool:
             self._busy.release()
 
     def call_async(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
-        """Like `run`, without waiting: a Future of the results. The pool takes no other call until it is done."""
+        """Like `run`, in the background: a Future of the results. The pool takes no other call until it is done."""
         call = self._payload(fn, args, kwargs)
         self._claim()
         future: Future[list[Any]] = Future()
@@ -136,7 +136,7 @@ class RankPool:
                 self._busy.release()
                 future.set_exception(error)
             else:
-                self._busy.release()  # before the result: who waits for it may call at once
+                self._busy.release()  # first, so that a caller who waits for the result can call at once
                 future.set_result(results)
 
         future.set_running_or_notify_cancel()
@@ -144,10 +144,10 @@ class RankPool:
         return future
 
     def stream(self, fn: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
-        """Call a generator function on every rank: its values as they come, each a list in rank order.
+        """Call a generator function on every rank, and yield its values, each as a list in rank order.
 
-        The ranks go in step: each computes its next value when all are asked for it, so the loop may be left at any
-        time. RankError where some ranks end before the others, else as `run`.
+        All ranks compute their next value when the caller asks for it, so the caller may leave the loop at any time.
+        RankError if some ranks end before others, otherwise as `run`.
         """
         key = next(_STREAM_KEYS)
         self.run(open_stream, key, fn, args, kwargs)
@@ -169,11 +169,11 @@ class RankPool:
                     self.run(close_stream, key)
 
     def restart(self) -> None:
-        """End the ranks, and a call that is running; the next call starts new ones, which load edited modules."""
+        """End the ranks and any running call. The next call starts new ranks, which import edited modules."""
         self._end()
 
     def close(self) -> None:
-        """End the ranks: the process group is destroyed, then whatever is left is killed. May be called twice."""
+        """End the ranks: destroy the process group, then kill what is left. May be called twice."""
         self._closed = True
         self._end()
         if self._door is not None:
@@ -191,7 +191,7 @@ class RankPool:
         return f"RankPool(size={self._size}, backend={self._backend!r}, {state})"
 
     def ask(self, some: Sequence[int], what: str, *args: Any) -> dict[int, Any]:
-        """Ask some ranks "look", "complete" or "prepare" (see the worker); empty while a call runs, or none live."""
+        """Ask some ranks "look", "complete" or "prepare" (see the worker). Empty during a call, or if no ranks run."""
         if not self._gang or not self._busy.acquire(blocking=False):
             return {}
         try:
@@ -201,9 +201,9 @@ class RankPool:
             self._busy.release()
 
     def refuse_divergence(self) -> None:
-        """RankError where ranks have run unlike collectives and none of them failed: their values are wrong.
+        """End the ranks and raise RankError if they ran different collectives without failing: their values are wrong.
 
-        Backends move the bytes and do not look at their type. The ranks are ended then. Takes some 20 ms.
+        Backends move bytes and do not compare types. Takes about 20 ms.
         """
         self._claim()
         try:
@@ -270,7 +270,7 @@ class RankPool:
 
     def _end(self) -> None:
         if not self._busy.acquire(blocking=False):
-            for gang in self._gang:  # another thread is in a call: it notices, and cleans up
+            for gang in self._gang:  # another thread, in a call, notices and cleans up
                 gang.dismiss()
             self._busy.acquire()
         try:

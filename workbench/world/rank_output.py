@@ -1,4 +1,4 @@
-"""The ranks' output, shown in the parent with its rank."""
+"""Show the ranks' output in the parent, each line with its rank."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BAR_SECONDS = 0.1
 
 
 class Echo:
-    """Shows the ranks' output line by line, each with its rank, and remembers the last lines of each.
+    """Shows the ranks' output line by line, each with its rank, and keeps each rank's last lines.
 
-    Mode "live": as it comes, and a progress bar moves in its place, that of the lowest rank which draws one;
-    "grouped": after the call, in rank order; "rank0": only that rank's, as it comes; "none".
+    Mode "live": at once, with a moving progress bar, that of the lowest rank that draws one; "grouped": after the
+    call, in rank order; "rank0": that rank's only, at once; "none".
     """
 
     def __init__(self, mode: str, size: int) -> None:
@@ -27,9 +27,9 @@ class Echo:
         self.tail: list[deque[str]] = [deque(maxlen=TAIL_LINES) for _ in range(size)]
 
     def feed(self, rank: int, data: bytes) -> None:
-        """Take what a rank wrote; whole lines are shown, the rest waits."""
+        """Take a rank's output: show complete lines, and keep the rest for later."""
         *lines, self._part[rank] = (self._part[rank] + data).split(b"\n")
-        # A progress bar rewrites its line: its last state is what stands.
+        # A progress bar rewrites its line: show its last state.
         self._show(rank, [_last_state(line) for line in lines])
         before, cr, last = self._part[rank].rstrip(b"\r").rpartition(b"\r")
         if before:
@@ -38,7 +38,7 @@ class Echo:
             self._draw()
 
     def finish(self) -> None:
-        """End of a call: show unfinished lines and, when grouped, everything."""
+        """End of a call: show unfinished lines and, in mode "grouped", everything."""
         for rank, part in enumerate(self._part):
             if part:
                 self.feed(rank, b"\n")
@@ -47,7 +47,7 @@ class Echo:
             held.clear()
 
     def clear_bar(self) -> None:
-        """Take a moving bar away before something else is shown below it."""
+        """Remove a moving bar before something is shown below it."""
         sys.stdout.write(self._wiped())
         sys.stdout.flush()
 
@@ -72,7 +72,7 @@ class Echo:
             self._bar, self._drawn = bar, time.monotonic()
 
     def _wiped(self) -> str:
-        """What takes the bar away again: the cursor stands at its beginning."""
+        """The text that overwrites the bar, at whose beginning the cursor is."""
         blank, self._bar = f"{' ' * len(self._bar)}\r" if self._bar else "", ""
         return blank
 

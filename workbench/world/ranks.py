@@ -1,9 +1,9 @@
-"""A pool of real ranks, for notebooks: one process a rank, kept warm between calls.
+"""A pool of real ranks for notebooks: one process for each rank, kept running between calls.
 
     with ranks(4) as pool:
         losses = pool.run(train, recipe)    # `train` may be defined in a notebook cell
 
-A rank that fails is named, a call that hangs ends with every rank's stack, and nothing outlives the parent process.
+An error names the failing rank, a call that hangs ends with every rank's stack, and no rank outlives this process.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ def ranks(
 ) -> RankPool:
     """Start `n` ranks on this machine and return their pool; use it in a `with`, or call `close()`.
 
-    `backend`: "nccl" (one GPU a rank), "gloo" (CPU), or "auto": nccl if there are enough GPUs. `timeout`: seconds
-    that one call may take. `echo`: the ranks' output "live", "grouped" by rank after each call, of "rank0" only,
-    or "none". `env`: environment variables for the ranks, on top of this process's. The ranks' OMP_NUM_THREADS is
-    the cores divided by `n`, unless it is set. `check`: torch compares each collective's operator and shapes among
-    the ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL), which names a mismatch at once and costs time.
+    `backend`: "nccl" (one GPU for each rank), "gloo" (CPU), or "auto": nccl if there are enough GPUs. `timeout`:
+    seconds that one call may take. `echo`: show the ranks' output "live", "grouped" by rank after each call, of
+    "rank0" only, or "none". `env`: environment variables for the ranks, on top of this process's. The ranks'
+    OMP_NUM_THREADS is the cores divided by `n`, unless it is set. `check`: torch compares each collective's operator
+    and shapes among the ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL): slower, and names a mismatch at once.
 
-    `listen`: no ranks are started here; they are taken from torchrun, on any machines, and call this address
-    ("HOST:PORT"; "PORT" listens on loopback), with a key that both sides read from `key_file` or WORKBENCH_KEY:
+    `listen`: start no ranks here, but accept ranks that torchrun starts, on any machines, at this address
+    ("HOST:PORT"; "PORT" listens on loopback). Both sides read a shared key from `key_file` or WORKBENCH_KEY:
     `torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench worker --connect HOST:PORT`.
 
-    Raises WorkbenchError for arguments that cannot work here, RankError when the ranks do not start.
+    Raises WorkbenchError for arguments that cannot work here, RankError if the ranks do not start.
     """
     here = resolve(backend, n, listen is None)
     env = dict(env or {}) | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {})
     if listen is None:
         return RankPool(n, here, timeout, echo, env, None)
     if env:
-        raise WorkbenchError(f"ranks(listen={listen!r}): torchrun's environment is the ranks': set "
-                             f"{', '.join(env)} where you start it.")
+        raise WorkbenchError(f"ranks(listen={listen!r}): the ranks have torchrun's environment: set "
+                             f"{', '.join(env)} where you start torchrun.")
     if backend == "auto":
-        raise WorkbenchError(f"ranks(listen={listen!r}): say backend='nccl' or 'gloo': this machine's GPUs tell "
-                             "nothing about the others'.")
+        raise WorkbenchError(f"ranks(listen={listen!r}): give backend='nccl' or 'gloo': this machine's GPUs tell "
+                             "nothing about the other machines.")
     key = read_key(key_file)
     return RankPool(n, backend, timeout, echo, env, Door(listen, key))
 
 
 def resolve(backend: str, n: int, here: bool = True) -> str:
-    """The backend of `n` ranks on this machine: for `auto`, gloo or nccl. `here` False: they run on others.
+    """The backend of `n` ranks, with `auto` resolved to gloo or nccl. `here`: whether they run on this machine.
 
     Raises WorkbenchError for arguments that cannot work.
     """

@@ -1,7 +1,7 @@
-"""What is registered in this process, for its ranks to know as well: one rule for every call of a pool.
+"""Register on the ranks what the user has registered in this process, such as passes and models.
 
-The layers above say how to list and install their kind (`known_on_ranks`); a pool sends all of it with a call
-where its pickle is not what the ranks had last, so that a cell run twice, or a global that a pass reads, counts there.
+The layers above declare how to list and install each kind (`known_on_ranks`). A pool sends all of it with a call if
+its pickle has changed since the last one: a cell was run again, or a global that a pass reads has a new value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _KINDS: dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any], None]]] = {
 
 
 def known_on_ranks(kind: str, own: Callable[[], Sequence[Any]], install: Callable[[Any], None]) -> None:
-    """Have ranks know what `own()` lists here: `install(list)` there. Each item has a name; kind: how to call one."""
+    """Send what `own()` lists to the ranks, which call `install(list)`. Items have a `name`; kind: an item's noun."""
     _KINDS[kind] = own, install
 
 
 def packed() -> bytes:
-    """What this process has registered, for `unpack`; b"" where that is nothing. WorkbenchError names what cannot go.
+    """A pickle of what this process has registered, for `unpack`; b"" if nothing.
 
-    In one pickle, so that passes of one cell share its globals on the ranks, too.
+    It is one pickle, so that passes of one cell share its globals on the ranks, too. WorkbenchError names an item that
+    cannot be pickled.
     """
     found = [(install, listed) for own, install in _KINDS.values() if (listed := own())]
     if not found:
@@ -44,10 +45,10 @@ def _refuse(kind: str, item: Any) -> None:
     except Exception as error:
         raise WorkbenchError(
             f"{kind} {item.name!r} is registered here, and cannot be sent to the ranks: {type(error).__name__}: "
-            f"{error}. Make what cannot be pickled inside the function, and register it again") from None
+            f"{error}. Create what cannot be pickled inside the function, and register it again") from None
 
 
 def unpack(sent: bytes) -> None:
-    """In a rank: install what `packed` made."""
+    """In a rank: install what `packed` returned."""
     for install, listed in pickle.loads(sent):
         install(listed)

@@ -1,13 +1,12 @@
-"""Ranks on other machines: torchrun starts a keeper for each, which starts the rank, and another when that has ended.
+"""Ranks on other machines: torchrun starts a keeper for each, which starts the rank, and a new one when it has ended.
 
-The ranks call the pool, which listens where it is told to.
-Both sides prove that they know the key (HMAC challenges of `multiprocessing.connection`) before anything is
-unpickled. What is sent is not encrypted: use it inside a private network, or through a tunnel.
+The ranks connect to the pool, which listens at an address. Both sides prove that they know the key (HMAC challenges of
+`multiprocessing.connection`) before anything is unpickled. Messages are not encrypted: use a private network, or a
+tunnel.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import select
@@ -38,9 +37,9 @@ EARLY_SECONDS, EARLY_ENDS = 1.0, 5
 
 
 def read_key(path: str | os.PathLike[str] | None) -> bytes:
-    """The shared key from a file that only its owner can read, or else from the environment variable WORKBENCH_KEY.
+    """The shared key, from a file that only its owner can read, or from the environment variable WORKBENCH_KEY.
 
-    WorkbenchError, which never shows the key, where there is none or it is too short or open to others.
+    WorkbenchError if it is missing, too short or readable by others; the message never shows the key.
     """
     if path is None:
         key, where = os.environ.get(KEY, "").strip().encode(), f"the environment variable {KEY}"
@@ -55,7 +54,7 @@ def read_key(path: str | os.PathLike[str] | None) -> bytes:
     if len(key) < 16:
         make = "python -c 'import secrets; print(secrets.token_hex(32))'"
         raise WorkbenchError(f"{where} holds {len(key)} bytes, and a key needs 16 or more: make one with {make}, and "
-                             f"give the same to every machine, in a file or in {KEY}")
+                             f"give every machine the same key, in a file or in {KEY}")
     return key
 
 
@@ -68,7 +67,7 @@ def read_address(text: str) -> tuple[str, int]:
 
 
 class Door:
-    """A listening socket, at which the workers of one generation after another report."""
+    """The listening socket, to which the ranks connect, and new ones after a failure."""
 
     def __init__(self, address: str, key: bytes) -> None:
         self.address, self._key = address, key
@@ -80,7 +79,7 @@ class Door:
             raise WorkbenchError(f"ranks(listen={address!r}): cannot listen there: {error.strerror}") from None
 
     def admit(self, size: int, backend: str, seconds: float, echo: Echo) -> RemoteGang:
-        """Wait for `size` workers. WorkbenchError where they are not as many, or too few come in time."""
+        """Wait for `size` ranks. WorkbenchError if torchrun started another number, or too few connect in time."""
         admitted: dict[int, tuple[Connection, dict[str, Any]]] = {}
         limit = time.monotonic() + seconds
         try:
@@ -92,7 +91,7 @@ class Door:
                             f"{greetings.refused()}. On each machine: torchrun ... -m workbench worker "
                             f"--connect {self.address}")
                     for channel, hello in greetings.wait(self._socket, left):
-                        if (earlier := admitted.get(hello["rank"])) is not None:  # its keeper has started another
+                        if (earlier := admitted.get(hello["rank"])) is not None:  # the keeper has started a new one
                             earlier[0].close()
                         admitted[hello["rank"]] = (channel, hello)
                         if hello["size"] != size:
@@ -105,12 +104,12 @@ class Door:
         return RemoteGang(size, backend, [admitted[rank] for rank in range(size)], echo)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
 
 
 class RemoteGang(Gang):
-    """Ranks that called. They end when they lose their channel, and their keepers start others."""
+    """Ranks that have connected. They end when they lose their channel, and their keepers start new ones."""
 
     def __init__(
         self, size: int, backend: str, admitted: Sequence[tuple[Connection, dict[str, Any]]], echo: Echo
@@ -130,22 +129,8 @@ class RemoteGang(Gang):
         return {rank: read_stack(text) for rank, text in self.told(ranks, STACK_SECONDS).items()}
 
 
-def read_arguments() -> argparse.Namespace:
-    """The worker's command line. WorkbenchError where torchrun did not start it."""
-    parser = argparse.ArgumentParser(prog="python -m workbench.world.worker", description="one rank of a pool that "
-                                     "listens: start it with torchrun, once for each rank")
-    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="where `ranks(n, listen=...)` listens")
-    parser.add_argument("--key-file", metavar="PATH", help=f"the shared key; default: the variable {KEY}")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # the rank itself, under its keeper
-    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
-    asked = parser.parse_args()
-    if missing:
-        raise WorkbenchError(f"{', '.join(missing)} not set: start this with torchrun")
-    return asked
-
-
 def keep_a_rank() -> NoReturn:
-    """Start a rank, and another whenever one ends, until the pool lets it go: torchrun sees no failure."""
+    """Run this command as a rank, and again whenever it ends, until the pool closes: torchrun sees no failure."""
     def leave(*_: object) -> NoReturn:
         rank.kill()
         raise SystemExit(1)
@@ -154,10 +139,9 @@ def keep_a_rank() -> NoReturn:
     early = 0
     while True:
         started = time.monotonic()
-        rank = subprocess.Popen([sys.executable, "-m", "workbench.world.worker", *sys.argv[1:], "--rank"],
-                                start_new_session=True)
+        rank = subprocess.Popen([sys.executable, "-m", "workbench", *sys.argv[1:], "--rank"], start_new_session=True)
         status = rank.wait()
-        if status in (0, 2):  # the pool is closed; it could not be reached
+        if status in (0, 2):  # 0: the pool is closed; 2: it could not be reached
             raise SystemExit(status)
         early = early + 1 if time.monotonic() < started + EARLY_SECONDS else 0
         if early == EARLY_ENDS:
@@ -165,7 +149,7 @@ def keep_a_rank() -> NoReturn:
 
 
 def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, dict[str, Any]]:
-    """In a worker: call the pool, show the key and see its, and take the job. WorkbenchError where that fails."""
+    """In a worker: connect to the pool, authenticate both sides, return channel and job. WorkbenchError if it fails."""
     host, port = read_address(address)
     limit = time.monotonic() + DIAL_SECONDS
     while True:
@@ -175,13 +159,13 @@ def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, d
             connection.settimeout(None)
             keep_alive(connection)
             channel = Connection(connection.detach())
-            # the pool answers when its next call comes
+            # blocks until the pool accepts, which may be at its next call
             answer_challenge(channel, key)
             deliver_challenge(channel, key)
             break
         except AuthenticationError:
             raise WorkbenchError(f"--connect {address}: the pool there has another key") from None
-        except (EOFError, OSError) as error:  # among many strangers, the pool may have closed it before it was greeted
+        except (EOFError, OSError) as error:  # among many strangers, the pool may have closed this connection first
             if time.monotonic() > limit:
                 if connection is not None:
                     raise
@@ -193,7 +177,7 @@ def dial(address: str, key: bytes, hello: dict[str, Any]) -> tuple[Connection, d
 
 
 class Output:
-    """What this process and its children write to stdout and stderr, sent to the pool instead."""
+    """Sends to the pool what this process and its children write to stdout and stderr."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
         self._send, self._reading = send, threading.Lock()
@@ -203,13 +187,13 @@ class Output:
         os.close(write)
 
     def pump(self) -> None:
-        """Send what comes, for ever: for a thread of its own."""
+        """Send output as it comes, forever: a thread's target."""
         while True:
             select.select([self._read], [], [])
             self.drain()
 
     def drain(self) -> None:
-        """Send what has been written so far."""
+        """Send all output so far."""
         with self._reading:
             while select.select([self._read], [], [], 0)[0]:
                 self._send("output", os.read(self._read, 1 << 16))

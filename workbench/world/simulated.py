@@ -1,4 +1,4 @@
-"""Every rank's values in one process: to see what each rank holds, eagerly and slowly."""
+"""Every rank's values in one process, eager and slow: to see what each rank holds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from workbench.world.mesh import World, opened
 def simulated_world(size: int) -> Iterator[World]:
     """Run the block as all of `size` ranks at once, on the CPU, with real collectives between their values.
 
-    For looking, not for speed: seconds for a step of the debug model. A graph captured here would hold the
-    constants of rank 0 only, so capture on a fake world. WorldError where a process group already exists.
+    A step of the debug model takes seconds. Capture on a fake world instead: a graph captured here would hold rank 0's
+    constants only. WorldError if a process group already exists.
     """
     world = World("simulated", size, 0, torch.device("cpu"))
     with opened("simulated_world", world), simulate_ranks(size):

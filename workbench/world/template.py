@@ -1,8 +1,11 @@
-"""Ranks as forks of one process that has imported torch: four of them in a tenth of a second rather than in eight.
+"""Fork ranks from one process that has imported torch: four ranks start in 0.1 s instead of 8 s.
 
-The template imports what `PRELOAD` lists and computes nothing, so that nothing but its own thread is lost in a fork. It
-belongs to one process with one environment and one state of this package's files, and ends with it. A rank's parent is
-that process, as if it were started by it. Ranks that a fork does not suit are started afresh (see `suits`).
+The template imports what `PRELOAD` lists and computes nothing, so it has one thread and a fork loses none. It serves
+one owner process, one environment and one version of this package's files, and ends with its owner. Ranks become the
+owner's children, as if the owner had started them. Where a fork does not work (see `suits`), ranks are new processes.
+
+The forkserver of `multiprocessing` starts ranks as fast. But it imports the caller's `__main__`, keeps its first
+environment, outlives a killed owner that has forked a child, and its ranks' exit status is lost when it dies.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ START_SECONDS = 120.0
 THREADS = "OMP_NUM_THREADS"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own import sets it, and makes the folder
 LATE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORKBENCH_", "PYTEST_", CACHE, THREADS)
-"""What these variables' names start with: a rank reads them when it runs."""
+"""Prefixes of the variables that a rank reads when it runs. All others may be read by an import."""
 _MESSAGE = 1 << 16
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER
 _LOCK = threading.Lock()
@@ -38,23 +41,19 @@ _TEMPLATES: list[Template] = []  # none or one
 
 
 class Forked:
-    """A rank that was forked: what of subprocess.Popen its pool uses."""
+    """A forked rank, with the part of subprocess.Popen's interface that its pool uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to a rank that has not been waited for."""
-        os.kill(self.pid, number)
-
     def wait(self, timeout: float) -> int | None:
-        """Its exit status, as of subprocess.Popen; TimeoutExpired where it runs on."""
+        """Its exit status, as subprocess.Popen reports it; TimeoutExpired if it still runs."""
         limit = time.monotonic() + timeout
         while self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # another wait took it
+            except ChildProcessError:  # another wait has reaped it
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -69,16 +68,16 @@ class Template:
     """This process's handle on its template."""
 
     def __init__(self, env: dict[str, str], cache: dict[str, str]) -> None:
-        self.env, self.owner, self._files = env, os.getpid(), _files()
+        self.owner, self._state = os.getpid(), (env, _files())
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(START_SECONDS)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=self._said, pass_fds=(theirs.fileno(),),
-                env=env | cache | {THREADS: "1"},  # a fork would lose the others
-                start_new_session=True,  # an interrupt stays with this process
+                stdout=subprocess.DEVNULL, stderr=self._stderr, pass_fds=(theirs.fileno(),),
+                env=env | cache | {THREADS: "1"},  # a fork would lose other threads
+                start_new_session=True,  # an interrupt does not reach it
             )
 
     @property
@@ -87,12 +86,12 @@ class Template:
         return self._process.pid
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Whether it lives, is this process's own, was started with this environment, and no module changed since."""
-        mine = self.owner == os.getpid() and self.env == env
-        return mine and self._process.poll() is None and self._files == _files()
+        """Whether it runs, belongs to this process, has this environment, and no module has changed since its start."""
+        mine = self.owner == os.getpid() and self._state == (env, _files())
+        return mine and self._process.poll() is None
 
     def fork(self, request: Mapping[str, Any], fds: list[int]) -> Forked:
-        """Another rank; WorkbenchError where the template has died, with what it printed, or imports for too long."""
+        """Start a rank. WorkbenchError if the template has died, with its stderr, or imports for too long."""
         with _adopting():
             answer = b""
             try:
@@ -101,48 +100,48 @@ class Template:
             except TimeoutError:
                 raise WorkbenchError("the ranks cannot start: the process that imports torch for them has not done so "
                                      f"in {START_SECONDS:g} s") from None
-            except ConnectionError:  # it has died
+            except ConnectionError:  # the template has died
                 pass
         if not answer:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
-            self._said.seek(0)
-            said = self._said.read().decode(errors="replace").strip()[-_MESSAGE:]
+            self._stderr.seek(0)
+            said = self._stderr.read().decode(errors="replace").strip()[-_MESSAGE:]
             raise WorkbenchError("the ranks cannot start: the process that imports torch for them ended with status "
                                  f"{self._process.returncode}" + (f":\n{said}" if said else ""))
         return Forked(int(answer))
 
     def close(self) -> None:
-        """End it. The ranks live on."""
+        """Kill the template. Its ranks keep running."""
         self._channel.close()
         if os.getpid() == self.owner:
             self._process.kill()
             self._process.wait()
-        self._said.close()
+        self._stderr.close()
 
 
 def suits(backend: str, extra: Mapping[str, str]) -> bool:
-    """Whether ranks may be forks: CUDA cannot be used in one, and variables of their own may be read at an import."""
+    """Whether ranks can be forks: a fork cannot use CUDA, and an import may already have read what `extra` sets."""
     import torch
 
     return backend == "gloo" and not extra and not torch.cuda.is_available()
 
 
 def fork(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> Forked:
-    """A rank that serves `job` (see the worker) with this environment and these descriptors: channel and output."""
+    """Start a rank that serves `job` (see the worker) in this environment. fds: its channel and its output."""
     late = {name: value for name, value in env.items() if name.startswith(LATE)}
     with _LOCK:
         serving = _serving(env)
         try:
             here = {"folder": os.getcwd(), "cpus": sorted(os.sched_getaffinity(0)), "umask": _umask()}
             return serving.fork({"job": job, "late": late, **here}, fds)
-        except BaseException:  # a pid that nobody waits for may be on its way
+        except BaseException:  # the template may be sending a pid that nobody will wait for
             end()
             raise
 
 
 def prepare(env: Mapping[str, str]) -> None:
-    """Let the template of this environment import beside what this process does, if it is not there already."""
+    """Start the template of this environment, if it does not run; it imports while this process goes on."""
     with _LOCK:
         _serving(env)
 
@@ -157,30 +156,30 @@ def _serving(env: Mapping[str, str]) -> Template:
 
 
 def _files() -> dict[str, int]:
-    """When each module of this package was written: a rank has them as they are when its pool starts."""
+    """The modification time of each module of this package: a new pool's ranks run the edited ones."""
     package, found = Path(__file__).parent.parent, {}
     for file in package.rglob("*.py"):
-        with suppress(FileNotFoundError):  # an editor's link to nowhere
+        with suppress(FileNotFoundError):  # an editor's dangling lock link
             found[str(file)] = file.stat().st_mtime_ns
     return found
 
 
 def _umask() -> int:
-    """This process's, which os.umask tells only to who sets another."""
+    """This process's umask; os.umask would change it to read it."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("\nUmask:")[1].split()[0], 8)
 
 
 @atexit.register
 def end() -> None:
-    """End the template, if there is one; the next fork starts another."""
+    """Kill the template, if there is one. The next fork starts another."""
     while _TEMPLATES:
         _TEMPLATES.pop().close()
 
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Inside it, orphans below this process become its children: it can wait for them, and they see it end."""
+    """Within this block, orphaned descendants become this process's children, so that it can wait for them."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -194,11 +193,11 @@ def _adopting() -> Iterator[None]:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Import, then fork a rank for each request until the owner is gone."""
+    """Import, then fork a rank for each request until the owner has gone."""
     from workbench.torch_api.preload import PRELOAD
 
     for name in PRELOAD:
-        with suppress(ImportError):  # another torch has others
+        with suppress(ImportError):  # not in this version of torch
             importlib.import_module(name)
     while True:
         message, fds, _, _ = socket.recv_fds(channel, _MESSAGE, 2)
@@ -206,9 +205,9 @@ def _serve(channel: socket.socket) -> None:
             return
         read, write = os.pipe()
         between = os.fork()
-        if not between:  # its end makes the rank an orphan
+        if not between:  # this process exits at once, so that the rank is an orphan, which the owner adopts
             if not os.fork():
-                os.setsid()  # before the owner knows its pid, and ends it by its group
+                os.setsid()  # before the owner learns the pid, by which it kills the process group
                 os.write(write, str(os.getpid()).encode())
                 os.close(read)
                 os.close(write)
@@ -230,14 +229,14 @@ def _become_rank(request: dict[str, Any], channel: int, output: int) -> None:
         for fd in (1, 2):
             os.dup2(output, fd)
         os.close(output)
-        for name in ("stdout", "stderr"):  # those of before know where the descriptors led
+        for name in ("stdout", "stderr"):  # the old ones remember what the descriptors led to
             setattr(sys, name, open(getattr(sys, name).fileno(), "w", closefd=False))  # noqa: SIM115
         os.chdir(request["folder"])
         os.sched_setaffinity(0, request["cpus"])
         os.umask(request["umask"])
         os.environ.update(request["late"])
         _set_threads(os.environ.get(THREADS, ""))
-        _start_anew()
+        _reseed()
         serve_job(request["job"] | {"channel": channel})
         status = 0
     except SystemExit as error:
@@ -255,14 +254,14 @@ def _become_rank(request: dict[str, Any], channel: int, output: int) -> None:
 
 
 def _set_threads(said: str) -> None:
-    """What OpenMP reads when it is loaded, said anew: a number, or one for each level of nesting."""
+    """Apply OMP_NUM_THREADS, which OpenMP read in the template: one number, or one for each level of nesting."""
     first = said.split(",")[0].strip()
     if first.isdecimal() and int(first):
         importlib.import_module("torch").set_num_threads(int(first))
 
 
-def _start_anew() -> None:
-    """What each process draws at its start, and what the template found to be missing on its path."""
+def _reseed() -> None:
+    """Give this process its own random seeds, and forget which modules the template did not find."""
     random.seed()
     importlib.import_module("torch").seed()
     if "numpy.random" in sys.modules:

@@ -1,11 +1,11 @@
-"""The process behind one rank: `python -m workbench.world.worker JOB`, started by `workbench.world.local`, or a fork.
+"""The process of one rank: a fork of the template, or `python -m workbench.world.worker JOB`, started by the pool.
 
-It joins the default process group, says "ready", then runs one call after another until it is told to stop
-or its parent goes away. torch is imported late, so that a parent that dies meanwhile is noticed.
+It joins the default process group, sends "ready", then runs one call after another until the pool sends "stop" or
+goes away. It imports torch after it starts to listen, so that it notices a pool that dies meanwhile.
 
-A pool that listens (`ranks(n, listen=...)`) is called by workers that torchrun starts, on any machine:
+The ranks of a pool that listens (`ranks(n, listen=...)`) are started by torchrun, on any machine:
 
-    torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench.world.worker --connect HOST:PORT [--key-file PATH]
+    torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench worker --connect HOST:PORT [--key-file PATH]
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _FOR_LIFE = ExitStack()
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
 GROUP_TIMEOUT = timedelta(days=1)
-"""The pool's own time limit must strike first: it shows stacks, the process group's does not."""
+"""Longer than any call: the pool's own limit must end it, since only the pool shows stacks."""
 
 
 class Parent:
-    """The channel to the pool: one thread listens, and several speak."""
+    """The channel to the pool: one thread receives, several send."""
 
     def __init__(self, channel: Connection) -> None:
         self.channel, self._speaking = channel, threading.Lock()
@@ -51,18 +51,18 @@ class Parent:
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def send(self, kind: str, body: Any) -> None:
-        raw = isinstance(body, bytes)  # a pickle already, and maybe a large one: once more would copy it
+        raw = isinstance(body, bytes)  # already a pickle, maybe a large one: pickling it again would copy it
         with self._speaking:
             self.channel.send_bytes(pickle.dumps((kind, None if raw else body, raw)))
             if raw:
                 self.channel.send_bytes(body)
 
     def listen(self, job: dict[str, Any]) -> None:
-        """Feed the main thread. When the parent is gone, end this rank and what it started, whatever it is doing."""
+        """Pass calls to the main thread. When the parent is gone, kill this rank and its children, whatever they do."""
         try:
             while True:
                 while not self.channel.poll(PARENT_CHECK_SECONDS):
-                    # A child that the parent forked may hold the other end open: look for the parent as well.
+                    # A child that the parent forked may hold the other end open: check the parent, too.
                     if os.getppid() != job["parent"]:
                         raise EOFError
                 command, *body = pickle.loads(self.channel.recv_bytes())
@@ -80,7 +80,7 @@ class Parent:
 
 
 def _aside(what: str, *args: Any) -> Any:
-    """Answer a question while the main thread may be in a call. One that fails is answered with nothing."""
+    """Answer a question, maybe during a call. A question that fails gets an empty answer."""
     questions: dict[str, tuple[Callable[..., Any], Any]] = {
         "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}), "stacks": (_stacks, ""),
         "complete": (_complete, []), "prepare": (_prepare, None)}
@@ -106,7 +106,7 @@ def _look(what: str = "last") -> dict[str, Any]:
 
 
 def _prepare() -> None:
-    """What takes a second at the first look for source lines, done now beside the calls, so that a report need not."""
+    """Import in the background what the first report with source lines needs, which takes a second."""
     from workbench.torch_api.distributed.flight_recorder import prepare
 
     threading.Thread(target=prepare, daemon=True, name="prepare").start()
@@ -127,7 +127,7 @@ def _complete(text: str) -> list[str]:
 
 
 def _describe(error: BaseException) -> dict[str, str]:
-    """The error as text: the parent may not have its class. Frames of the pool itself are left out."""
+    """The error as text, since the parent may not have its class. The pool's own frames are left out."""
     trace = error.__traceback__
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
         trace = trace.tb_next
@@ -148,7 +148,7 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
         result = fn(*args, **kwargs)
         kind = "unsent"
         return "ok", dumps(result)
-    except BaseException as error:  # SystemExit too: the pool decides when a rank ends
+    except BaseException as error:  # SystemExit, too: only the pool ends a rank
         return kind, _describe(error)
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -156,7 +156,7 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
 
 
 def _join(job: dict[str, Any]) -> None:
-    """Initialise the default process group: through a file that only this user can read, or torchrun's store."""
+    """Initialise the default process group, through a file that only this user can read or through torchrun's store."""
     import torch
     import torch.distributed as dist
 
@@ -171,15 +171,15 @@ def _join(job: dict[str, Any]) -> None:
         store = dist.FileStore(job["store"], job["size"])
     else:
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # The store outlives the ranks: each generation has its own part of it.
+        # The store outlives the ranks: each generation has its own prefix in it.
         store = dist.PrefixStore(job["generation"], dist.TCPStore(*address, is_master=False))
-    _FOR_LIFE.enter_context(one_worker_thread())  # the meshes of a user's cell, too
+    _FOR_LIFE.enter_context(one_worker_thread())  # also for meshes that a user's cell makes
     dist.init_process_group(job["backend"], store=store, rank=job["rank"], world_size=job["size"],
                             timeout=GROUP_TIMEOUT, device_id=device)
 
 
 def _leave() -> None:
-    """Destroy the process group, within bounds. What the calls left goes first: a CUDA graph must not outlive it."""
+    """Destroy the process group within LEAVE_SECONDS, after the calls' objects: a CUDA graph must not outlive it."""
     bound = threading.Timer(LEAVE_SECONDS, os._exit, (0,))
     bound.daemon = True
     bound.start()
@@ -197,7 +197,7 @@ def _leave() -> None:
 
 
 def serve(parent: Parent, job: dict[str, Any]) -> None:
-    """Join the group, and answer one call after another."""
+    """Join the process group, then answer one call after another until the pool sends "stop"."""
     threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
         _join(job)
@@ -218,16 +218,14 @@ def serve(parent: Parent, job: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve the job described by the first argument (JSON, from `LocalGang`), or the pool at `--connect`."""
+    """Serve the job in the first argument, as JSON. With options instead, become `workbench worker` with the same."""
     if sys.argv[1].startswith("--"):
-        _set_streams()
-        _serve_far()
-    else:
-        serve_job(json.loads(sys.argv[1]))
+        os.execv(sys.executable, [sys.executable, "-m", "workbench", "worker", *sys.argv[1:]])
+    serve_job(json.loads(sys.argv[1]))
 
 
 def serve_job(job: dict[str, Any]) -> None:
-    """Serve the pool whose `LocalGang` made this job."""
+    """Serve the pool on this machine that made this job."""
     _set_streams()
     stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it while the process lives
     faulthandler.enable(file=stacks)
@@ -240,20 +238,22 @@ def _set_streams() -> None:
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
-def _serve_far() -> None:
-    """Serve the pool that listens at `--connect`. What torchrun started stays, and starts rank after rank."""
-    from workbench.errors import WorkbenchError
-    from workbench.world.remote import Output, dial, keep_a_rank, read_arguments, read_key
+def serve_remote(address: str, key_file: str | None, keeper: bool) -> None:
+    """Serve the pool that listens at `address`; `keeper`: start ranks that do so, one after another.
 
-    try:
-        asked = read_arguments()
-        if not asked.rank:
-            keep_a_rank()
-        hello = {"rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
-        channel, job = dial(asked.connect, read_key(asked.key_file), hello)
-    except WorkbenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    torchrun starts the keeper, which lives on while its ranks end. WorkbenchError where torchrun did not start this,
+    or where the pool cannot be reached.
+    """
+    from workbench.errors import WorkbenchError
+    from workbench.world.remote import Output, dial, keep_a_rank, read_key
+
+    if missing := [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]:
+        raise WorkbenchError(f"{', '.join(missing)} not set: start this with torchrun")
+    if keeper:
+        keep_a_rank()
+    _set_streams()
+    hello = {"rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
+    channel, job = dial(address, read_key(key_file), hello)
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # CUDA graphs need it, and NCCL reads it once
     faulthandler.enable(file=os.dup(2))  # torchrun's log
     parent = Parent(channel)
