@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Sequence
 from math import isfinite
 from typing import Any
 
@@ -11,6 +12,13 @@ def counted(count: int, noun: str) -> str:
     """`1 launch`, `2 launches`, `1,024 ranks`."""
     more = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count:,} {noun}{more * (count != 1)}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """The lines of a table. Columns are left-aligned, except those at the indices in `right`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) if i in right else cell.ljust(width)
+                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
 
 
 def first_line(error: BaseException) -> str:

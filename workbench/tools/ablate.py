@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import Recipe, RecipeError, load_recipe
 from workbench.recipe.strict_toml import suggestion
-from workbench.recipe.wording import counted
+from workbench.recipe.wording import aligned, counted
 from workbench.tools.matrix import COLUMNS, Entry, gravest, noise, run_matrix
 
 LISTS = ("joint_passes", "passes")
@@ -80,10 +80,8 @@ class Ablation:
         cells = [heads, *((r.name, f"{r.step:,.1f}" + (f" ±{r.band:,.1f}" if len(r.steps) > 1 else ""),
                            self.compared(r), f"{r.saved:,}", f"{r.collectives}", r.verdicts)
                           for r in self.rows if r.steps)]
-        wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in cells]
         head = f"{self.recipe} on {self.world}, {counted(self.repeats, 'run')} each"
-        return "\n".join([head, *lines, *self.failures])
+        return "\n".join([head, *aligned(cells), *self.failures])
 
 
 def variants(recipe: Recipe, vary: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Recipe | str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.recipe import Recipe, load_recipe
+from workbench.recipe.wording import aligned
 
 ENDS = 15.0  # seconds that a run gets after its time limit to report the timeout itself
 WIDTH = 100
@@ -194,11 +195,7 @@ def table(entries: Sequence[Entry]) -> str:
             for name, reports in ran.items() if reports]
     heads = ["recipe", "verdicts", *COLUMNS]
     used = [i for i in range(len(heads)) if any(row[i] for row in rows)]
-    wide = [max(len(line[i]) for line in [heads, *rows]) for i in used]
-    lines = []
-    for line in [heads, *rows] if rows else []:
-        cells = [line[i].ljust(w) if i < 2 else line[i].rjust(w) for i, w in zip(used, wide, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    lines = aligned([[row[i] for i in used] for row in [heads, *rows]], range(2, len(heads))) if rows else []
     said = [f"{name}: {problem}" for name, reports in ran.items() for report in reports
             for problem in report["problems"]]
     said += [f"{entry.name} did not run: {entry.problem}" for entry in entries if entry.report is None]

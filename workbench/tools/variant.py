@@ -14,6 +14,7 @@ from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import simulated
 from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import aligned
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ class Difference:
     def __repr__(self) -> str:
         ran = ", ".join(map(str, self.ran)) or "nothing"
         lines = [self.title, f"ran again: {ran}", f"kept: {', '.join(self.kept) or 'nothing'}",
-                 f"answered in {self.seconds:.2f} s", *aligned([("", "before", "after", "change"), *self.rows()])]
+                 f"answered in {self.seconds:.2f} s",
+                 *aligned([("", "before", "after", "change"), *self.rows()], range(1, 4))]
         for side, reasons in (("before", self.before.reasons()), ("after", self.after.reasons())):
             lines += [f"{side}, {name}: {why}" for name, why in reasons.items()]
         return "\n".join(lines)
@@ -154,10 +156,3 @@ def _short(value: Any) -> str:
 
 def _number(value: float, sign: str = "") -> str:
     return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign},.3f}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-            .rstrip() for row in rows]

@@ -22,8 +22,9 @@ from workbench.pipeline.route import Progress, StepState, route, upto
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, diff_recipes
 from workbench.recipe.sections import PassSpec, listed
+from workbench.recipe.wording import aligned
 from workbench.tools.fingerprint import fingerprint
-from workbench.tools.variant import Difference, Figures, Ran, Variant, aligned, figures_of, verdicts_of
+from workbench.tools.variant import Difference, Figures, Ran, Variant, figures_of, verdicts_of
 from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
@@ -183,7 +184,7 @@ class Study:
             rows.append((title, f"{seconds:.2f}", str(variant.outcome), f"{sum(f.launches.values()):,}",
                          f"{f.saved:,}", f"{f.step_ms:,.3f}", f"{f.exposed_ms:,.3f}"))
         return "\n".join([f"Study({self.recipe.name} on {self.world.size} {self.world.kind} ranks, simulated on "
-                          f"{self.device})", *aligned(rows)])
+                          f"{self.device})", *aligned(rows, range(1, 7))])
 
 
 def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = lambda _: None) -> Study:

@@ -14,6 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from workbench.recipe.wording import aligned
+
 # Okabe and Ito's colours: told apart by people who see red and green alike.
 BLUE, ORANGE, GREEN, YELLOW = "#0072b2", "#e69f00", "#009e73", "#f0e442"
 SKY, RED, PINK, GREY = "#56b4e9", "#d55e00", "#cc79a7", "#999999"
@@ -88,11 +90,8 @@ class Table:
     def __repr__(self) -> str:
         kept = [i for i, column in enumerate(self.columns) if column not in self.hidden]
         cells = [[shown(row[i]) for i in kept] for row in (self.columns, *self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        right = [all(isinstance(row[i], int | float) for row in self.rows) for i in kept]
-        lines = ["  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
-                 for row in cells]
-        return "\n".join([self.title, *lines, *self.notes])
+        right = [n for n, i in enumerate(kept) if all(isinstance(row[i], int | float) for row in self.rows)]
+        return "\n".join([self.title, *aligned(cells, right), *self.notes])
 
     def _repr_html_(self) -> str:
         def cell(row: int, column: int, value: Any) -> str:
