@@ -6,7 +6,7 @@
     machine         machine and versions of a figure
     measured_run    a profiled step, compared with the simulated one
     numerics_proof  numerics verdicts on real ranks
-    progress        progress bars of runs in other processes
+    progress        progress bars of runs
     recipe_ranks    whose ranks a recipe runs on
     report          Report: what `run` returns
     report_data     a run as plain data

@@ -1,25 +1,21 @@
-"""Progress of a run that happens in other processes: rank 0 writes what it starts, the caller draws the bars."""
+"""Progress bars of a run: each rank posts what it starts, and the process that called it draws rank 0's posts."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-EVERY_SECONDS = 0.1
 PROGRESS = "WORKBENCH_PROGRESS"
-"""Environment variable: "0" draws no bars, for notebooks that are executed to be compared or kept."""
+"""Environment variable: "0" draws no bars, for notebooks whose output is compared or kept."""
 REPORTS = "WORKBENCH_REPORTS"
-"""Environment variable: a folder in which every report of this process is left, for who runs a notebook unseen."""
+"""Environment variable: a folder for all reports of this process, for a program that executes a notebook."""
+Message = tuple[Any, ...]
+"""The name of a method of `Bars`, and its arguments."""
 
 
 class Bars:
@@ -29,6 +25,11 @@ class Bars:
         self.stages, self.steps = stages, steps
         self.bar: tqdm[Any] | None = None
         self.training = False
+
+    def draw(self, message: Message) -> None:
+        """Draw one message of a `Post`."""
+        kind, *values = message
+        getattr(self, kind)(*values)
 
     def stage(self, name: str) -> None:
         if self.bar is None or self.training:
@@ -57,72 +58,28 @@ class Bars:
 
 
 class Post:
-    """What a rank tells of its progress: to bars in this process, into a file, or to nobody."""
+    """The progress of a rank, passed to `send`: `Bars.draw`, the channel to the pool, or nothing."""
 
-    def __init__(self, bars: Bars | None = None, path: Path | None = None) -> None:
-        self.bars, self.path = bars, path
+    def __init__(self, send: Callable[[Message], None] | None = None) -> None:
+        self._send = send or (lambda _: None)
 
     def stage(self, name: str) -> None:
-        self._send("stage", name)
+        """A stage of the build starts."""
+        self._send(("stage", name))
 
     def step(self, index: int, loss: float) -> None:
-        self._send("step", index, loss)
-
-    def _send(self, kind: str, *values: Any) -> None:
-        if self.bars is not None:
-            getattr(self.bars, kind)(*values)
-        elif self.path is not None:
-            with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps([kind, *values]) + "\n")
-
-
-def wanted(asked: bool) -> bool:
-    """Whether to draw: asked for, and not turned off by the environment."""
-    return asked and os.environ.get(PROGRESS) != "0"
+        """A training step has ended."""
+        self._send(("step", index, loss))
 
 
 @contextmanager
-def local_bars(stages: int, steps: int, shown: bool) -> Iterator[Post]:
-    """Bars for a run in this process."""
-    if not wanted(shown):
-        yield Post()
-        return
-    bars = Bars(stages, steps)
-    try:
-        yield Post(bars)
-    finally:
-        bars.close()
-
-
-@contextmanager
-def bars_from_file(stages: int, steps: int, shown: bool) -> Iterator[Path | None]:
-    """The path of a file to give to rank 0's `Post`; what arrives there is drawn. The file goes away at the end."""
-    if not wanted(shown):
+def bars(stages: int, steps: int, shown: bool) -> Iterator[Callable[[Message], None] | None]:
+    """`Bars.draw`, or None if no bars are wanted: `shown` is False, or WORKBENCH_PROGRESS is 0."""
+    if not shown or os.environ.get(PROGRESS) == "0":
         yield None
         return
-    folder = Path(tempfile.mkdtemp(prefix="workbench-progress-"))
-    path, bars, done = folder / "rank0.jsonl", Bars(stages, steps), threading.Event()
-    path.touch()
-    follower = threading.Thread(target=_follow, args=(path, bars, done), daemon=True, name="progress")
-    follower.start()
+    drawn = Bars(stages, steps)
     try:
-        yield path
+        yield drawn.draw
     finally:
-        done.set()
-        follower.join()
-        bars.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _follow(path: Path, bars: Bars, done: threading.Event) -> None:
-    with path.open(encoding="utf-8") as stream:
-        part = ""
-        while True:
-            last = done.wait(EVERY_SECONDS)
-            part += stream.read()
-            *lines, part = part.split("\n")
-            for line in lines:
-                kind, *values = json.loads(line)
-                getattr(bars, kind)(*values)
-            if last:
-                return
+        drawn.close()

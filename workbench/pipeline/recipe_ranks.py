@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import gpus
-from workbench.pipeline.progress import Post, bars_from_file, local_bars
+from workbench.pipeline.progress import Post, bars
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted
 from workbench.torch_api.cuda_graphs import close_recorders
@@ -24,6 +23,7 @@ from workbench.torch_api.supported import require_torch
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
 from workbench.world.ranks import RankPool, ranks
+from workbench.world.worker import send_progress
 
 Answer = TypeVar("Answer")
 WorldChoice = Literal["auto", "fake", "gloo", "nccl"]
@@ -50,21 +50,22 @@ def on_ranks(
     """
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
-        with fake_world(recipe.mesh.world_size) as here, local_bars(stages, steps, progress) as post:
-            return here, [function(recipe, *args, post)]
+        with fake_world(recipe.mesh.world_size) as here, bars(stages, steps, progress) as draw:
+            return here, [function(recipe, *args, Post(draw))]
     if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as here:
-            with local_bars(stages, steps, progress and here.rank == 0) as post:
-                mine = function(recipe, *args, post)
+            with bars(stages, steps, progress and here.rank == 0) as draw:
+                mine = function(recipe, *args, Post(draw))
             return here, all_gathered(mine)
-    with bars_from_file(stages, steps, progress) as path, pool_of(recipe, world, timeout) as pool:
-        answers = pool.run(_with_post, function, recipe, args, path)
+    with bars(stages, steps, progress) as draw, pool_of(recipe, world, timeout) as pool:
+        given = function, recipe, args, draw is not None
+        answers = pool.run_on(range(pool.size), _with_post, given, progress=draw)
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         return World(pool.backend, pool.size, 0, device), answers  # type: ignore[arg-type]
 
 
-def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], path: Path | None) -> Answer:
-    return function(recipe, *args, Post(path=path if current_world().rank == 0 else None))
+def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], drawn: bool) -> Answer:
+    return function(recipe, *args, Post(send_progress if drawn and current_world().rank == 0 else None))
 
 
 def all_gathered(mine: Answer) -> list[Answer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -28,16 +28,10 @@ LOOK_SECONDS = 1.4
 TICK_SECONDS = 0.5
 
 
-def gather(
-    gang: Gang,
-    seconds: float,
-    message: tuple[Any, ...] | None,
-    ranks: Sequence[int],
-    tick: Callable[[Gang], None] | None = None,
-) -> dict[int, bytes]:
+def gather(gang: Gang, seconds: float, message: tuple[Any, ...] | None, ranks: Sequence[int]) -> dict[int, bytes]:
     """Send `message` (None: the ranks are starting) to `ranks` and wait until each has answered.
 
-    `tick` is called twice a second while they work. Raises RankError unless each rank answers in time; its `kept`
+    `gang.tick` is called twice a second meanwhile. Raises RankError unless each rank answers in time; its `kept`
     tells whether the ranks can take the next call. If they cannot, and on any other exception, the caller must kill
     them: the next call must not receive answers to this one.
     """
@@ -50,7 +44,7 @@ def gather(
         if message is not None:
             gang.send(message, ranks)
         while len(answers) + len(failures) < len(ranks) and (left := limit - time.monotonic()) > 0:
-            for rank, kind, body in gang.events(min(left, TICK_SECONDS) if tick else left):
+            for rank, kind, body in gang.events(min(left, TICK_SECONDS) if gang.tick else left):
                 if kind in ("ok", "ready") and rank in ranks:
                     answers[rank] = body
                     continue
@@ -58,8 +52,8 @@ def gather(
                 failures.setdefault(rank, _failure(gang, rank, kind, body))
                 if kind != "unsent":
                     limit = min(limit, time.monotonic() + GRACE_SECONDS)
-            if tick and time.monotonic() > ticked + TICK_SECONDS:
-                tick(gang)
+            if gang.tick and time.monotonic() > ticked + TICK_SECONDS:
+                gang.tick(gang)
                 ticked = time.monotonic()
         gang.drain()
     except KeyboardInterrupt as error:

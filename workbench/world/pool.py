@@ -114,12 +114,16 @@ class RankPool:
     def run_on(
         self, some: Sequence[int], fn: Callable[..., Any], args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None, tick: Callable[[Gang], None] | None = None,
+        progress: Callable[[Any], None] | None = None,
     ) -> list[Any]:
-        """Like `run`, on some ranks only: their results, in the order of `some`. `tick` is called twice a second."""
+        """Like `run`, on some ranks only: their results, in the order of `some`.
+
+        `tick` is called twice a second, `progress` with each message that `fn` gives to `worker.send_progress`.
+        """
         call = self._payload(fn, args, kwargs or {})
         self._claim()
         try:
-            return self._exchange(some, call, tick)
+            return self._exchange(some, call, tick, progress)
         finally:
             self._busy.release()
 
@@ -231,14 +235,16 @@ class RankPool:
             raise WorkbenchError("the rank pool is running another call: wait for it, or make a second pool.")
 
     def _exchange(
-        self, some: Sequence[int], call: Call, tick: Callable[[Gang], None] | None = None
+        self, some: Sequence[int], call: Call, tick: Callable[[Gang], None] | None = None,
+        progress: Callable[[Any], None] | None = None,
     ) -> list[Any]:
         if not self._gang:
             self._start()
         path = [entry or os.getcwd() for entry in sys.path]
         (own, payload), gang = call, self._gang[0]
+        gang.tick, gang.progress = tick, progress
         news = own if any(gang.own.get(rank, b"") != own for rank in some) else b""
-        answers = self._gather(self._timeout, ("run", path, news, payload), some, tick)
+        answers = self._gather(self._timeout, ("run", path, news, payload), some)
         gang.own |= dict.fromkeys(some, own)
         return [_unpickle(rank, answers[rank]) for rank in some]
 
@@ -252,14 +258,11 @@ class RankPool:
         self._gather(START_SECONDS, None, range(self._size))
         echo.quiet = False
 
-    def _gather(
-        self, seconds: float, message: tuple[Any, ...] | None, some: Sequence[int],
-        tick: Callable[[Gang], None] | None = None,
-    ) -> dict[int, bytes]:
+    def _gather(self, seconds: float, message: tuple[Any, ...] | None, some: Sequence[int]) -> dict[int, bytes]:
         gang = self._gang[0]
         gang.echo.mode = self._echo
         try:
-            return gather(gang, seconds, message, some, tick)
+            return gather(gang, seconds, message, some)
         except BaseException as error:
             if not (isinstance(error, RankError) and error.kept):
                 self._gang.clear()

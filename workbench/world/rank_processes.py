@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pickle import dumps, loads
@@ -26,6 +26,8 @@ class Gang:
     def __init__(self, size: int, echo: Echo) -> None:
         self.size, self.echo, self.owner = size, echo, os.getpid()
         self.dismissed = False
+        self.tick: Callable[[Gang], None] | None = None  # the running call's, as is `progress`
+        self.progress: Callable[[Any], None] | None = None
         self.pids: list[int] = []
         self.own: dict[int, bytes] = {}  # what `registered.packed` gave when each rank last got it
         self._question, self._asides = 0, dict[int, Any]()
@@ -58,6 +60,9 @@ class Gang:
                         self._asides[rank] = answer
                 elif event[1] == "output":
                     self.echo.feed(rank, event[2])
+                elif event[1] == "progress":
+                    if self.progress is not None:
+                        self.progress(event[2])
                 else:
                     if event[1] in ("died", "stuck"):
                         self._gone.add(rank)

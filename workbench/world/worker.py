@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from workbench.world.remote import Output
 
 _FOR_LIFE = ExitStack()
+_POOLS: list[Parent] = []  # one, in a rank
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
 GROUP_TIMEOUT = timedelta(days=1)
@@ -196,8 +197,15 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def send_progress(message: Any) -> None:
+    """In a rank, during a call: send something to the `progress` of the call's `run_on`."""
+    for pool in _POOLS:
+        pool.send("progress", message)
+
+
 def serve(parent: Parent, job: dict[str, Any]) -> None:
     """Join the process group, then answer one call after another until the pool sends "stop"."""
+    _POOLS.append(parent)
     threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
         _join(job)
