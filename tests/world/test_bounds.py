@@ -18,7 +18,7 @@ def none_starts(monkeypatch):
     def started(*_, **__):
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr(local.LocalGang, "_start", started)
+    monkeypatch.setattr(local.LocalRanks, "_start", started)
 
 
 @pytest.mark.parametrize("ask", [

@@ -109,9 +109,9 @@ def test_a_look_from_outside(pool):
 def test_looks_come_while_the_ranks_work(pool):
     looks = []
 
-    def tick(gang):
-        looks.append(gang.told([], 0))
-        gang.ask(range(2), "look")
+    def tick(processes):
+        looks.append(processes.answers([], 0))
+        processes.ask(range(2), "look")
 
     pool.run_on(range(2), time.sleep, [2], tick=tick)
     assert len(looks) >= 2 and sorted(looks[-1]) == [0, 1]

@@ -25,7 +25,7 @@ from workbench.errors import WorkbenchError
 from workbench.world import pool as pool_module
 from workbench.world.rank_output import Echo
 from workbench.world.ranks import RankError, ranks
-from workbench.world.remote import Door, dial, read_address, read_key
+from workbench.world.remote import Listener, dial, read_address, read_key
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KEY = "5e" * 16
@@ -50,12 +50,12 @@ def agents(tmp_path):
     """Starts two torchrun agents of two ranks each, as two machines would; they end with the test."""
     started = []
 
-    def start(door, key, nodes=2, each=2):
+    def start(listener, key, nodes=2, each=2):
         meet = free_port()
         for node in range(nodes):
             command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node-rank", str(node),
                        "--nproc-per-node", str(each), "--master-addr", "127.0.0.1", "--master-port", str(meet),
-                       "-m", "workbench", "worker", "--connect", f"127.0.0.1:{door}", "--key-file", str(key)]
+                       "-m", "workbench", "worker", "--connect", f"127.0.0.1:{listener}", "--key-file", str(key)]
             log = (tmp_path / f"agent{node}.log").open("w")
             started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True,
                                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
@@ -166,7 +166,7 @@ def call(port):
 
 def test_what_strangers_said_is_in_the_message_and_nothing_is_left(key, monkeypatch):
     monkeypatch.setattr(pool_module, "START_SECONDS", 2.0)
-    monkeypatch.setattr("workbench.world.greetings.HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr("workbench.world.handshakes.HANDSHAKE_SECONDS", 0.5)
     port, met = free_port(), []
 
     def strangers():
@@ -189,9 +189,9 @@ def test_what_strangers_said_is_in_the_message_and_nothing_is_left(key, monkeypa
     assert (set(threading.enumerate()), len(os.listdir("/proc/self/fd"))) == before
 
 
-def admitted(door, size, held, after=0.0):
+def admitted(listener, size, held, after=0.0):
     """Let `size` workers in while `held` strangers say nothing: (seconds, bytes that memory grew by, most threads)."""
-    port, most = read_address(door.address)[1], []
+    port, most = read_address(listener.address)[1], []
     silent = [call(port) for _ in range(held)]
     silent[0].sendall(b"\x7f\xff\xff\xff" + b"x" * 100_000)  # says that two gigabytes come
     silent[1].sendall(b"\xff\xff\xff\xff\x00\x00\x01" + b"\x00" * 5)  # a terabyte, in the long form
@@ -199,7 +199,7 @@ def admitted(door, size, held, after=0.0):
     def worker(rank):
         time.sleep(after)
         most.append(threading.active_count())
-        channel, job = dial(door.address, KEY.encode(), {"rank": rank, "size": size, "pid": 1})
+        channel, job = dial(listener.address, KEY.encode(), {"rank": rank, "size": size, "pid": 1})
         assert job["rank"] == rank
         channel.close()
 
@@ -207,30 +207,30 @@ def admitted(door, size, held, after=0.0):
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for each in workers:
         each.start()
-    gang = door.admit(size, "gloo", 20.0, Echo("none", size))
+    processes = listener.admit(size, "gloo", 20.0, Echo("none", size))
     took = time.monotonic() - start
     for each in workers:
         each.join(10)
-    gang.kill()
+    processes.kill()
     for each in silent:
         each.close()
     return took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, max(most)
 
 
 def test_forty_silent_connections_do_not_hold_the_door():
-    door = Door(str(free_port()), KEY.encode())
-    took, grown, _ = admitted(door, 2, held=40)
-    door.close()
+    listener = Listener(str(free_port()), KEY.encode())
+    took, grown, _ = admitted(listener, 2, held=40)
+    listener.close()
     assert took < 4 and grown < 50e6
 
 
 def test_a_flood_over_the_bound_costs_the_oldest_their_place(monkeypatch):
-    monkeypatch.setattr("workbench.world.greetings.SPARE", 6)
-    monkeypatch.setattr("workbench.world.greetings.HANDSHAKE_SECONDS", 60.0)
+    monkeypatch.setattr("workbench.world.handshakes.SPARE", 6)
+    monkeypatch.setattr("workbench.world.handshakes.HANDSHAKE_SECONDS", 60.0)
     before = threading.active_count()
-    door = Door(str(free_port()), KEY.encode())
-    took, _, most = admitted(door, 2, held=60, after=0.5)
-    door.close()
+    listener = Listener(str(free_port()), KEY.encode())
+    took, _, most = admitted(listener, 2, held=60, after=0.5)
+    listener.close()
     assert took < 6 and most <= before + 2 + 2 + 6  # workers, and who is greeted at once
     assert threading.active_count() == before
 
@@ -254,15 +254,15 @@ def test_a_worker_that_lost_its_place_calls_again(key):
 
 
 def test_nothing_is_unpickled_of_one_that_has_not_shown_the_key(monkeypatch):
-    monkeypatch.setattr("workbench.world.greetings.HANDSHAKE_SECONDS", 0.5)
-    monkeypatch.setattr("workbench.world.greetings.loads", lambda *_: pytest.fail("unpickled"))
-    door = Door(str(free_port()), KEY.encode())
-    stranger = Connection(call(read_address(door.address)[1]).detach())
+    monkeypatch.setattr("workbench.world.handshakes.HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr("workbench.world.handshakes.loads", lambda *_: pytest.fail("unpickled"))
+    listener = Listener(str(free_port()), KEY.encode())
+    stranger = Connection(call(read_address(listener.address)[1]).detach())
     stranger.send_bytes(b"#")
     stranger.send_bytes(pickle.dumps({"rank": 0, "size": 1, "pid": 1}))
     with pytest.raises(WorkbenchError, match="0 of 1 ranks"):
-        door.admit(1, "gloo", 1.0, Echo("none", 1))
-    door.close()
+        listener.admit(1, "gloo", 1.0, Echo("none", 1))
+    listener.close()
     stranger.close()
 
 

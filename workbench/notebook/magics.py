@@ -27,7 +27,7 @@ from workbench.world.cells import compiled, fetch, run_cell
 from workbench.world.diagnosis import RankError, ranks_text
 from workbench.world.pool import RankPool, checked_timeout
 from workbench.world.rank_output import ECHOES
-from workbench.world.rank_processes import Gang
+from workbench.world.rank_processes import RankProcesses
 from workbench.world.ranks import BACKENDS, ranks, resolve
 
 DEFAULTS = (4, "auto", False)
@@ -168,16 +168,16 @@ class Watch:
         self._shown: Any = None
         self._ticks = 0
 
-    def __call__(self, gang: Gang) -> None:
-        looks = gang.told([], 0)
-        gang.ask(range(gang.size), "look", "last")
+    def __call__(self, processes: RankProcesses) -> None:
+        looks = processes.answers([], 0)
+        processes.ask(range(processes.size), "look", "last")
         self._ticks += 1
         if self._ticks < 2:
             return
-        table = _status_table(gang.size, gang.pids, looks, "runs the cell")
+        table = _status_table(processes.size, processes.pids, looks, "runs the cell")
         page = {"text/html": table._repr_html_(), "text/plain": repr(table)}
         if self._shown is None:
-            gang.echo.clear_bar()
+            processes.echo.clear_bar()
             self._shown = display(page, raw=True, display_id=True)
         else:
             self._shown.update(page, raw=True)

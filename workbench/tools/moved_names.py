@@ -21,7 +21,7 @@ _RENAMED = {
     "passes.body": "graph.callables", "passes.chains": "graph.gather_chains",
     "passes.rehearsal": "graph.replay_rehearsal", "verify.light": "checks.static",
     "world.diagnose": "world.diagnosis", "world.echo": "world.rank_output", "world.gang": "world.rank_processes",
-    "world.payload": "world.pickling",
+    "world.greetings": "world.handshakes", "world.payload": "world.pickling",
 }
 _FOLDERS = {"passes.bucketing": "passes.transformer_block_bucketing", "passes.cleanup": "passes.graph_cleanup",
             "passes.decomposition": "passes.inductor_decomposition",

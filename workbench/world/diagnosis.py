@@ -101,12 +101,19 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
+def by_text(texts: Iterable[tuple[int, str]]) -> list[str]:
+    """`ranks 0, 2: TEXT`: a line for each different text, in the order of their first ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts:
+        ranks.setdefault(text, []).append(rank)
+    return [f"{ranks_text(same)}: {text}" for text, same in ranks.items()]
+
+
 def _consequences(failures: Sequence[Failure], first: Failure, timed_out: bool) -> list[str]:
-    said: dict[str, list[int]] = {}
-    for failure in failures:
-        same = not timed_out and (failure.kind, failure.summary) == (first.kind, first.summary)
-        said.setdefault("the same" if same else failure.summary, []).append(failure.rank)
-    return [f"{ranks_text(ranks)}: {summary}" for summary, ranks in said.items()]
+    def same(failure: Failure) -> bool:
+        return not timed_out and (failure.kind, failure.summary) == (first.kind, first.summary)
+
+    return by_text((failure.rank, "the same" if same(failure) else failure.summary) for failure in failures)
 
 
 def _details(failures: Sequence[Failure]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.torch_api.distributed.flight_recorder import Launch
-from workbench.world.diagnosis import file_name, is_library, ranks_text, source_line
+from workbench.world.diagnosis import by_text, file_name, is_library, ranks_text, source_line
 
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
 """Prefixes of the collectives whose inputs may differ between ranks."""
@@ -32,14 +32,11 @@ class Divergence:
 
     def __str__(self) -> str:
         over = f"group {self.axis or 'of'} ({ranks_text(self.ranks)})"
-        said: dict[str, list[int]] = {}
-        for rank, launch in sorted(self.launched.items()):
-            said.setdefault(described(launch), []).append(rank)
-        for rank, last in sorted(self.missing.items()):
-            before = f"the last one there is {described(last)}" if last else "none was launched there"
-            said.setdefault(f"did not launch it; {before}", []).append(rank)
-        lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in said.items()]
-        return "\n".join([f"The ranks part at collective {self.number} of {over}:", *lines])
+        texts = [(rank, described(launch)) for rank, launch in sorted(self.launched.items())]
+        texts += [(rank, "did not launch it; " + (f"the last one there is {described(last)}" if last else
+                                                  "none was launched there"))
+                  for rank, last in sorted(self.missing.items())]
+        return "\n  ".join([f"The ranks part at collective {self.number} of {over}:", *by_text(texts)])
 
 
 def user_frame(launch: Launch) -> Launch:

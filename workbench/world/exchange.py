@@ -20,7 +20,7 @@ from workbench.world.diagnosis import (
     without_fingerprints,
 )
 from workbench.world.divergence import Divergence, first_divergence
-from workbench.world.rank_processes import Gang
+from workbench.world.rank_processes import RankProcesses
 
 GRACE_SECONDS = 1.0
 """After the first failure, how long the other ranks may take to report theirs."""
@@ -28,48 +28,50 @@ LOOK_SECONDS = 1.4
 TICK_SECONDS = 0.5
 
 
-def gather(gang: Gang, seconds: float, message: tuple[Any, ...] | None, ranks: Sequence[int]) -> dict[int, bytes]:
+def gather(
+    processes: RankProcesses, seconds: float, message: tuple[Any, ...] | None, ranks: Sequence[int]
+) -> dict[int, bytes]:
     """Send `message` (None: the ranks are starting) to `ranks` and wait until each has answered.
 
-    `gang.tick` is called twice a second meanwhile. Raises RankError unless each rank answers in time; its `kept`
+    `processes.tick` is called twice a second meanwhile. Raises RankError unless each rank answers in time; its `kept`
     tells whether the ranks can take the next call. If they cannot, and on any other exception, the caller must kill
     them: the next call must not receive answers to this one.
     """
-    gang.bound(max(seconds, 1.0))
+    processes.bound(max(seconds, 1.0))
     answers: dict[int, bytes] = {}
     failures: dict[int, Failure] = {}
     start = time.monotonic()
     limit, ticked = start + seconds, start
     try:
         if message is not None:
-            gang.send(message, ranks)
+            processes.send(message, ranks)
         while len(answers) + len(failures) < len(ranks) and (left := limit - time.monotonic()) > 0:
-            for rank, kind, body in gang.events(min(left, TICK_SECONDS) if gang.tick else left):
+            for rank, kind, body in processes.events(min(left, TICK_SECONDS) if processes.tick else left):
                 if kind in ("ok", "ready") and rank in ranks:
                     answers[rank] = body
                     continue
                 answers.pop(rank, None)
-                failures.setdefault(rank, _failure(gang, rank, kind, body))
+                failures.setdefault(rank, _failure(processes, rank, kind, body))
                 if kind != "unsent":
                     limit = min(limit, time.monotonic() + GRACE_SECONDS)
-            if gang.tick and time.monotonic() > ticked + TICK_SECONDS:
-                gang.tick(gang)
+            if processes.tick and time.monotonic() > ticked + TICK_SECONDS:
+                processes.tick(processes)
                 ticked = time.monotonic()
-        gang.drain()
+        processes.drain()
     except KeyboardInterrupt as error:
         late = [rank for rank in ranks if rank not in answers]
-        note_interrupt(error, _waiting(gang.stacks(late), late))
+        note_interrupt(error, _waiting(processes.stacks(late), late))
         raise
     finally:
-        gang.echo.finish()
+        processes.echo.finish()
     if len(answers) < len(ranks):
-        _fail(gang, answers, failures, ranks, f"{seconds:g} s", message is None)
+        _fail(processes, answers, failures, ranks, f"{seconds:g} s", message is None)
     return answers
 
 
 def _fail(
-    gang: Gang, answers: Mapping[int, bytes], failures: dict[int, Failure], ranks: Sequence[int], limit: str,
-    starting: bool,
+    processes: RankProcesses, answers: Mapping[int, bytes], failures: dict[int, Failure], ranks: Sequence[int],
+    limit: str, starting: bool,
 ) -> NoReturn:
     late = [rank for rank in ranks if rank not in answers and rank not in failures]
     timed_out = all(failure.kind in ("waiting", "unsent") for failure in failures.values()) and bool(late)
@@ -77,7 +79,7 @@ def _fail(
     same = len(failures) == len(ranks) and len({(f.kind, f.summary) for f in failures.values()}) == 1
     if same:  # the times say nothing: show the lowest rank's
         failures = {rank: replace(failure, when=0.0) for rank, failure in failures.items()}
-    stacks = gang.stacks(late)
+    stacks = processes.stacks(late)
     everyone = [*failures.values(), *_waiting(stacks, late)]
     first = cause(everyone)
     notes = []
@@ -88,40 +90,41 @@ def _fail(
             headline += f" ({ranks_text(list(answers))} {'did' if starting else 'had returned'}.)"
     else:
         headline = f"rank {first.rank} {_verb(first.kind, starting)}: {first.summary}"
-    parted, all_told = (None, False) if starting or unsent else compared(
-        gang, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
+    divergence, all_answered = (None, False) if starting or unsent else compared(
+        processes, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
     same = same and first.kind == "error" and "CUDA" not in first.summary
-    kept = unsent or (same and all_told and parted is None)
-    if parted is not None and not same:
-        notes.append(str(parted))
-    if first.kind == "died" and any("EnforceNotMet" in line for line in gang.echo.tail[first.rank]):
+    kept = unsent or (same and all_answered and divergence is None)
+    if divergence is not None and not same:
+        notes.append(str(divergence))
+    if first.kind == "died" and any("EnforceNotMet" in line for line in processes.echo.tail[first.rank]):
         notes.append("gloo ends a rank whose peer sends another size than it expects: run it again with check=True "
                      "(%%ranks --check), and torch names the operators and shapes.")
     shown = {late[0]} if timed_out and starting else {first.rank} if first.kind == "died" else set()
     for rank in shown:
-        if gang.echo.tail[rank]:
-            notes.append("\n".join([f"rank {rank}, last output:", *(f"  {line}" for line in gang.echo.tail[rank])]))
+        if last := processes.echo.tail[rank]:
+            notes.append("\n".join([f"rank {rank}, last output:", *(f"  {line}" for line in last)]))
     raise RankError(headline, everyone, timed_out, notes, kept) from None
 
 
 def compared(
-    gang: Gang, seconds: float = LOOK_SECONDS, frames: Mapping[int, tuple[str, int, str]] | None = None
+    processes: RankProcesses, seconds: float = LOOK_SECONDS, frames: Mapping[int, tuple[str, int, str]] | None = None
 ) -> tuple[Divergence | None, bool]:
     """The first collective on which the ranks differ, if any, and whether all ranks reported within `seconds`.
 
     frames: the line on which each rank waits, used for a rank whose flight recorder does not answer in time.
     """
-    everyone, limit = range(gang.size), time.monotonic() + seconds
-    gang.ask(everyone, "look", "all")
-    told = {rank: look["launches"] for rank, look in gang.told(everyone, seconds / 3).items()}
-    if (parted := first_divergence(told)) is None:
-        return None, len(told) == gang.size
-    gang.ask(told, "look", "lines")
-    lines = {rank: look["launches"] for rank, look in gang.told(list(told), limit - time.monotonic()).items()}
+    everyone, limit = range(processes.size), time.monotonic() + seconds
+    processes.ask(everyone, "look", "all")
+    launches = {rank: look["launches"] for rank, look in processes.answers(everyone, seconds / 3).items()}
+    if (divergence := first_divergence(launches)) is None:
+        return None, len(launches) == processes.size
+    processes.ask(launches, "look", "lines")
+    answers = processes.answers(list(launches), limit - time.monotonic())
+    lines = {rank: look["launches"] for rank, look in answers.items()}
     for rank, frame in (frames or {}).items():
-        if rank not in lines and (own := told.get(rank)) and not own[-1].done:
+        if rank not in lines and (own := launches.get(rank)) and not own[-1].done:
             own[-1] = replace(own[-1], stack=(frame,))
-    return first_divergence(told | lines) or parted, len(told) == gang.size
+    return first_divergence(launches | lines) or divergence, len(launches) == processes.size
 
 
 def _waiting(stacks: Mapping[int, Sequence[str]], late: Sequence[int]) -> list[Failure]:
@@ -129,10 +132,10 @@ def _waiting(stacks: Mapping[int, Sequence[str]], late: Sequence[int]) -> list[F
     return [waiting(rank, stacks.get(rank, []), now) for rank in late]
 
 
-def _failure(gang: Gang, rank: int, kind: str, body: Any) -> Failure:
+def _failure(processes: RankProcesses, rank: int, kind: str, body: Any) -> Failure:
     now = time.monotonic()
     if kind == "died":
-        stack = with_source("\n".join(gang.stacks([rank], ask=False).get(rank, [])))
+        stack = with_source("\n".join(processes.stacks([rank], ask=False).get(rank, [])))
         summary = exit_text(body) if body is not None else "the process closed its channel"
         return Failure(rank, "died", summary, stack, now)
     if kind == "stuck":

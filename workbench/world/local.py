@@ -21,13 +21,13 @@ from workbench.world import template
 from workbench.world.bounds import cores
 from workbench.world.diagnosis import read_stack
 from workbench.world.rank_output import Echo
-from workbench.world.rank_processes import STACK_SECONDS, Gang
+from workbench.world.rank_processes import STACK_SECONDS, RankProcesses
 
 Process = subprocess.Popen[bytes] | template.Forked
 Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]
 
 
-class LocalGang(Gang):
+class LocalRanks(RankProcesses):
     """Ranks on this machine. They rendezvous through a file in a private folder; their sockets listen on loopback."""
 
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:

@@ -17,12 +17,12 @@ from workbench.errors import WorkbenchError
 from workbench.world.cells import close_stream, next_of, open_stream
 from workbench.world.diagnosis import Failure, RankError
 from workbench.world.exchange import compared, gather
-from workbench.world.local import LocalGang
+from workbench.world.local import LocalRanks
 from workbench.world.pickling import dumps
 from workbench.world.rank_output import ECHOES, Echo
-from workbench.world.rank_processes import Gang
+from workbench.world.rank_processes import RankProcesses
 from workbench.world.registered import packed
-from workbench.world.remote import Door
+from workbench.world.remote import Listener
 
 START_SECONDS = 120.0
 ASK_SECONDS = 1.0
@@ -42,14 +42,14 @@ class RankPool:
     """`size` ranks with an initialised default process group. Create one with `ranks`."""
 
     def __init__(
-        self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str], door: Door | None
+        self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str], listener: Listener | None
     ) -> None:
-        self._size, self._backend, self._env, self._door = size, backend, dict(env), door
+        self._size, self._backend, self._env, self._listener = size, backend, dict(env), listener
         self.timeout, self.echo = timeout, echo
-        self._gang: list[Gang] = []  # none or one
+        self._processes: list[RankProcesses] = []  # none or one
         self._closed = False
         self._busy = threading.Lock()
-        self._finalizer = weakref.finalize(self, _stop, self._gang, door)  # also at interpreter exit
+        self._finalizer = weakref.finalize(self, _stop, self._processes, listener)  # also at interpreter exit
         try:
             self._start()
         except BaseException:
@@ -89,7 +89,7 @@ class RankPool:
     @property
     def pids(self) -> list[int]:
         """The ranks' process ids, in rank order; empty if none run: after close, or after a failure."""
-        return [pid for gang in self._gang for pid in gang.pids]
+        return [pid for processes in self._processes for pid in processes.pids]
 
     @property
     def busy(self) -> bool:
@@ -113,7 +113,7 @@ class RankPool:
 
     def run_on(
         self, some: Sequence[int], fn: Callable[..., Any], args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None, tick: Callable[[Gang], None] | None = None,
+        kwargs: Mapping[str, Any] | None = None, tick: Callable[[RankProcesses], None] | None = None,
         progress: Callable[[Any], None] | None = None,
     ) -> list[Any]:
         """Like `run`, on some ranks only: their results, in the order of `some`.
@@ -155,7 +155,7 @@ class RankPool:
         """
         key = next(_STREAM_KEYS)
         self.run(open_stream, key, fn, args, kwargs)
-        gang, count = self._gang[0], 0
+        processes, count = self._processes[0], 0
         try:
             while True:
                 items = self.run(next_of, key)
@@ -163,12 +163,12 @@ class RankPool:
                 if len(ended) == self._size:
                     return
                 if ended:
-                    said = f"its stream ended after {count} values, and other ranks have more"
-                    raise RankError(f"rank {ended[0]}: {said}", [Failure(rank, "error", said) for rank in ended])
+                    problem = f"its stream ended after {count} values, and other ranks have more"
+                    raise RankError(f"rank {ended[0]}: {problem}", [Failure(rank, "error", problem) for rank in ended])
                 yield [value for _, value in items]
                 count += 1
         finally:
-            if self._gang == [gang]:
+            if self._processes == [processes]:
                 with suppress(WorkbenchError):
                     self.run(close_stream, key)
 
@@ -180,8 +180,8 @@ class RankPool:
         """End the ranks: destroy the process group, then kill what is left. May be called twice."""
         self._closed = True
         self._end()
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         self._finalizer.detach()
 
     def __enter__(self) -> RankPool:
@@ -191,16 +191,16 @@ class RankPool:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "running" if self._gang else "idle, restarts with the next call"
+        state = "closed" if self._closed else "running" if self._processes else "idle, restarts with the next call"
         return f"RankPool(size={self._size}, backend={self._backend!r}, {state})"
 
     def ask(self, some: Sequence[int], what: str, *args: Any) -> dict[int, Any]:
         """Ask some ranks "look", "complete" or "prepare" (see the worker). Empty during a call, or if no ranks run."""
-        if not self._gang or not self._busy.acquire(blocking=False):
+        if not self._processes or not self._busy.acquire(blocking=False):
             return {}
         try:
-            self._gang[0].ask(some, what, *args)
-            return self._gang[0].told(some, ASK_SECONDS)
+            self._processes[0].ask(some, what, *args)
+            return self._processes[0].answers(some, ASK_SECONDS)
         finally:
             self._busy.release()
 
@@ -211,14 +211,14 @@ class RankPool:
         """
         self._claim()
         try:
-            parted = compared(self._gang[0], seconds=10)[0] if self._gang else None
+            divergence = compared(self._processes[0], seconds=10)[0] if self._processes else None
         finally:
             self._busy.release()
-        if parted is not None and not parted.missing:
+        if divergence is not None and not divergence.missing:
             self.restart()
-            said = "ran another collective than the others, and none of them noticed: their values are wrong"
-            odd = parted.odd_one()
-            raise RankError(f"rank {odd} {said}", [Failure(odd, "error", said)], notes=[str(parted)])
+            problem = "ran another collective than the others, and none of them noticed: their values are wrong"
+            odd = divergence.odd_one()
+            raise RankError(f"rank {odd} {problem}", [Failure(odd, "error", problem)], notes=[str(divergence)])
 
     def _payload(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         if self._closed:
@@ -235,49 +235,49 @@ class RankPool:
             raise WorkbenchError("the rank pool is running another call: wait for it, or make a second pool.")
 
     def _exchange(
-        self, some: Sequence[int], call: Call, tick: Callable[[Gang], None] | None = None,
+        self, some: Sequence[int], call: Call, tick: Callable[[RankProcesses], None] | None = None,
         progress: Callable[[Any], None] | None = None,
     ) -> list[Any]:
-        if not self._gang:
+        if not self._processes:
             self._start()
         path = [entry or os.getcwd() for entry in sys.path]
-        (own, payload), gang = call, self._gang[0]
-        gang.tick, gang.progress = tick, progress
-        news = own if any(gang.own.get(rank, b"") != own for rank in some) else b""
+        (own, payload), processes = call, self._processes[0]
+        processes.tick, processes.progress = tick, progress
+        news = own if any(processes.own.get(rank, b"") != own for rank in some) else b""
         answers = self._gather(self._timeout, ("run", path, news, payload), some)
-        gang.own |= dict.fromkeys(some, own)
+        processes.own |= dict.fromkeys(some, own)
         return [_unpickle(rank, answers[rank]) for rank in some]
 
     def _start(self) -> None:
         echo = Echo(self._echo, self._size)
-        if self._door is not None:
-            gang: Gang = self._door.admit(self._size, self._backend, START_SECONDS, echo)
+        if self._listener is not None:
+            processes: RankProcesses = self._listener.admit(self._size, self._backend, START_SECONDS, echo)
         else:
-            gang = LocalGang(self._size, self._backend, self._env, echo)
-        self._gang[:] = [gang]
+            processes = LocalRanks(self._size, self._backend, self._env, echo)
+        self._processes[:] = [processes]
         self._gather(START_SECONDS, None, range(self._size))
         echo.quiet = False
 
     def _gather(self, seconds: float, message: tuple[Any, ...] | None, some: Sequence[int]) -> dict[int, bytes]:
-        gang = self._gang[0]
-        gang.echo.mode = self._echo
+        processes = self._processes[0]
+        processes.echo.mode = self._echo
         try:
-            return gather(gang, seconds, message, some)
+            return gather(processes, seconds, message, some)
         except BaseException as error:
             if not (isinstance(error, RankError) and error.kept):
-                self._gang.clear()
-                gang.kill()
-            if gang.dismissed:
+                self._processes.clear()
+                processes.kill()
+            if processes.dismissed:
                 raise WorkbenchError("the ranks were ended during the call, by restart or close.") from None
             raise
 
     def _end(self) -> None:
         if not self._busy.acquire(blocking=False):
-            for gang in self._gang:  # another thread, in a call, notices and cleans up
-                gang.dismiss()
+            for processes in self._processes:  # another thread, in a call, notices and cleans up
+                processes.dismiss()
             self._busy.acquire()
         try:
-            _stop(self._gang)
+            _stop(self._processes)
         finally:
             self._busy.release()
 
@@ -292,8 +292,8 @@ def _unpickle(rank: int, answer: bytes) -> Any:
         ) from None
 
 
-def _stop(gangs: list[Gang], door: Door | None = None) -> None:
-    while gangs:
-        gangs.pop().stop()
-    if door is not None:
-        door.close()
+def _stop(running: list[RankProcesses], listener: Listener | None = None) -> None:
+    while running:
+        running.pop().stop()
+    if listener is not None:
+        listener.close()

@@ -20,13 +20,13 @@ DRAIN_SECONDS = 1.0
 STACK_SECONDS = 2.0
 
 
-class Gang:
+class RankProcesses:
     """The processes of all ranks, from start to kill, with a channel to each. A pool that lost one starts new ones."""
 
     def __init__(self, size: int, echo: Echo) -> None:
         self.size, self.echo, self.owner = size, echo, os.getpid()
         self.dismissed = False
-        self.tick: Callable[[Gang], None] | None = None  # the running call's, as is `progress`
+        self.tick: Callable[[RankProcesses], None] | None = None  # the running call's, as is `progress`
         self.progress: Callable[[Any], None] | None = None
         self.pids: list[int] = []
         self.own: dict[int, bytes] = {}  # what `registered.packed` gave when each rank last got it
@@ -86,7 +86,7 @@ class Gang:
         self._asides.clear()
         self.send(("aside", self._question, what, *args), [rank for rank in ranks if rank not in self._gone])
 
-    def told(self, ranks: Sequence[int], seconds: float) -> dict[int, Any]:
+    def answers(self, ranks: Sequence[int], seconds: float) -> dict[int, Any]:
         """The answers to `ask` that come within `seconds`, by rank."""
         limit = time.monotonic() + seconds
         while (left := limit - time.monotonic()) > 0 and not self._gone.union(self._asides).issuperset(ranks):

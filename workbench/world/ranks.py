@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.world.bounds import refuse_too_many
 from workbench.world.diagnosis import RankError
 from workbench.world.pool import RankPool
-from workbench.world.remote import Door, read_key
+from workbench.world.remote import Listener, read_key
 
 __all__ = ["RankError", "RankPool", "ranks"]
 
@@ -57,7 +57,7 @@ def ranks(
         raise WorkbenchError(f"ranks(listen={listen!r}): give backend='nccl' or 'gloo': this machine's GPUs tell "
                              "nothing about the other machines.")
     key = read_key(key_file)
-    return RankPool(n, backend, timeout, echo, env, Door(listen, key))
+    return RankPool(n, backend, timeout, echo, env, Listener(listen, key))
 
 
 def resolve(backend: str, n: int, here: bool = True) -> str:

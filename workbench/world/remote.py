@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 
 from workbench.errors import WorkbenchError
 from workbench.world.diagnosis import read_stack
-from workbench.world.greetings import Greetings, keep_alive
+from workbench.world.handshakes import Handshakes, keep_alive
 from workbench.world.rank_output import Echo
-from workbench.world.rank_processes import STACK_SECONDS, Gang
+from workbench.world.rank_processes import STACK_SECONDS, RankProcesses
 
 KEY = "WORKBENCH_KEY"
 DIAL_SECONDS = 120.0
@@ -66,7 +66,7 @@ def read_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-class Door:
+class Listener:
     """The listening socket, to which the ranks connect, and new ones after a failure."""
 
     def __init__(self, address: str, key: bytes) -> None:
@@ -78,19 +78,19 @@ class Door:
         except OSError as error:
             raise WorkbenchError(f"ranks(listen={address!r}): cannot listen there: {error.strerror}") from None
 
-    def admit(self, size: int, backend: str, seconds: float, echo: Echo) -> RemoteGang:
+    def admit(self, size: int, backend: str, seconds: float, echo: Echo) -> RemoteRanks:
         """Wait for `size` ranks. WorkbenchError if torchrun started another number, or too few connect in time."""
         admitted: dict[int, tuple[Connection, dict[str, Any]]] = {}
         limit = time.monotonic() + seconds
         try:
-            with Greetings(self._key, size) as greetings:
+            with Handshakes(self._key, size) as handshakes:
                 while len(admitted) < size:
                     if (left := limit - time.monotonic()) <= 0:
                         raise WorkbenchError(
                             f"{len(admitted)} of {size} ranks called {self.address} within {seconds:g} s"
-                            f"{greetings.refused()}. On each machine: torchrun ... -m workbench worker "
+                            f"{handshakes.refused()}. On each machine: torchrun ... -m workbench worker "
                             f"--connect {self.address}")
-                    for channel, hello in greetings.wait(self._socket, left):
+                    for channel, hello in handshakes.wait(self._socket, left):
                         if (earlier := admitted.get(hello["rank"])) is not None:  # the keeper has started a new one
                             earlier[0].close()
                         admitted[hello["rank"]] = (channel, hello)
@@ -101,14 +101,14 @@ class Door:
             for channel, _ in admitted.values():
                 channel.close()
             raise
-        return RemoteGang(size, backend, [admitted[rank] for rank in range(size)], echo)
+        return RemoteRanks(size, backend, [admitted[rank] for rank in range(size)], echo)
 
     def close(self) -> None:
         """Stop listening."""
         self._socket.close()
 
 
-class RemoteGang(Gang):
+class RemoteRanks(RankProcesses):
     """Ranks that have connected. They end when they lose their channel, and their keepers start new ones."""
 
     def __init__(
@@ -126,7 +126,7 @@ class RemoteGang(Gang):
         if not ask:
             return {}
         self.ask(ranks, "stacks")
-        return {rank: read_stack(text) for rank, text in self.told(ranks, STACK_SECONDS).items()}
+        return {rank: read_stack(text) for rank, text in self.answers(ranks, STACK_SECONDS).items()}
 
 
 def keep_a_rank() -> NoReturn:

@@ -21,7 +21,7 @@ SPARE = 128
 """Unauthenticated connections allowed at a time, on top of one for each rank."""
 
 
-class Greetings:
+class Handshakes:
     """Connections that have yet to show the key, each in its own thread; leaving the `with` ends them all.
 
     A connection above the limit replaces the oldest. A rank answers within milliseconds, so the oldest one is silent;
@@ -33,36 +33,36 @@ class Greetings:
     def __init__(self, key: bytes, size: int) -> None:
         self._key, self._most = key, size + SPARE
         self._ended, self._tell = os.pipe()
-        self._greeted: list[_Greeting] = []  # the oldest first
+        self._open: list[_Handshake] = []  # the oldest first
         self._wrong, self._closed = 0, 0
 
-    def __enter__(self) -> Greetings:
+    def __enter__(self) -> Handshakes:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        while self._greeted:
+        while self._open:
             self._close_oldest()
         os.close(self._ended)
         os.close(self._tell)
 
-    def wait(self, door: socket.socket, seconds: float) -> list[tuple[Connection, Any]]:
+    def wait(self, listener: socket.socket, seconds: float) -> list[tuple[Connection, Any]]:
         """Accept and authenticate for up to `seconds`: (channel, hello) of those that have just shown the key."""
         now = time.monotonic()
-        while self._greeted and self._greeted[0].since + HANDSHAKE_SECONDS < now:
+        while self._open and self._open[0].since + HANDSHAKE_SECONDS < now:
             self._close_oldest()
-        if self._greeted:
-            seconds = min(seconds, self._greeted[0].since + HANDSHAKE_SECONDS - now)
-        ready = wait([door, self._ended], max(0.0, seconds))
-        if door in ready:
-            if len(self._greeted) >= self._most:
+        if self._open:
+            seconds = min(seconds, self._open[0].since + HANDSHAKE_SECONDS - now)
+        ready = wait([listener, self._ended], max(0.0, seconds))
+        if listener in ready:
+            if len(self._open) >= self._most:
                 self._close_oldest()
             with suppress(OSError):  # it has hung up
-                self._greeted.append(_Greeting(door.accept()[0], self._key, self._tell))
+                self._open.append(_Handshake(listener.accept()[0], self._key, self._tell))
         if self._ended not in ready:
             return []
         os.read(self._ended, 1 << 16)
-        done = [each for each in self._greeted if each.done]
-        self._greeted = [each for each in self._greeted if not each.done]
+        done = [each for each in self._open if each.done]
+        self._open = [each for each in self._open if not each.done]
         for each in done:
             each.end()
             self._count(each)
@@ -71,7 +71,7 @@ class Greetings:
     def refused(self) -> str:
         """The error message's part on refused connections; "" if there were none."""
         wrong = f"{counted(self._wrong, 'connection')} had another key" if self._wrong else ""
-        count = self._closed + len(self._greeted)
+        count = self._closed + len(self._open)
         were = "was" if count == 1 else "were"
         closed = f"{counted(count, 'connection')} {were} closed that did not show it" if count else ""
         if closed and not wrong:
@@ -79,23 +79,23 @@ class Greetings:
         return "; " + ", and ".join(filter(None, (wrong, closed))) if wrong or closed else ""
 
     def _close_oldest(self) -> None:
-        oldest = self._greeted.pop(0)
+        oldest = self._open.pop(0)
         oldest.hang_up()
         oldest.end()
         oldest.hello = None
         oldest.channel.close()
         self._count(oldest)
 
-    def _count(self, ended: _Greeting) -> None:
+    def _count(self, ended: _Handshake) -> None:
         self._wrong += ended.wrong_key
         self._closed += ended.hello is None and not ended.wrong_key
 
 
-class _Greeting(threading.Thread):
+class _Handshake(threading.Thread):
     """Authenticates one connection in both directions, reads its hello, and then writes a byte to `tell`."""
 
     def __init__(self, accepted: socket.socket, key: bytes, tell: int) -> None:
-        super().__init__(daemon=True, name="greeting")
+        super().__init__(daemon=True, name="handshake")
         self.since = time.monotonic()
         self.hello: Any = None
         self.wrong_key = self.done = False
