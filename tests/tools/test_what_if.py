@@ -173,7 +173,7 @@ def test_placements_author_anew(study):
     assert again(found) == ALL and found.ran[0].why == "plan" and "plan: the family's -> given" in found.title
     assert found.after.figures.launches != found.before.figures.launches
     joint = capture(author(study.recipe, study.world, plan=plan))
-    assert listing([joint.graph]) == listing([study._kept[study._stages[1].key].joint.graph])
+    assert listing([joint.graph]) == listing([study._kept[study._stages[1].key].state.joint.graph])
     assert again(study.change({BUCKETING: False})) == list(LATER)  # the plan stays
     study.revert()
     assert again(study.revert()) == [] and study.now.plan is None
