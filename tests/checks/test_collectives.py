@@ -3,10 +3,16 @@ import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, named, shards, trace, two_layer_graph
 
-from workbench.checks.collectives import conserved, difference, exchange, schedule, schedule_hash
+from workbench.checks import collectives
+from workbench.checks.collectives import difference, exchange, schedule, schedule_hash
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import GraphFacts, facts_of, set_facts
-from workbench.graph.read.snapshot import snapshot
+from workbench.graph.read.collectives import list_collectives
+from workbench.torch_api.aot import clone
+
+
+def conserved(before, after, fewer=False):
+    return collectives.conserved(list_collectives(before), list_collectives(after), fewer=fewer)
 
 
 def bucketed(name):
@@ -45,7 +51,7 @@ def test_a_second_group_of_the_facts_counts_as_its_axis(fake4):
 
 def test_a_lost_collective_fails_and_is_named(fake4):
     gm = two_layer_graph()
-    before = snapshot(gm)
+    before = clone(gm)
     first, second = named(gm, "wait_tensor")
     second.replace_all_uses_with(first)
     start = second.all_input_nodes[0]
@@ -71,23 +77,23 @@ def test_a_gather_in_another_dtype_fails(fake4):
 def test_bytes_that_move_to_another_axis_fail(fake4):
     half = dist.new_group([0, 1]).group_name
     gm = two_layer_graph()
-    before = snapshot(gm)
+    before = clone(gm)
     for start in named(gm, "all_gather"):
         start.args = (*start.args[:2], half)
     assert conserved(before, gm).outcome is Outcome.FAIL
 
 
 def test_the_hash_sees_order_dtype_and_shape(fake4):
-    entries = schedule(two_layer_graph())
+    entries = schedule([two_layer_graph()])
     other = [entries[1], (*entries[0][:4], "bfloat16", 4)]
     assert schedule_hash(entries) != schedule_hash(other)
-    assert schedule_hash(entries) == schedule_hash(schedule(snapshot(two_layer_graph())))
+    assert schedule_hash(entries) == schedule_hash(schedule([clone(two_layer_graph())]))
 
 
 def test_a_second_group_of_one_axis_has_its_own_place_in_the_order(fake4):
     twin = dist.new_group([0, 1, 2, 3]).group_name
-    assert schedule(bucketed(group_name()))[0][1] == "dp_shard"
-    assert schedule(bucketed(twin))[0][1] == "dp_shard#1"
+    assert schedule([bucketed(group_name())])[0][1] == "dp_shard"
+    assert schedule([bucketed(twin)])[0][1] == "dp_shard#1"
 
 
 def test_the_rank_that_departs_from_most_is_named(fake4):
@@ -102,7 +108,7 @@ def test_the_rank_that_departs_from_most_is_named(fake4):
 
 
 def test_a_fake_world_has_nobody_to_compare_with(fake4):
-    assert exchange(two_layer_graph()).outcome is Outcome.UNKNOWN
+    assert exchange([two_layer_graph()]).outcome is Outcome.UNKNOWN
 
 
 def compare_order(fault):
@@ -114,7 +120,7 @@ def compare_order(fault):
         first, second = named(gm, "all_gather")
         first.prepend(second)
         gm.recompile()
-    return exchange(gm)
+    return exchange([gm])
 
 
 @pytest.mark.ranks

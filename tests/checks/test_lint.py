@@ -7,14 +7,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from workbench.checks.lint import lint, unwaited
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import facts_of
-from workbench.graph.read.snapshot import snapshot
 from workbench.torch_api.aot import clone
 
 
 def after(fault):
-    """(snapshot before, the graph with the fault in it)."""
+    """(the graph before, the graph with the fault in it)."""
     gm = two_layer_graph()
-    before = snapshot(gm)
+    before = clone(gm)
     fault(gm)
     gm.recompile()
     return before, gm
@@ -107,7 +106,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_each_fault_is_caught_and_named(fake4, fault):
-    found = lint(*after(fault))
+    before, gm = after(fault)
+    found = lint((before,), (gm,))
     assert found.outcome is Outcome.FAIL
     assert FAULTS[fault] in found.message
 
@@ -117,11 +117,12 @@ def test_a_sound_edit_passes(fake4):
         first, second = named(gm, "all_gather")
         first.prepend(second)
 
-    assert lint(*after(swap_starts)).outcome is Outcome.PASS
+    before, gm = after(swap_starts)
+    assert lint((before,), (gm,)).outcome is Outcome.PASS
 
 
 def test_what_a_pass_returns_must_be_a_graph(fake4):
-    assert "returned NoneType" in lint(two_layer_graph(), None).message  # type: ignore[arg-type]
+    assert "returned NoneType" in lint((two_layer_graph(),), (None,)).message
 
 
 def test_two_graphs_are_checked_and_the_wrong_one_is_named(fake4):
@@ -138,7 +139,7 @@ def test_a_wait_behind_a_view_counts(fake4):
         return C10D.wait_tensor(C10D.all_gather_into_tensor(shard, 4, group_name()).view(-1))
 
     gm = trace(viewed, shards(4)[0])
-    assert lint(gm, clone(gm)).outcome is Outcome.PASS
+    assert lint((gm,), (clone(gm),)).outcome is Outcome.PASS
 
 
 def two_buckets(shard):
@@ -161,8 +162,8 @@ def two_buckets(shard):
 ])
 def test_memory_that_a_collective_uses_is_not_touched_before_its_wait(fake4, touch, of, said):
     gm = trace(two_buckets, shards(4)[0])
-    before = snapshot(gm)
-    assert lint(before, gm).outcome is Outcome.PASS
+    before = clone(gm)
+    assert lint((before,), (gm,)).outcome is Outcome.PASS
     first, second = named(gm, "all_gather")
     memory = {"out": first.kwargs["out"], "base": named(gm, "new_empty")[0], "shard": first.args[0],
               "other half": second.kwargs["out"]}[of]
@@ -215,13 +216,13 @@ def test_a_collective_that_blocks_needs_no_wait(fake4):
         return torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, group_name()).exp()
 
     gm = trace(resharded, shards(4)[2])
-    assert lint(gm, clone(gm)).outcome is Outcome.PASS
+    assert lint((gm,), (clone(gm),)).outcome is Outcome.PASS
 
 
 def test_a_dropped_write_to_an_input_is_caught(fake4):
     gm = trace(lambda x: [x.add_(1), x * 2], torch.ones(4))
-    before = snapshot(gm)
+    before = clone(gm)
     write = named(gm, "add_")[0]
     write.replace_all_uses_with(write.all_input_nodes[0])
     gm.graph.erase_node(write)
-    assert "write to x_1" in lint(before, gm).message
+    assert "write to x_1" in lint((before,), (gm,)).message

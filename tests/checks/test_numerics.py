@@ -1,9 +1,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from graphs_by_hand import C10D, group_name, named, trace, two_layer_graph
+from graphs_by_hand import C10D, group_name, named, trace
 
-from workbench.checks.numerics import compare, reduction_order_bound, run_pair
+from workbench.checks.numerics import compare, reduction_order_bound
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
 from workbench.pipeline.numerics_proof import _compared
@@ -20,6 +20,11 @@ LOSSY = PassContract("c", Stage.JOINT, Numerics.LOSSY, "rounding", tolerance=1e-
 
 def outcome(before, after, contract, **keywords):
     return compare([before], [after], contract, **keywords).outcome
+
+
+def joint(before, after):
+    """The record of a pass that made `after` of the joint graph `before`."""
+    return PassRecord("inductor_decomposition", Stage.JOINT, None, (before,), (after,), 0.0, 0.0)
 
 
 def test_exact_means_bits():
@@ -75,21 +80,29 @@ def test_order_of_a_sum_of_four_is_allowed_by_reduction_order_alone():
 
 
 def test_no_values_no_verdict(fake4):
-    gm = two_layer_graph()
     assert compare([], [], EXACT).outcome is Outcome.UNKNOWN
-    assert run_pair(gm, clone(gm), [], EXACT).outcome is Outcome.UNKNOWN
+    assert compare([torch.empty(1, device="meta")], [torch.ones(1)], EXACT).outcome is Outcome.UNKNOWN
 
 
 def test_writes_to_inputs_are_compared_too():
-    gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.add_(1).sum())(torch.ones(3))
-    broken = clone(gm)
-    total = next(n for n in broken.graph.nodes if "sum" in n.name)
-    with broken.graph.inserting_after(total):
-        broken.graph.call_function(torch.ops.aten.zero_.default, (broken.graph.find_nodes(op="placeholder")[0],))
-    broken.recompile()
+    def steps(zeroed):
+        def run(primals, tangents):
+            total = primals[0].add_(1).sum()
+            if zeroed:
+                primals[0].zero_()
+            return [total * tangents[0]]
+
+        return run
+
     x = torch.ones(3)
-    assert run_pair(gm, clone(gm), [x], EXACT).outcome is Outcome.PASS
-    assert run_pair(gm, broken, [x], EXACT).outcome is Outcome.FAIL
+    with fake_world(2):
+        gm = trace(lambda p, t: p.add_(1).sum() * t, x, torch.ones(()))
+    broken = clone(gm)
+    gm.forward, broken.forward = steps(False), steps(True)
+    same = clone(gm)
+    same.forward = steps(False)
+    assert _compared(joint(gm, same), [x], [torch.ones(())], 1).outcome is Outcome.PASS
+    assert _compared(joint(gm, broken), [x], [torch.ones(())], 1).outcome is Outcome.FAIL
     assert torch.equal(x, torch.ones(3))
 
 
@@ -109,7 +122,7 @@ def reordered(fault_rank, contract):
     if fault_rank is not None and dist.get_rank() != fault_rank:
         after = clone(before)
     x = torch.randn(4096, generator=torch.Generator().manual_seed(dist.get_rank()))
-    return run_pair(before, after, [x], contract, group_size=size)
+    return compare([before(x)], [after(x)], contract, group_size=size)
 
 
 def broken_on_one_rank(value):
@@ -119,7 +132,7 @@ def broken_on_one_rank(value):
         mul = named(after, "mul")[0]
         mul.args = (mul.args[0], value)
         after.recompile()
-    return run_pair(gm, after, [torch.ones(8)], ORDER, group_size=4)
+    return compare([gm(torch.ones(8))], [after(torch.ones(8))], ORDER, group_size=4)
 
 
 @pytest.mark.ranks
@@ -165,7 +178,6 @@ def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():
     with fake_world(2):
         gm = trace(lambda p, t: p.add_(1) * t, x, x)
     gm.forward = writes
-    record = PassRecord("inductor_decomposition", Stage.JOINT, None, (gm,), (gm,), 0.0, 0.0)
     primals = [torch.ones(2)]
-    assert _compared(record, primals, [torch.ones(2)], 1).outcome is Outcome.PASS
+    assert _compared(joint(gm, gm), primals, [torch.ones(2)], 1).outcome is Outcome.PASS
     assert primals[0].tolist() == [1, 1]

@@ -8,9 +8,9 @@ from math import inf, isfinite
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.fx import GraphModule, Node
 
+from workbench.checks.collectives import gathered
 from workbench.checks.matching import Matching, arguments, gap
 from workbench.checks.numerics import bound_of, coarsest
 from workbench.checks.record import PassRecord
@@ -21,7 +21,6 @@ from workbench.graph.read.node_facts import described
 from workbench.graph.read.nodes import provenance
 from workbench.graph.read.snapshot import node_record
 from workbench.recipe.contracts import CONTRACTS
-from workbench.torch_api.ops import world_kind
 
 CHECKS = ("all", "numerics", "memory", "no_effect")
 
@@ -71,6 +70,11 @@ class Found:
     changed: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Key | None:
+        """(graph, name) of the node in the graph that the pass made."""
+        return (self.after.graph, self.after.name) if self.after else None
 
 
 @dataclass(frozen=True)
@@ -129,13 +133,12 @@ def first_told(
 ) -> Found | None:
     """The first pass with a verdict of these outcomes, and what that says; passes in `expected` may have no effect."""
     for record in records:
-        may_idle = record.name in expected
-        told = [v for v in record.verdicts
-                if v.outcome in outcomes and not (may_idle and v.outcome is Outcome.NO_EFFECT)]
+        told = [v for v in record.verdicts if v.outcome in outcomes
+                and not (record.name in expected and v.outcome is Outcome.NO_EFFECT)]
         if told:
             gravest = next((v for v in told if v.outcome is Outcome.FAIL), told[0])
             what = f"{gravest.check} FAIL" if gravest.outcome is Outcome.FAIL else gravest.outcome
-            return Found(record.name, f"{what}: {gravest.message}", ranks=(_rank(),))
+            return Found(record.name, f"{what}: {gravest.message}")
     return None
 
 
@@ -165,33 +168,20 @@ def _holder(record: PassRecord, key: str, problem: str) -> Found:
     name = max(more, key=lambda n: more[n])
     what = "is saved" if key == "saved" else "alive at the peak"
     now = f"{sizes[1][name]:,} bytes {what}, {sizes[0].get(name, 0):,} before"
-    return Found(record.name, problem, _named(graphs[0], part, name), _named(graphs[1], part, name), now,
-                 ranks=(_rank(),))
+    return Found(record.name, problem, _named(graphs[0], part, name), _named(graphs[1], part, name), now)
 
 
 def _named(graph: GraphModule, part: str, name: str) -> Place | None:
     return next((place_of(part, n) for n in graph.graph.nodes if n.name == name), None)
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _exchanged(value: Any) -> list[Any]:
-    if world_kind() in (None, "fake"):
-        return [value]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
-
-
 def over_ranks(mine: Found | None, passes: Sequence[str]) -> Found | None:
     """Of all ranks' findings the one of the earliest pass, with all ranks that found it; every rank must call it."""
-    every = [f for f in _exchanged(mine) if f is not None]
+    every = {rank: found for rank, found in enumerate(gathered(mine)) if found is not None}
     if not every:
         return None
-    first = min(every, key=lambda f: passes.index(f.record))
-    alike = sorted(f.ranks[0] for f in every if (f.record, f.after) == (first.record, first.after))
+    first = min(every.values(), key=lambda f: passes.index(f.record))
+    alike = [rank for rank, f in every.items() if (f.record, f.after) == (first.record, first.after)]
     return replace(first, ranks=tuple(alike))
 
 
@@ -200,7 +190,7 @@ def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: 
 
     `after` is None for compiled callables, which have no nodes: then the whole pass is what is found.
     """
-    whole = Found(record.name, problem, ranks=tuple(range(len(_exchanged(None)))))
+    whole = Found(record.name, problem, ranks=tuple(range(len(gathered(None)))))
     if after is None:
         return whole
     contract = CONTRACTS[record.name]
@@ -209,7 +199,7 @@ def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: 
     def bound(a: torch.Tensor, b: torch.Tensor) -> float | None:
         return bound_of(contract, coarsest([a, b, torch.empty(0, dtype=coarse)]), group_size)
 
-    if any(_exchanged(after.raised is not None)):
+    if any(gathered(after.raised is not None)):
         mine = _raised(whole, before, after)
         suspects: set[Key] = {after.raised[0]} if after.raised else set()
     else:
@@ -217,20 +207,17 @@ def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: 
         ordered = matching.suspects()
         suspects = set(ordered)
         mine = _suspect(whole, matching, ordered)
-    every: list[Local] = _exchanged(mine)
+    every: list[Local] = gathered(mine)
     candidates = [(place, rank) for rank, (place, _) in enumerate(every) if place is not None]
     if not candidates:
         return replace(whole, difference="the same graphs, run node by node, gave no difference")
     first = every[min(candidates)[1]][1]
-    assert first is not None and first.after is not None
-    key = (first.after.graph, first.after.name)
-    here = _exchanged((key in suspects or _at(mine[1], key), mine[1] if _at(mine[1], key) else None))
-    worst = max([f for _, f in here if f is not None], key=lambda f: f.relative, default=first)
-    return replace(worst, ranks=tuple(rank for rank, (is_so, _) in enumerate(here) if is_so))
-
-
-def _at(found: Found | None, key: Key) -> bool:
-    return found is not None and found.after is not None and (found.after.graph, found.after.name) == key
+    assert first is not None and first.key is not None
+    key = first.key
+    here = gathered(key in suspects or (mine[1] is not None and mine[1].key == key))
+    alike = [found for _, found in every if found is not None and found.key == key]
+    worst = max(alike, key=lambda f: f.relative)
+    return replace(worst, ranks=tuple(rank for rank, is_so in enumerate(here) if is_so))
 
 
 Local = tuple[tuple[int, int, bool, int] | None, Found | None]

@@ -8,52 +8,54 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch.fx import GraphModule
 
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Collective, Groups, list_collectives
-from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each
 from workbench.recipe.wording import counted
-from workbench.torch_api.ops import world_kind
+from workbench.torch_api.ops import group_ranks, world_kind
 
 Entry = tuple[str, str, str, tuple[int, ...], str, int]
+Moved = Counter[tuple[str, str, str]]
 
 
-def _listed(graph: torch.fx.GraphModule | Snapshot) -> tuple[Sequence[Collective], Groups]:
-    if isinstance(graph, Snapshot):
-        return graph.collectives, Groups(graph.facts)
-    return list_collectives(graph), Groups(facts_of(graph))
+def gathered(value: Any) -> list[Any]:
+    """The value of every rank, in rank order; this process's alone without other ranks. Every rank must call it."""
+    if world_kind() in (None, "fake"):
+        return [value]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
 
 
-def _over(c: Collective, groups: Groups) -> str:
-    """The name of the ranks a collective runs over: a second process group over the same ranks counts as one."""
-    ranks = groups.ranks(c.group)
-    return c.axis or (f"ranks {list(ranks)}" if ranks else f"group {c.group}")
+def _over(c: Collective) -> str:
+    """The ranks that a collective runs over, by name: a second process group over the same ranks counts as one."""
+    if c.axis:
+        return c.axis
+    ranks = group_ranks(c.group)
+    return f"ranks {list(ranks)}" if ranks else f"group {c.group}"
 
 
-def moved_bytes(graphs: GraphOrPair) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:
-    """(bytes, launches) by (kind, mesh axis or ranks, reduction), over all the graphs given.
+def moved_bytes(collectives: Iterable[Collective]) -> tuple[Moved, Moved]:
+    """(bytes, launches) by (kind, mesh axis or ranks, reduction).
 
     Bytes of the unsharded side: an all-gather's output, otherwise the input.
     """
-    bytes_: Counter[tuple[str, str, str]] = Counter()
-    launches: Counter[tuple[str, str, str]] = Counter()
-    for graph in each(graphs):
-        collectives, groups = _listed(graph)
-        for c in collectives:
-            key = (c.kind, _over(c, groups), c.reduce_op or "")
-            bytes_[key] += c.payload
-            launches[key] += 1
-    return bytes_, launches
+    moved, launches = Moved(), Moved()
+    for c in collectives:
+        key = (c.kind, _over(c), c.reduce_op or "")
+        moved[key] += c.payload
+        launches[key] += 1
+    return moved, launches
 
 
-def conserved(before: GraphOrPair, after: GraphOrPair, *, fewer: bool = False) -> Verdict:
+def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewer: bool) -> Verdict:
     """PASS if each kind of collective moves the same bytes over each axis as before; launches may differ.
 
-    But for all-to-alls: their sizes may be known in a step only, and no pass may merge or drop one. fewer: the pass
-    says that it takes bytes out; none may come in.
+    All-to-alls must also keep their number of launches: their sizes may be known only in a step, and no pass may merge
+    or drop one. fewer: the pass declares that it removes bytes; it may still not add any.
     """
     (was, launched), (now, launches) = moved_bytes(before), moved_bytes(after)
     rows = {" ".join(filter(None, k)): {"bytes_before": was[k], "bytes_after": now[k], "launches_before": launched[k],
@@ -73,20 +75,20 @@ def conserved(before: GraphOrPair, after: GraphOrPair, *, fewer: bool = False) -
     return Verdict("collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows)
 
 
-def schedule(graphs: GraphOrPair) -> list[Entry]:
+def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:
     """The ordered list that all ranks must share: (operator, axis, reduction, shape, dtype, group size).
 
-    Ranks of one program run over different groups of the same axis, so the axis names the group; a second process
-    group of an axis is told apart by a number, in the order of the groups' names in the graph's facts.
+    Ranks of one program run over different groups of the same axis, so the axis names the group. A second process
+    group of an axis gets a number, in the order of the groups' names in the graph's facts.
     """
     entries: list[Entry] = []
-    for graph in each(graphs):
-        collectives, groups = _listed(graph)
+    for graph in graphs:
         numbers: dict[str, dict[str, int]] = {}
+        groups = Groups(facts_of(graph))
         for name in groups.names():
             twins = numbers.setdefault(groups.axis(name) or "", {})
             twins.setdefault(name, len(twins))
-        for c in collectives:
+        for c in list_collectives(graph):
             twins = numbers.setdefault(c.axis or "", {})
             number = twins.setdefault(c.group, len(twins))
             over = (c.axis or "group") + (f"#{number}" if number else "")
@@ -107,9 +109,9 @@ def _shown(entry: Any) -> str:
 
 
 def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = None) -> tuple[int, int, str] | None:
-    """(list, index, sentence) of the first entry where a list departs from what most have, or None.
+    """(list, index, sentence) of the first entry that differs from the one of most lists, or None.
 
-    ranks: whose the lists are; by default those of rank 0, 1 and so on.
+    ranks: the rank of each list; by default 0, 1 and so on.
     """
     names = range(len(lists)) if ranks is None else ranks
     for i in range(max(map(len, lists), default=0)):
@@ -122,25 +124,21 @@ def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = N
     return None
 
 
-def exchange(graphs: GraphOrPair, group: dist.ProcessGroup | None = None) -> Verdict:
+def exchange(graphs: Iterable[GraphModule]) -> Verdict:
     """Compare the ordered collectives of all ranks; call it on every rank before the graphs run.
 
     The ranks exchange hashes, and whole lists only if those differ; every rank gets the same verdict. UNKNOWN
     without other ranks.
     """
     kind = world_kind()
-    if kind is None or kind == "fake" or dist.get_world_size(group) == 1:
+    if kind is None or kind == "fake" or dist.get_world_size() == 1:
         why = "one process" if kind is None else "a fake world" if kind == "fake" else "one rank"
         return Verdict("collectives", Outcome.UNKNOWN, f"{why} has no other rank to compare the order with")
     entries = schedule(graphs)
-    size = dist.get_world_size(group)
-    hashes: list[Any] = [None] * size
-    dist.all_gather_object(hashes, schedule_hash(entries), group=group)
+    hashes = gathered(schedule_hash(entries))
     if len(set(hashes)) == 1:
-        text = f"{len(entries)} collectives in the same order on {size} ranks"
+        text = f"{len(entries)} collectives in the same order on {len(hashes)} ranks"
         return Verdict("collectives", Outcome.PASS, text, {"hash": hashes[0], "collectives": len(entries)})
-    lists: list[Any] = [None] * size
-    dist.all_gather_object(lists, entries, group=group)
-    found = difference(lists)
+    found = difference(gathered(entries))
     rank, index, sentence = found or (0, 0, "the hashes differ, the lists do not")
     return Verdict("collectives", Outcome.FAIL, sentence, {"rank": rank, "index": index, "hashes": hashes})

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
 import torch
 
 from workbench.checks.metadata import wrong_results
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
+from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
-from workbench.graph.read.snapshot import GraphOrPair, Snapshot, each, snapshot
+from workbench.graph.read.snapshot import Snapshot, snapshot
 from workbench.recipe.wording import first_line
 from workbench.torch_api.ops import aliased_inputs, blocks, calls_of, collective_kind, is_wait, writes, written_inputs
 
 MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
-Take = Callable[[torch.fx.GraphModule | Snapshot], Snapshot]
 
 
-def boundary_snapshot(gm: torch.fx.GraphModule | Snapshot) -> Snapshot:
-    """Enough for lint and the collectives, without the text of the nodes."""
-    return snapshot(gm, text=False)
-
-
-def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
+def _form(gm: torch.fx.GraphModule) -> list[str]:
     try:
         gm.graph.lint()
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
@@ -33,8 +28,8 @@ def _form(gm: torch.fx.GraphModule, kinds: Collection[str]) -> list[str]:
     nodes = list(gm.graph.nodes)
     if not nodes or nodes[-1].op != "output":
         return [f"{MALFORMED}: it has no output node at its end"]
-    wrong = [n for n in nodes if n.op not in kinds]
-    return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(kinds)}" for n in wrong[:3]]
+    wrong = [n for n in nodes if n.op not in NODE_KINDS]
+    return [f"node {n.name} is a {n.op}: the next stage accepts {', '.join(NODE_KINDS)}" for n in wrong[:3]]
 
 
 def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
@@ -72,19 +67,9 @@ def unwaited(gm: torch.fx.GraphModule) -> list[str]:
     problems = []
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None and not blocks(target)):
-        waits, early, todo, seen = [], [], [start], {start}
-        while todo:
-            node = todo.pop()
-            for user in node.users:
-                if user in seen:
-                    continue
-                seen.add(user)
-                if user.op == "call_function" and is_wait(user.target):
-                    waits.append(user)
-                elif _views(user) and node in aliased_inputs(user):
-                    todo.append(user)
-                else:
-                    early.append(user)
+        readers = readers_of(start)
+        waits = [node for node in readers if node.op == "call_function" and is_wait(node.target)]
+        early = [node for node in readers if node not in waits]
         if early:
             problems.append(f"collective {start.name} is read by {early[0].name} without a wait")
         elif not waits:
@@ -143,21 +128,18 @@ def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
 
 
 def problems_of(
-    before: torch.fx.GraphModule | Snapshot, after: object, kinds: Collection[str] = NODE_KINDS,
-    take: Take = boundary_snapshot,
+    before: torch.fx.GraphModule, after: object, read: Callable[[torch.fx.GraphModule], Snapshot]
 ) -> tuple[list[str], list[str]]:
-    """What is wrong with one graph after a pass, one sentence each: what no later stage can take, and all else."""
+    """What is wrong with one graph after a pass, one sentence each: what no later stage can take, and the rest."""
     if not isinstance(after, torch.fx.GraphModule):
         return [f"the pass returned {type(after).__name__}, not a GraphModule"], []
-    unusable = _form(after, kinds)
+    unusable = _form(after)
     if unusable:
         return unusable, []
-    old, new = take(before), take(after)
+    old, new = read(before), read(after)
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after)
-    problems += unwaited(after)
-    if isinstance(before, torch.fx.GraphModule):
-        problems += wrong_results(before, after)
+    problems += unwaited(after) + wrong_results(before, after)
     if new.unused_waits > old.unused_waits:
         problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
     was, now = Counter(old.effects), Counter(new.effects)
@@ -169,27 +151,22 @@ def problems_of(
 
 
 def lint(
-    before: GraphOrPair, after: GraphOrPair, kinds: Collection[str] = NODE_KINDS, take: Take = boundary_snapshot
+    before: Sequence[torch.fx.GraphModule], after: Sequence[object],
+    read: Callable[[torch.fx.GraphModule], Snapshot] = snapshot,
 ) -> Verdict:
     """PASS if `after` is well-formed, keeps its inputs, outputs and visible effects, and waits for each collective.
 
-    One graph each, or (forward, backward). `before` may be snapshots, since passes edit in place. `kinds`: node
-    kinds that the next stage accepts. `take` makes the snapshots, or remembers them.
+    One joint graph each, or forward and backward. `read` makes the snapshots, or remembers them.
     """
-    old, new = each(before), each(after)
-    if len(old) != len(new):
-        return Verdict("lint", Outcome.FAIL, f"{len(old)} graphs before, {len(new)} after")
     unusable: list[str] = []
     problems: list[str] = []
-    for a, b in zip(old, new, strict=True):
-        part = facts_of(b).part if isinstance(b, torch.fx.GraphModule) else ""
-        for found, told in zip(problems_of(a, b, kinds, take), (unusable, problems), strict=True):
-            told += [f"{part}: {p}" if part and len(new) > 1 else p for p in found]
+    for a, b in zip(before, after, strict=True):
+        part = f"{facts_of(b).part}: " if isinstance(b, torch.fx.GraphModule) and len(after) > 1 else ""
+        for found, told in zip(problems_of(a, b, read), (unusable, problems), strict=True):
+            told += [part + problem for problem in found]
     if problems := unusable + problems:
         malformed = any(MALFORMED in problem for problem in problems)
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]),
                        {"problems": problems, "malformed": malformed, "unusable": bool(unusable)})
-    counts = [len(g.graph.nodes) for g in new if isinstance(g, torch.fx.GraphModule)]
+    counts = [len(g.graph.nodes) for g in after if isinstance(g, torch.fx.GraphModule)]
     return Verdict("lint", Outcome.PASS, "", {"nodes": counts})
-
-

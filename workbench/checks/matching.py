@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -50,30 +49,24 @@ def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 class _Pool:
-    """The values of one run, to be found again by what they are: shape and dtype, then norm, then all elements."""
+    """The values of one run, found again by what they are: shape and dtype, then norm, then all elements."""
 
     def __init__(self, run: Trace, bound: Bound):
         self.bound = bound
-        self.shelves: dict[Any, list[tuple[float, int, Value]]] = {}
-        for place, value in enumerate(v for v in run.values.values() if v.tensors):
-            self.shelves.setdefault(_shelf(value), []).append((_norm(value), place, value))
-        for shelf in self.shelves.values():
-            shelf.sort()
+        self.by_shape: dict[Any, list[tuple[float, Value]]] = {}
+        for value in run.values.values():
+            if value.tensors:
+                self.by_shape.setdefault(_shapes(value), []).append((_norm(value), value))
 
     def same(self, value: Value) -> list[Value]:
-        """The run's values that are this one, within the bound."""
-        shelf, norm = self.shelves.get(_shelf(value), []), _norm(value)
-        slack = max((self.bound(t, t) or 0.0 for t in value.tensors.values()), default=0.0) * 2 * norm
-        found = []
-        for other, _, candidate in shelf[bisect_left(shelf, (norm - slack, -1)):]:  # type: ignore[arg-type,type-var]
-            if other > norm + slack:
-                break
-            if not gap(candidate, value, self.bound).problem:
-                found.append(candidate)
-        return found
+        """The run's values that equal this one within the bound."""
+        norm = _norm(value)
+        slack = max(self.bound(t, t) or 0.0 for t in value.tensors.values()) * 2 * norm
+        return [other for size, other in self.by_shape.get(_shapes(value), ())
+                if abs(size - norm) <= slack and not gap(other, value, self.bound).problem]
 
 
-def _shelf(value: Value) -> tuple[Any, ...]:
+def _shapes(value: Value) -> tuple[Any, ...]:
     return tuple((i, tuple(t.shape), t.dtype) for i, t in sorted(value.tensors.items()))
 
 
@@ -169,7 +162,7 @@ class Matching:
         value = self.after.values[key]
         reads = [self.same.get(read) for read in value.reads]
         lost = (v for k, v in self.before.values.items() if k not in self._taken | claimed and v.tensors)
-        alike = [v for v in lost if reads and list(v.reads) == reads and _shelf(v) == _shelf(value)]
+        alike = [v for v in lost if reads and list(v.reads) == reads and _shapes(v) == _shapes(value)]
         return next((v.key for v in alike if v.node.target == value.node.target), alike[0].key if alike else None)
 
     def wrong_outputs(self) -> list[int]:
@@ -220,7 +213,7 @@ def arguments(node: Node) -> list[Any]:
 
 
 def _signature(value: Value) -> tuple[Any, ...]:
-    return value.node.target, _origin(value.node), _shelf(value)
+    return value.node.target, _origin(value.node), _shapes(value)
 
 
 def _origin(node: Node) -> tuple[str, str, bool]:

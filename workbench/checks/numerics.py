@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from workbench.checks.values import copies
-from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.read.snapshot import visible_effects
+from workbench.checks.collectives import gathered
+from workbench.checks.verdicts import SEVERITY, Outcome, Verdict
 from workbench.recipe.contracts import Numerics, PassContract
-from workbench.torch_api.determinism import seeded
 from workbench.torch_api.ops import is_fake, world_kind
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -91,14 +88,35 @@ def bound_of(contract: PassContract, dtype: torch.dtype, group_size: int) -> flo
             Numerics.REDUCTION_ORDER: reduction_order_bound(dtype, group_size)}[contract.numerics]
 
 
-def compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
-                 dtype: torch.dtype | None = None, names: Sequence[str] | None = None) -> Verdict:
-    """The numerics verdict of this rank alone. See `compare`."""
+def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
+            names: Sequence[str] | None = None) -> Verdict:
+    """Compare two runs' flat outputs under the contract, on every rank; every rank gets the worst rank's verdict.
+
+    EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound` of the outputs' coarsest
+    dtype. LOSSY: the contract's tolerance. Both bounds are norm-relative for each output. names: of the outputs, for
+    the message. UNKNOWN for fake tensors.
+    """
+    if world_kind() == "fake":
+        return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
+    found = gathered(_compare_here(before, after, contract, group_size, names))
+    if len(found) == 1:
+        return found[0]  # type: ignore[no-any-return]
+    rank = min(range(len(found)),
+               key=lambda r: (SEVERITY.index(found[r].outcome), -found[r].evidence.get("worst", 0.0)))
+    worst = found[rank]
+    evidence = {**worst.evidence, "ranks": [str(v.outcome) for v in found], "worst_rank": rank}
+    where = f"rank {rank}: " if worst.outcome is not Outcome.PASS else f"{len(found)} ranks, the worst: "
+    return Verdict("numerics", worst.outcome, where + worst.message, evidence)
+
+
+def _compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassContract, group_size: int,
+                  names: Sequence[str] | None) -> Verdict:
+    """The verdict of this rank alone."""
     if any(map(is_fake, [*before, *after])):
         return Verdict("numerics", Outcome.UNKNOWN, "fake tensors have no values: run on real ranks")
     if len(before) != len(after):
         return Verdict("numerics", Outcome.FAIL, f"{len(before)} outputs before, {len(after)} after")
-    limit = bound_of(contract, dtype or coarsest([*before, *after]), group_size)
+    limit = bound_of(contract, coarsest([*before, *after]), group_size)
     wrong: list[str] = []
     worst = 0.0
     for i, (a, b) in enumerate(zip(before, after, strict=True)):
@@ -108,58 +126,8 @@ def compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassCont
             wrong.append(f"{names[i] if names else f'output {i}'}: {problem}")
     evidence = {"contract": str(contract.numerics), "bound": limit, "worst": worst, "outputs": len(before),
                 "wrong": len(wrong)}
-    held = "bitwise" if limit is None else f"norm-relative at most {worst:.1e}, bound {limit:.1e}"
     if wrong:
         text = f"{len(wrong)} of {len(before)} outputs break '{contract.numerics}'; {wrong[0]}"
         return Verdict("numerics", Outcome.FAIL, text, evidence)
+    held = "bitwise" if limit is None else f"norm-relative at most {worst:.1e}, bound {limit:.1e}"
     return Verdict("numerics", Outcome.PASS, f"{len(before)} outputs, {held}", evidence)
-
-
-def over_ranks(mine: Verdict, group: dist.ProcessGroup | None = None) -> Verdict:
-    """The gravest rank's verdict, the same on every rank, naming that rank; every rank must call it."""
-    if world_kind() in (None, "fake") or dist.get_world_size(group) == 1:
-        return mine
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    order = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
-    rank = min(range(len(found)), key=lambda r: (order.index(found[r].outcome), -found[r].evidence.get("worst", 0.0)))
-    worst = found[rank]
-    evidence = {**worst.evidence, "ranks": [str(v.outcome) for v in found], "worst_rank": rank}
-    where = f"rank {rank}: " if worst.outcome is not Outcome.PASS else f"{len(found)} ranks, the worst: "
-    return Verdict("numerics", worst.outcome, where + worst.message, evidence)
-
-
-def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
-            dtype: torch.dtype | None = None, names: Sequence[str] | None = None) -> Verdict:
-    """Compare two runs' flat outputs under the contract, on every rank; every rank gets the worst rank's verdict.
-
-    EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound(dtype, group_size)`,
-    `dtype` the coarsest of the outputs unless given. LOSSY: the contract's tolerance. Both bounds are norm-relative
-    for each output. UNKNOWN for fake tensors.
-    """
-    if world_kind() == "fake":
-        return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
-    return over_ranks(compare_here(before, after, contract, group_size=group_size, dtype=dtype, names=names))
-
-
-def _call(function: Callable[..., Any], inputs: Sequence[Any], seed: int) -> tuple[list[Any], list[Any]]:
-    """(outputs, the inputs after the run) on clones of the inputs, with random numbers that start at `seed`."""
-    own = copies(inputs)
-    with seeded(seed), torch.no_grad():
-        out = function(list(own)) if getattr(function, "_boxed_call", False) else function(*own)
-    return (list(out) if isinstance(out, list | tuple) else [out]), own
-
-
-def run_pair(before: Callable[..., Any], after: Callable[..., Any], inputs: Sequence[Any], contract: PassContract,
-             *, group_size: int = 1, seed: int = 0) -> Verdict:
-    """Run both on clones of the same flat inputs and compare outputs, and inputs where the graph writes to them.
-
-    Boxed callables (`_boxed_call`) get one list. Every rank must call it, since the graphs run their collectives.
-    """
-    if world_kind() == "fake" or any(map(is_fake, inputs)):
-        return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
-    (was, left), (now, right) = (_call(f, inputs, seed) for f in (before, after))
-    if isinstance(before, torch.fx.GraphModule) and visible_effects(before):
-        was, now = was + left, now + right
-    values = [n.meta.get("val") for n in before.graph.nodes] if isinstance(before, torch.fx.GraphModule) else was
-    return compare(was, now, contract, group_size=group_size, dtype=coarsest(values))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
@@ -13,13 +14,15 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.facts import facts_of
-from workbench.graph.read.snapshot import Snapshot, same_program
+from workbench.graph.read.collectives import Collective
+from workbench.graph.read.snapshot import same_program, snapshot
 from workbench.passes.effect import Effect
-from workbench.passes.registry import Graphs
+from workbench.passes.registry import EffectPredicate, Graphs
 from workbench.recipe.contracts import PassContract, Stage
 from workbench.torch_api.garbage import uncollected
 
-EffectPredicate = Callable[[Any, Any, Any], Effect]
+G = TypeVar("G")
+T = TypeVar("T")
 
 
 def _placed(graph: GraphModule) -> tuple[int, int]:
@@ -29,42 +32,40 @@ def _placed(graph: GraphModule) -> tuple[int, int]:
 
 
 class Seen:
-    """What the light checks read from graphs, kept for one run: what one pass leaves is what the next one gets."""
+    """What the light checks have read from graphs, so that each graph is read once: a pass gets what the last one left.
+    """
 
     def __init__(self) -> None:
-        self._placed: dict[GraphModule, tuple[int, int]] = {}
-        self._snapshots: dict[Any, Snapshot] = {}
-        self._estimates: dict[Graphs, dict[str, int]] = {}
+        self._known: dict[tuple[Callable[..., Any], Any], Any] = {}
 
-    def take(self, gm: GraphModule | Snapshot) -> Snapshot:
-        return self._snapshots.get(gm) or self._snapshots.setdefault(gm, lint.boundary_snapshot(gm))
+    def __call__(self, read: Callable[[G], T], graphs: G) -> T:
+        """`read(graphs)`, from memory the second time; `graphs` is one graph or a tuple of them."""
+        if (read, graphs) not in self._known:
+            self._known[read, graphs] = read(graphs)
+        found: T = self._known[read, graphs]
+        return found
 
-    def estimate(self, graphs: Graphs) -> dict[str, int]:
-        return self._estimates.get(graphs) or self._estimates.setdefault(graphs, memory.estimate(graphs))
-
-    def placed(self, gm: GraphModule) -> tuple[int, int]:
-        return self._placed.get(gm) or self._placed.setdefault(gm, _placed(gm))
+    def collectives(self, graphs: Graphs) -> list[Collective]:
+        return [c for gm in graphs for c in self(snapshot, gm).collectives]
 
     def of(self, graphs: Graphs) -> Seen:
-        """What is known of these graphs alone, so that the others can go."""
+        """What is known of these graphs alone, so that the others can be freed."""
         kept = Seen()
-        kept._placed |= {gm: self._placed[gm] for gm in graphs if gm in self._placed}
-        kept._snapshots |= {gm: self._snapshots[gm] for gm in graphs if gm in self._snapshots}
-        kept._estimates |= {graphs: self._estimates[graphs]} if graphs in self._estimates else {}
+        kept._known = {key: found for key, found in self._known.items() if key[1] in (graphs, *graphs)}
         return kept
 
     def carry(self, before: Graphs, after: Graphs) -> None:
-        """Where the pass only tagged nodes, what was read before holds after."""
+        """Where the pass only tagged nodes, what was read before still holds."""
         if all(map(same_program, before, after)):
-            self._estimates[after] = self.estimate(before)
-            for a, b in zip(before, after, strict=True):
-                self._snapshots[b] = self.take(a)
+            self._known[memory.estimate, after] = self(memory.estimate, before)
+            self._known |= {(snapshot, a): self(snapshot, b) for b, a in zip(before, after, strict=True)}
 
 
 def _lint(record: PassRecord, seen: Seen) -> Verdict:
-    found = [lint.lint(record.before, record.after, take=seen.take)]
+    found = [lint.lint(record.before, record.after, partial(seen, snapshot))]
     if record.stage is Stage.JOINT:
-        found += [_metadata(seen.placed(b), seen.placed(a)) for b, a in zip(record.before, record.after, strict=True)]
+        found += [_metadata(seen(_placed, b), seen(_placed, a))
+                  for b, a in zip(record.before, record.after, strict=True)]
     return next((v for v in found if v.outcome is not Outcome.PASS), found[0])
 
 
@@ -135,9 +136,9 @@ def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord
     else:
         found = effect.verdict(_asked(predicate, contract, record))
         if graphs:
-            before, after = ([seen.take(g) for g in sides] for sides in (record.before, record.after))
-            record.verdicts += [found, collectives.conserved(before, after, fewer=contract.fewer_bytes),
-                                memory.verdict(record.before, record.after, estimate=seen.estimate)]
+            was, now = (seen.collectives(graphs) for graphs in (record.before, record.after))
+            record.verdicts += [found, collectives.conserved(was, now, fewer=contract.fewer_bytes),
+                                memory.verdict(*(seen(memory.estimate, g) for g in (record.before, record.after)))]
         else:
             record.verdicts.append(found)
     record.verify_seconds += time.perf_counter() - started

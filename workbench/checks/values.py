@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,58 +145,48 @@ def _host(result: Any, items: Sequence[int] | range) -> dict[int, torch.Tensor]:
     return {i: t.detach().to("cpu", copy=True).contiguous() for i, t in found.items()}
 
 
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Clones of the tensors and the other values as they are, for a run that may write to its inputs."""
+    return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
+
+
 def trace(
     graphs: Sequence[GraphModule], inputs: Sequence[Any], tangents: Sequence[Any], saved_order: Sequence[int] = ()
 ) -> Trace:
     """Run one joint graph, or a forward and its backward, on copies of one step's inputs, and keep every value.
 
     `saved_order`: for each of the backward's inputs before the tangents, its place among what the forward saves.
-    Every rank must call it, since the graphs run their collectives. All values of the graphs lie on the host
-    afterwards. A node that raises ends the run, and is in `raised`.
+    Every rank must call it, since the graphs run their collectives. All values of the graphs are copied to the host. A
+    node that raises ends the run, and is in `raised`.
     """
     found = Trace()
-    run: Callable[..., None] = _joint if len(graphs) == 1 else _pair
+    inputs, tangents = copies(inputs), copies(tangents)
     with seeded(0), torch.no_grad():
         try:
-            run(found, graphs, copies(inputs), copies(tangents), saved_order)
+            if len(graphs) == 1:
+                _run(found, graphs[0], "joint", [*inputs, *tangents], {}, 0)
+                return found
+            forward, backward = graphs
+            outputs = _run(found, forward, "forward", inputs, {}, len(saved_order))
+            saved = [place + len(outputs) - len(saved_order) for place in saved_order]
+            nodes, taken = output_values(forward), backward.graph.find_nodes(op="placeholder")
+            given = {node: ("forward", nodes[place].name) for place, node in zip(saved, taken, strict=False)
+                     if isinstance(nodes[place], Node)}
+            _run(found, backward, "backward", [outputs[place] for place in saved] + tangents, given, 0)
         except Exception:
             if found.raised is None:
                 raise
     return found
 
 
-def copies(values: Sequence[Any]) -> list[Any]:
-    """The values of one run, for a run that may write them: each tensor a copy of its own."""
-    return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
-
-
-def _run(found: Trace, graph: GraphModule, part: str, args: list[Any], given: dict[Node, Key]) -> list[Any]:
+def _run(
+    found: Trace, graph: GraphModule, part: str, args: list[Any], given: dict[Node, Key], saved: int
+) -> list[Any]:
+    """The graph's flat outputs, of which the last `saved` are not results of the step."""
     # flat arguments, one a placeholder, whatever the caller's convention
     outputs = _Recorder(graph, part, found, given).run(*args, enable_io_processing=False)
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-
-
-def _results(found: Trace, graph: GraphModule, part: str, outputs: list[Any], count: int) -> None:
-    found.outputs += outputs[:count]
-    found.producers += [(part, v.name) if isinstance(v, Node) else None for v in output_values(graph)[:count]]
-
-
-def _joint(
-    found: Trace, graphs: Sequence[GraphModule], inputs: list[Any], tangents: list[Any], order: Sequence[int]
-) -> None:
-    outputs = _run(found, graphs[0], "joint", inputs + tangents, {})
-    _results(found, graphs[0], "joint", outputs, len(outputs))
-
-
-def _pair(
-    found: Trace, graphs: Sequence[GraphModule], inputs: list[Any], tangents: list[Any], order: Sequence[int]
-) -> None:
-    forward, backward = graphs
-    outputs, nodes = _run(found, forward, "forward", inputs, {}), output_values(forward)
-    results = len(outputs) - len(order)
-    _results(found, forward, "forward", outputs, results)
-    taken = backward.graph.find_nodes(op="placeholder")
-    saved = [(results + place, node) for place, node in zip(order, taken, strict=False)]
-    given = {node: ("forward", nodes[place].name) for place, node in saved if isinstance(nodes[place], Node)}
-    gradients = _run(found, backward, "backward", [outputs[place] for place, _ in saved] + tangents, given)
-    _results(found, backward, "backward", gradients, len(gradients))
+    outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    results = len(outputs) - saved
+    found.outputs += outputs[:results]
+    found.producers += [(part, v.name) if isinstance(v, Node) else None for v in output_values(graph)[:results]]
+    return outputs

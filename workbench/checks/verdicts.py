@@ -46,10 +46,9 @@ class Verdict:
         return f"{self.check}: {self.outcome}" + (f" ({self.message})" if self.message else "")
 
 
-_SEVERITY = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
+SEVERITY = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Outcome:
-    """The gravest outcome of the list: FAIL, NO_EFFECT, UNKNOWN, PASS; UNKNOWN for an empty list."""
-    found = {v.outcome for v in verdicts}
-    return next((o for o in _SEVERITY if o in found), Outcome.UNKNOWN)
+    """The gravest outcome, in the order of SEVERITY; UNKNOWN where there is no verdict."""
+    return min((v.outcome for v in verdicts), key=SEVERITY.index, default=Outcome.UNKNOWN)

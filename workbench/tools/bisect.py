@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
 from workbench.checks.bisect import CHECKS, Bisection, Found, first_growth, first_node, first_told, over_ranks
+from workbench.checks.collectives import gathered
 from workbench.checks.values import Trace, trace
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
@@ -165,11 +165,9 @@ def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: i
             after = run_graphs(record, record.after, inputs, tangents, written)
         except Exception as raised:
             error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
-        errors: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(errors, error)
-        broken = next(((rank, text) for rank, text in enumerate(errors) if text), None)
-        if broken is not None:
-            return f"rank {broken[0]}: {broken[1]}"
+        for rank, text in enumerate(gathered(error)):
+            if text:
+                return f"rank {rank}: {text}"
         found = compare_graphs(record, before, after, written, size)
     return found.message if found.outcome is Outcome.FAIL else ""
 

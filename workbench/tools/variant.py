@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.authoring.plans import ParallelPlan
+from workbench.checks import memory
 from workbench.checks.collectives import moved_bytes
 from workbench.checks.record import PassRecord
 from workbench.checks.static import Seen
@@ -48,9 +49,9 @@ class Figures:
 
 def figures_of(pair: ForwardBackward, seen: Seen, device: str) -> Figures:
     """Read them from the graphs, or from what is known of the graphs. WorkbenchError for an unknown device."""
-    moved, launched = moved_bytes([seen.take(graph) for graph in pair.graphs])
+    moved, launched = moved_bytes(seen.collectives(pair.graphs))
     names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
-    estimate = seen.estimate(pair.graphs)
+    estimate = seen(memory.estimate, pair.graphs)
     run = simulated(pair.by_part, device)
     return Figures({name: launched[key] for key, name in names.items()}, {name: moved[key] for key, name in
                    names.items()}, {part: estimate[f"peak_{part}"] for part in pair.by_part}, estimate["saved"],

@@ -2,18 +2,18 @@ import torch
 from graphs_by_hand import named, two_layer_graph
 
 from workbench.graph.read.diff import diff
-from workbench.graph.read.snapshot import snapshot
+from workbench.torch_api.aot import clone
 
 
 def test_an_untouched_graph_has_no_difference(fake4):
     gm = two_layer_graph()
-    found = diff(snapshot(gm), gm)
+    found = diff(clone(gm), gm)
     assert not found and found.summary == str(found) == "no node changed"
 
 
 def test_each_kind_of_change_is_told_apart(fake4):
     gm = two_layer_graph()
-    before = snapshot(gm)
+    before = clone(gm)
     first, second = named(gm, "all_gather")
     first.prepend(second)
     relu = named(gm, "aten.relu")[0]
@@ -33,7 +33,7 @@ def test_each_kind_of_change_is_told_apart(fake4):
 
 def test_text_shows_the_changed_places_only(fake4):
     gm = two_layer_graph()
-    before = snapshot(gm)
+    before = clone(gm)
     relu = named(gm, "aten.relu")[0]
     relu.replace_all_uses_with(relu.all_input_nodes[0])
     gm.graph.erase_node(relu)
@@ -46,7 +46,7 @@ def test_text_shows_the_changed_places_only(fake4):
 
 def test_moving_one_node_far_moves_one_node(fake4):
     gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: [x + i for i in range(50)])(torch.ones(1))
-    before = snapshot(gm)
+    before = clone(gm)
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     calls[-1].append(calls[0])
     assert diff(before, gm).moved == (calls[0].name,)

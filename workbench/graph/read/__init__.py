@@ -16,6 +16,6 @@
     redistribution  collectives of a change of placements
     replay          what a CUDA graph holds and saves
     simulated_run   a simulated step: compute, communication, exposure
-    snapshot        a graph as plain data, before a pass edits it
+    snapshot        what the checks read of a graph
     timeline        when each node would run, from estimates
 """

@@ -23,6 +23,7 @@ from workbench.torch_api.ops import (
     is_wait,
     op_name,
     tensor_bytes,
+    written_inputs,
 )
 
 
@@ -109,6 +110,13 @@ def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
     """The waits that a collective's result reaches through views and items of a list; itself where it blocks."""
     if blocks(start.target):
         return [start]
+    return [node for node in readers_of(start) if node.op == "call_function" and is_wait(node.target)]
+
+
+def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that read or write a collective's result, also through views and items of a list: its waits, and
+    those that do not wait for it.
+    """
     found, todo, seen = [], [start], {start}
     while todo:
         node = todo.pop(0)
@@ -116,10 +124,12 @@ def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
             if user in seen:
                 continue
             seen.add(user)
-            if user.op == "call_function" and is_wait(user.target):
-                found.append(user)
-            elif user.op == "call_function" and collective_kind(user.target) is None and node in aliased_inputs(user):
+            shares = (user.op == "call_function" and not is_wait(user.target)
+                      and collective_kind(user.target) is None and node in aliased_inputs(user))
+            if shares:
                 todo.append(user)
+            if not shares or written_inputs(user):
+                found.append(user)
     return found
 
 

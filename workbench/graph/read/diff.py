@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from workbench.graph.read.snapshot import NodeRecord, Snapshot, node_records
+from workbench.graph.read.snapshot import NodeRecord, node_record
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def _moved(order: Sequence[int]) -> set[int]:
     return set(range(len(order))) - stay
 
 
-def diff(before: torch.fx.GraphModule | Snapshot, after: torch.fx.GraphModule | Snapshot) -> GraphDiff:
-    """Compare two graphs, or the snapshot of one before a pass edited it with the graph after."""
-    old, new = node_records(before), node_records(after)
+def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff:
+    """Compare the graphs before and after a pass, node by node."""
+    old, new = ([node_record(node) for node in gm.graph.nodes] for gm in (before, after))
     was, now = {n.name: n for n in old}, {n.name: n for n in new}
     position = {n.name: i for i, n in enumerate(old)}
     kept = [n for n in new if n.name in was]
