@@ -62,18 +62,17 @@ def test_a_fake_world_holds_fake_shards_on_the_whole_mesh():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "mode", "placements"),
+    ("mesh", "placements"),
     [
-        ({"dp_replicate": 4}, "replicate", (Replicate(),)),
-        ({"dp_shard": 4}, "fully_shard", (Shard(0),)),
-        ({"dp_replicate": 2, "dp_shard": 2}, "hybrid_shard", (Replicate(), Shard(0))),
-        ({"tp": 4}, "none", (Replicate(),)),
+        ({"dp_replicate": 4}, (Replicate(),)),
+        ({"dp_shard": 4}, (Shard(0),)),
+        ({"dp_replicate": 2, "dp_shard": 2}, (Replicate(), Shard(0))),
+        ({"tp": 4}, (Replicate(),)),
     ],
 )
-def test_the_mesh_says_the_mode(mesh, mode, placements):
+def test_the_mesh_says_how_parameters_are_stored(mesh, placements):
     with fake_world(4) as world:
         authored = author(recipe(**mesh), world)
-        assert authored.data_parallel == mode
         assert stored_weight(authored.module, "norm").placements == placements
 
 

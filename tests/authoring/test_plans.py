@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.authoring.models.llama3 import FLAVORS, Llama3
+from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.authoring.plans import LLAMA3_PLAN, AuthoringError, ParallelPlan, expand_units, matching
 
 PATHS = ["", "embed", "layers", "layers.0", "layers.1", "layers.1.mlp", "norm", "output"]
@@ -32,7 +32,7 @@ def test_a_unit_that_matches_nothing_is_named():
 
 def test_the_llama3_plan_covers_every_parameter_once():
     with torch.device("meta"):
-        model = Llama3(FLAVORS["debug"])
+        model = Llama3(Llama3Config())
     paths = [path for path, _ in model.named_modules()]
     cut = {path for pattern in LLAMA3_PLAN.tensor for path in matching(pattern, paths)}
     owners = {path for path, part in model.named_modules() if list(part.parameters(recurse=False))}

@@ -40,7 +40,8 @@ def test_styles_are_read():
             {"style": "colwise", "input": "shard"},
             'here: placement \'shard\' is not "replicate", "partial" or "shard(dim)"',
         ),
-        ({"style": "sequence", "axis": 1}, "here: style 'sequence': got an unexpected keyword argument 'axis'"),
+        ({"style": "sequence", "axis": 1}, "here: style 'sequence' has no key 'axis'; keys are dim, local"),
+        ({"style": "inputs", "input": ["shard(1)"]}, "here: style 'inputs' needs the key 'wanted'"),
     ],
 )
 def test_bad_specs_are_named(spec, message):

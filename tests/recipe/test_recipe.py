@@ -330,10 +330,11 @@ def test_a_recipe_shows_itself_in_one_line() -> None:
 def test_sizes_are_the_models_own() -> None:
     from dataclasses import asdict
 
-    from workbench.authoring.models.llama3 import FLAVORS
+    from workbench.authoring.models.llama3 import Llama3Config
 
     chosen = {"attention", "mask", "document_token"}
-    own = {name: {k: v for k, v in asdict(config).items() if k not in chosen} for name, config in FLAVORS.items()}
+    own = {name: {k: v for k, v in asdict(Llama3Config(**sizes)).items() if k not in chosen}
+           for name, sizes in SIZES["llama3"].items()}
     assert own == SIZES["llama3"]
     assert ModelSpec(flavor="1b", n_layers=2).sizes() == own["1b"] | {"n_layers": 2}
 

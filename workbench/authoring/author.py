@@ -55,14 +55,6 @@ class Authored:
         """Every mesh axis and its size, those of the experts behind the others."""
         return axis_sizes(self.expert_mesh) | axis_sizes(self.mesh)
 
-    @property
-    def data_parallel(self) -> str:
-        """What the mesh makes of the parameters: "none", "replicate", "fully_shard" or "hybrid_shard"."""
-        shard, replicate = "dp_shard" in self.groups, "dp_replicate" in self.groups
-        return {(False, False): "none", (False, True): "replicate", (True, False): "fully_shard"}.get(
-            (shard, replicate), "hybrid_shard"
-        )
-
     def example_batch(self) -> tuple[Any, ...]:
         """Inputs of the right shape on the world's device: fake, one value per rank, or this rank's own."""
         if self.batch is None:

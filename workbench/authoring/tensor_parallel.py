@@ -41,26 +41,6 @@ def _layouts(value: Any, where: str) -> Any:
     return read_placement(value, where)
 
 
-def _sequence(*, dim: int = 1, local: bool = False) -> ParallelStyle:
-    return SequenceParallel(sequence_dim=dim, use_local_output=local)
-
-
-def _colwise(*, input: Any = None, output: Any = None, local: bool = True) -> ParallelStyle:
-    return ColwiseParallel(input_layouts=input, output_layouts=output, use_local_output=local)
-
-
-def _rowwise(*, input: Any = None, output: Any = None, local: bool = True) -> ParallelStyle:
-    return RowwiseParallel(input_layouts=input, output_layouts=output, use_local_output=local)
-
-
-def _inputs(*, input: Any, wanted: Any, local: bool = False) -> ParallelStyle:
-    return PrepareModuleInput(input_layouts=input, desired_input_layouts=wanted, use_local_output=local)
-
-
-def _outputs(*, output: Any, wanted: Any, local: bool = True) -> ParallelStyle:
-    return PrepareModuleOutput(output_layouts=output, desired_output_layouts=wanted, use_local_output=local)
-
-
 class _Vocabulary(ParallelStyle):
     """Tells a loss that its logits are cut over the mesh: see `models.loss.CrossEntropy`."""
 
@@ -86,15 +66,19 @@ class _Everywhere(ParallelStyle):
         return module
 
 
-STYLES: dict[str, Callable[..., ParallelStyle]] = {
-    "colwise": _colwise,
-    "rowwise": _rowwise,
-    "sequence": _sequence,
-    "inputs": _inputs,
-    "outputs": _outputs,
-    "vocabulary": _Vocabulary,
-    "everywhere": _Everywhere,
+_LAYOUTS = {"input": "input_layouts", "output": "output_layouts", "local": "use_local_output"}
+STYLES: dict[str, tuple[Callable[..., ParallelStyle], dict[str, str]]] = {
+    "colwise": (ColwiseParallel, _LAYOUTS),
+    "rowwise": (RowwiseParallel, _LAYOUTS),
+    "sequence": (SequenceParallel, {"dim": "sequence_dim", "local": "use_local_output"}),
+    "inputs": (PrepareModuleInput, {"input": "input_layouts", "wanted": "desired_input_layouts",
+                                    "local": "use_local_output"}),
+    "outputs": (PrepareModuleOutput, {"output": "output_layouts", "wanted": "desired_output_layouts",
+                                      "local": "use_local_output"}),
+    "vocabulary": (_Vocabulary, {}),
+    "everywhere": (_Everywhere, {"dim": "dim"}),
 }
+"""torch's class of each style, and its argument for each key of the plan."""
 
 
 def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
@@ -107,12 +91,14 @@ def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
     name = table.pop("style", None)
     if name not in STYLES:
         raise AuthoringError(f"{where}: unknown style {name!r}; styles are {', '.join(STYLES)}")
+    style, arguments = STYLES[name]
+    for key in table.keys() - arguments.keys():
+        raise AuthoringError(f"{where}: style {name!r} has no key {key!r}; keys are {', '.join(arguments) or 'none'}")
+    for key in arguments.keys() - table.keys() - {"local"} if "wanted" in arguments else ():
+        raise AuthoringError(f"{where}: style {name!r} needs the key {key!r}")
     layouts = ("input", "output", "wanted")
-    read = {key: _layouts(value, where) if key in layouts else value for key, value in table.items()}
-    try:
-        return STYLES[name](**read)
-    except TypeError as error:
-        raise AuthoringError(f"{where}: style {name!r}: {str(error).split('() ')[-1]}") from None
+    return style(**{arguments[key]: _layouts(value, where) if key in layouts else value
+                    for key, value in table.items()})
 
 
 def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:

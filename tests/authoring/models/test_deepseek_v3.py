@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workbench.authoring.models.deepseek_v3 import FLAVORS, DeepSeekV3, DeepSeekV3Config
+from workbench.authoring.models.deepseek_v3 import DeepSeekV3, DeepSeekV3Config
 from workbench.recipe.model_sizes import SIZES
 
 SMALL = DeepSeekV3Config(
@@ -141,15 +141,14 @@ def test_loss_and_gradients_are_those_of_the_definition(variant):
         assert (a - b).norm() <= 1e-10 * b.norm(), name
 
 
-def test_flavors_are_those_a_recipe_can_name():
-    assert set(FLAVORS) == set(SIZES["deepseek_v3"])
-    assert DeepSeekV3Config() == FLAVORS["debug"]
+def test_the_configuration_s_defaults_are_the_debug_flavor():
+    assert DeepSeekV3Config() == DeepSeekV3Config(**SIZES["deepseek_v3"]["debug"])
 
 
 @pytest.mark.parametrize(("flavor", "billions"), [("16b", 15.7), ("671b", 671.0)])
 def test_parameter_counts(flavor, billions):
     with torch.device("meta"):
-        model = DeepSeekV3(FLAVORS[flavor])
+        model = DeepSeekV3(DeepSeekV3Config(**SIZES["deepseek_v3"][flavor]))
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert counted / 1e9 == pytest.approx(billions, abs=0.05)
 

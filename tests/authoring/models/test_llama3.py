@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from workbench.authoring.models.attention import sdpa
 from workbench.authoring.models.layers import RMSNorm, apply_rope, rope_table
-from workbench.authoring.models.llama3 import FLAVORS, Llama3, Llama3Config
+from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.recipe.model_sizes import SIZES
 
 SMALL = Llama3Config(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=17, ffn_dim=48, max_seq_len=16)
@@ -18,15 +18,14 @@ def tokens(seed: int = 0, seq: int = 8) -> torch.Tensor:
     return torch.randint(17, (2, seq), generator=torch.Generator().manual_seed(seed))
 
 
-def test_flavors_are_those_a_recipe_can_name():
-    assert set(FLAVORS) == set(SIZES["llama3"])
-    assert Llama3Config() == FLAVORS["debug"]
+def test_the_configuration_s_defaults_are_the_debug_flavor():
+    assert Llama3Config() == Llama3Config(**SIZES["llama3"]["debug"])
 
 
 @pytest.mark.parametrize(("flavor", "parameters"), [("8b", 8_030_261_248), ("1b", 1_104_218_112)])
 def test_parameter_counts(flavor, parameters):
     with torch.device("meta"):
-        model = Llama3(FLAVORS[flavor])
+        model = Llama3(Llama3Config(**SIZES["llama3"][flavor]))
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert counted == parameters
 

@@ -34,19 +34,18 @@ def test_the_bias_counts_in_the_choice_and_not_in_the_weights():
 def test_capacity_drops_the_last_and_says_so():
     copies = torch.arange(1.0, 6.0).unsqueeze(1)
     experts = torch.tensor([1, 0, 1, 1, 0])
-    rows, way, dropped = Capacity(2, 2, None).send(copies, experts, copies_of(experts, 2))
+    rows, _, back, dropped = Capacity(2, 2, None).send(copies, experts, copies_of(experts, 2))
     assert rows.squeeze(2).tolist() == [[2.0, 5.0], [1.0, 3.0]] and dropped.item() == 1
-    assert Capacity(2, 2, None).back(rows, way).flatten().tolist() == [1.0, 2.0, 3.0, 0.0, 5.0]
+    assert back(rows).flatten().tolist() == [1.0, 2.0, 3.0, 0.0, 5.0]
 
 
 def test_dropless_groups_rows_by_expert_and_brings_them_back():
     copies = torch.arange(1.0, 6.0).unsqueeze(1)
     experts = torch.tensor([2, 0, 2, 2, 0])
-    dispatch = Dropless(3, None)
-    rows, way, dropped = dispatch.send(copies, experts, copies_of(experts, 3))
+    rows, counts, back, dropped = Dropless(3, None).send(copies, experts, copies_of(experts, 3))
     assert rows.flatten().tolist() == [2.0, 5.0, 1.0, 3.0, 4.0] and dropped.item() == 0
-    assert dispatch.counts(way)[1] == [2, 0, 3]
-    assert torch.equal(dispatch.back(rows, way), copies)
+    assert counts[1] == [2, 0, 3]
+    assert torch.equal(back(rows), copies)
 
 
 def test_a_step_leaves_its_counts():

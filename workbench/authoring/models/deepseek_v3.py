@@ -17,7 +17,6 @@ from workbench.authoring.models.attention import ATTENTION, BlockMask
 from workbench.authoring.models.decoder import Decoder, DecoderBlock, DecoderConfig
 from workbench.authoring.models.layers import FeedForward, RMSNorm, apply_rope
 from workbench.authoring.models.moe import MoE, MoEConfig
-from workbench.recipe.model_sizes import SIZES
 from workbench.torch_api.inductor.regions import region
 
 
@@ -38,12 +37,6 @@ class DeepSeekV3Config(MoEConfig, DecoderConfig):
     v_dim: int = 32
     norm_eps: float = 1e-6
     max_seq_len: int = 4096
-
-
-FLAVORS: dict[str, DeepSeekV3Config] = {
-    flavor: DeepSeekV3Config(**sizes)  # type: ignore[arg-type]  # sizes are of the right type by name
-    for flavor, sizes in SIZES["deepseek_v3"].items()
-}
 
 
 class LatentAttention(nn.Module):

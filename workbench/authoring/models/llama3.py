@@ -15,7 +15,6 @@ from torch import nn
 from workbench.authoring.models.attention import ATTENTION, BlockMask
 from workbench.authoring.models.decoder import Decoder, DecoderBlock, DecoderConfig
 from workbench.authoring.models.layers import FeedForward, RMSNorm, apply_rope
-from workbench.recipe.model_sizes import SIZES
 from workbench.torch_api.inductor.regions import region
 
 
@@ -30,12 +29,6 @@ class Llama3Config(DecoderConfig):
     def head_dim(self) -> int:
         """Width of one head."""
         return self.dim // self.n_heads
-
-
-FLAVORS: dict[str, Llama3Config] = {
-    flavor: Llama3Config(**sizes)  # type: ignore[arg-type]  # sizes are int or float by name
-    for flavor, sizes in SIZES["llama3"].items()
-}
 
 
 class Attention(nn.Module):

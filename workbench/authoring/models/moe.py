@@ -7,9 +7,8 @@ Sources: arXiv:2412.19437 (DeepSeek-V3: sigmoid scores, groups, balance by a bia
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +22,11 @@ from workbench.torch_api.inductor.regions import region
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Sizes of a mixture of experts, and how tokens find them: dispatch is "dropless" or "capacity".
+    """Sizes of a mixture of experts, and how tokens reach them: dispatch is "dropless" or "capacity".
 
-    A token goes to top_k experts, out of its top_groups best of n_groups groups. Its weights add up to route_scale
-    where `normalise` says so. Under static capacity an expert has capacity_factor times the rows of an even load.
-    balance_rate: the step of a router's bias after each training step.
+    A token goes to top_k experts out of its top_groups best of n_groups groups. With `normalise` its weights add up to
+    route_scale. Under static capacity an expert has capacity_factor times the rows of an even load. balance_rate: how
+    much a router's bias changes after each training step.
     """
 
     dim: int = 128
@@ -48,8 +47,8 @@ class MoEConfig:
 class Router(nn.Module):
     """Scores each token against each expert, and picks `top_k` experts from the `top_groups` best groups.
 
-    `bias` (n_experts) counts in the choice and not in the weights: raising it for experts that get too few tokens
-    balances them without a loss of its own.
+    `bias` (n_experts) changes the choice and not the weights: raising it for experts that get too few tokens balances
+    the load without an auxiliary loss.
     """
 
     bias: torch.Tensor
@@ -61,7 +60,7 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(config.n_experts))
 
     def reset_buffers(self, device: torch.device) -> None:
-        """No expert is favoured yet."""
+        """Set the bias to zero: no expert is favoured."""
         self.bias = torch.zeros(self.config.n_experts, device=device)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +78,7 @@ class Router(nn.Module):
 def best_experts(scores: torch.Tensor, top_k: int, n_groups: int = 1, top_groups: int = 1) -> torch.Tensor:
     """The `top_k` best columns of scores (tokens, experts), best first, from each row's `top_groups` best groups.
 
-    A group is as good as its two best members together.
+    A group's score is the sum of its two best experts' scores.
     """
     if top_groups < n_groups:
         groups = scores.unflatten(1, (n_groups, -1))
@@ -90,12 +89,12 @@ def best_experts(scores: torch.Tensor, top_k: int, n_groups: int = 1, top_groups
 
 
 def copies_of(experts: torch.Tensor, count: int) -> torch.Tensor:
-    """How often each of `count` experts stands in experts (n): int64 (count)."""
+    """How often each of `count` experts occurs in experts (n): int64 (count)."""
     return (torch.arange(count, device=experts.device).unsqueeze(1) == experts).sum(1)
 
 
 class Experts(nn.Module):
-    """SwiGLU experts in stacked weights; a rank of the expert-parallel axis `mesh` reads its own part of the stack."""
+    """SwiGLU experts in stacked weights; a rank of the expert-parallel axis `mesh` holds its own part of the stack."""
 
     mesh: DeviceMesh | None = None
 
@@ -116,9 +115,13 @@ class Experts(nn.Module):
         return grouped_matmul(hidden, w2, *counts)
 
 
+Back = Callable[[torch.Tensor], torch.Tensor]
+"""The transformed rows -> (n, dim), in the order of the copies that were sent."""
+
+
 @dataclass(frozen=True)
 class Capacity:
-    """Static capacity: an expert takes at most so many rows from each rank, and what is over is dropped.
+    """Static capacity: an expert takes at most `rows` rows from each rank, and drops the rest.
 
     All shapes follow from the batch's, so a graph with it holds no symbolic size.
     """
@@ -129,55 +132,40 @@ class Capacity:
 
     def send(
         self, copies: torch.Tensor, experts: torch.Tensor, mine: torch.Tensor
-    ) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """copies (n, dim), experts (n) and `copies_of` them -> rows (own experts, ranks x capacity, dim), the way back,
-        and how many fell.
+    ) -> tuple[torch.Tensor, None, Back, torch.Tensor]:
+        """copies (n, dim), experts (n) and `copies_of` them -> rows (own experts, ranks x capacity, dim), no counts,
+        since every expert has as many rows, the way back, which gives zeros for dropped copies, and how many these are.
         """
         order = experts.argsort(stable=True)
         first = (mine.cumsum(0) - mine).index_select(0, experts.index_select(0, order))
-        # sorted by expert, a copy's place is how far it stands behind its expert's first
+        # sorted by expert, a copy's place is its distance from its expert's first copy
         place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
         slots = self.n_experts * self.rows
         slot = torch.where(place < self.rows, experts * self.rows + place, slots)
         sent = copies.new_zeros(slots + 1, copies.shape[1]).index_put((slot,), copies)[:-1]
         ranks = 1 if self.mesh is None else self.mesh.size()
         came = all_to_all(sent, self.mesh).unflatten(0, (ranks, -1, self.rows))
-        return came.transpose(0, 1).flatten(1, 2), slot, (slot == slots).sum()
 
-    def counts(self, way: Any) -> None:
-        """Every expert has as many rows."""
-        return None
+        def back(rows: torch.Tensor) -> torch.Tensor:
+            returned = all_to_all(rows.unflatten(1, (-1, self.rows)).transpose(0, 1).flatten(0, 2), self.mesh)
+            return F.pad(returned, (0, 0, 0, 1)).index_select(0, slot)
 
-    def back(self, rows: torch.Tensor, slot: Any) -> torch.Tensor:
-        """What `send` gave, transformed -> (n, dim) in the order of the copies; zeros for those that fell."""
-        sent = rows.unflatten(1, (-1, self.rows)).transpose(0, 1).flatten(0, 2)
-        came = all_to_all(sent, self.mesh)
-        return F.pad(came, (0, 0, 0, 1)).index_select(0, slot)
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How dropless rows went: each copy's row before the exchange and after it, and the counts of both."""
-
-    sorted: torch.Tensor
-    grouped: torch.Tensor
-    sent: list[int]
-    received: list[int]
-    sizes: torch.Tensor
-    counts: list[int]
+        return came.transpose(0, 1).flatten(1, 2), None, back, (slot == slots).sum()
 
 
 @dataclass(frozen=True)
 class Dropless:
-    """Every copy reaches its expert: how many rows go where is read from the device in each step."""
+    """Every copy reaches its expert: each step reads from the device how many rows go where."""
 
     n_experts: int
     mesh: DeviceMesh | None
 
     def send(
         self, copies: torch.Tensor, experts: torch.Tensor, mine: torch.Tensor
-    ) -> tuple[torch.Tensor, _Way, torch.Tensor]:
-        """copies (n, dim), experts (n) and `copies_of` them -> rows (m, dim) by expert, the way back, 0 that fell."""
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, list[int]], Back, torch.Tensor]:
+        """copies (n, dim), experts (n) and `copies_of` them -> rows (m, dim) by expert, how many rows each own expert
+        has, on the device and on the host, the way back, and 0 dropped copies.
+        """
         order = experts.argsort(stable=True)
         ranks = 1 if self.mesh is None else self.mesh.size()
         theirs = all_to_all(mine, self.mesh).unflatten(0, (ranks, -1))  # rows from each rank for each own expert
@@ -191,24 +179,19 @@ class Dropless:
         own = torch.arange(sizes.shape[0], device=sizes.device).repeat(ranks)
         expert = own.repeat_interleave(theirs.flatten(), output_size=sum(received))
         grouped = expert.argsort(stable=True)
-        way = _Way(order, grouped, sent, received, sizes, counts)
-        return rows.index_select(0, grouped), way, torch.zeros_like(mine[0])
 
-    def counts(self, way: _Way) -> tuple[torch.Tensor, list[int]]:
-        """Rows of each own expert, on the device and here."""
-        return way.sizes, way.counts
+        def back(rows: torch.Tensor) -> torch.Tensor:
+            returned = all_to_all(rows.index_select(0, grouped.argsort()), self.mesh, sent, received)
+            return returned.index_select(0, order.argsort())
 
-    def back(self, rows: torch.Tensor, way: Any) -> torch.Tensor:
-        """What `send` gave, transformed -> (n, dim) in the order of the copies."""
-        came = all_to_all(rows.index_select(0, way.grouped.argsort()), self.mesh, way.sent, way.received)
-        return came.index_select(0, way.sorted.argsort())
+        return rows.index_select(0, grouped), (sizes, counts), back, torch.zeros_like(mine[0])
 
 
 class MoE(nn.Module):
-    """Routed experts, and shared ones that every token passes.
+    """Routed experts, and shared ones that compute every token.
 
-    After a step `tokens` (n_experts) holds how many of this rank's copies each expert was chosen for, and `dropped`
-    how many of them found no room.
+    After a step, `tokens` (n_experts) holds how many of this rank's copies were routed to each expert, and `dropped`
+    how many of them exceeded the capacity.
     """
 
     tokens: torch.Tensor
@@ -223,12 +206,12 @@ class MoE(nn.Module):
         self.reset_buffers(torch.get_default_device())
 
     def reset_buffers(self, device: torch.device) -> None:
-        """Nothing has been counted."""
+        """Set the counts to zero."""
         self.register_buffer("tokens", torch.zeros(self.config.n_experts, dtype=torch.int64, device=device), False)
         self.register_buffer("dropped", torch.zeros((), dtype=torch.int64, device=device), False)
 
     def dispatch(self, copies: int) -> Capacity | Dropless:
-        """The way to the experts for so many copies of tokens a rank."""
+        """How this rank's `copies` of tokens reach the experts."""
         config, mesh = self.config, self.experts.mesh
         if config.dispatch == "dropless":
             return Dropless(config.n_experts, mesh)
@@ -240,16 +223,15 @@ class MoE(nn.Module):
         weights, experts = self.router(flat)
         with region("dispatch"):
             copies = flat.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
-            way_to = self.dispatch(copies.shape[0])
             chosen = experts.flatten()
-            counts = copies_of(chosen, self.config.n_experts)
-            rows, way, dropped = way_to.send(copies, chosen, counts)
+            tokens = copies_of(chosen, self.config.n_experts)
+            rows, counts, back, dropped = self.dispatch(copies.shape[0]).send(copies, chosen, tokens)
         with region("compute"):
-            rows = self.experts(rows, way_to.counts(way))
+            rows = self.experts(rows, counts)
         with region("combine"):
-            came = way_to.back(rows, way).unflatten(0, (-1, k))
+            came = back(rows).unflatten(0, (-1, k))
             routed = (came * weights.to(came.dtype).unsqueeze(2)).sum(1)
         with torch.no_grad():
-            self.tokens.copy_(counts)
+            self.tokens.copy_(tokens)
             self.dropped.copy_(dropped)
         return routed.view_as(x) + self.shared_experts(x)
