@@ -16,7 +16,7 @@ from workbench.authoring.author import author
 from workbench.authoring.families import register_model
 from workbench.cli import main
 from workbench.errors import WorkbenchError, no_exit
-from workbench.notebook.lessons.grading import GRADERS, grade, register_check
+from workbench.notebook.lessons.grading import GRADERS, grade
 from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
 from workbench.recipe.model_sizes import SIZES
@@ -107,12 +107,10 @@ def test_a_family_that_exits_is_refused(which: str, fake4: Any) -> None:
 
 
 def test_a_grader_that_exits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.notebook.lessons.grading.GRADERS", GRADERS)
-    register_check("exits")(exits)
+    monkeypatch.setitem(GRADERS, "exits", exits)
     with pytest.raises(WorkbenchError) as caught:
         grade("exits", 1, {})
     assert str(caught.value).startswith(SAYS)
-    del GRADERS["exits"]
 
 
 @pytest.mark.ranks

@@ -7,13 +7,14 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import Any, Literal, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
-from workbench.recipe.strict_toml import Problem, annotation_at, fields_of, members, suggestion
+from workbench.recipe.strict_toml import Problem, annotation_at, suggestion
 
 
 def parse_value(text: str) -> Any:
@@ -73,7 +74,8 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
         known = all_keys(model)
         same = [k for k in known if k.rpartition(".")[2] == key.rpartition(".")[2]]
         return "unknown key" + (f"; did you mean {same[0]!r}?" if same else suggestion(key, known))
-    takes_text = any(a is str or get_origin(a) is Literal for a in members(annotation))
+    alternatives = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    takes_text = any(a is str or get_origin(a) is Literal for a in alternatives)
     if isinstance(value, str) and (not takes_text or value.lstrip().startswith(("'", '"'))):
         value = parse_value(value)
     *tables, last = key.split(".")
@@ -99,7 +101,7 @@ def _set_pass_option(listed: list[Any], where: str, rest: list[str], value: Any)
         return f"name one option of the pass: {where}.{name}.OPTION"
     contract = CONTRACTS.get(name)
     if contract is not None and option[0] not in contract.options.model_fields:
-        return f"pass {name!r} has no option {option[0]!r}" + suggestion(option[0], fields_of(contract.options))
+        return f"pass {name!r} has no option {option[0]!r}" + suggestion(option[0], contract.options.model_fields)
     i = names.index(name)
     table = {"name": name} if isinstance(listed[i], str) else dict(listed[i])
     if value is None:

@@ -17,7 +17,16 @@ from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import apply_overrides, flatten
 from workbench.recipe.rules import rule_problems
 from workbench.recipe.sections import DataSpec, Expectations, MeshSpec, ModelSpec, PassSpec, PrecisionSpec, TrainingSpec
-from workbench.recipe.strict_toml import DeclarationError, Declared, Problem, check, freeze, read_toml, suggestion
+from workbench.recipe.strict_toml import (
+    DeclarationError,
+    Declared,
+    Problem,
+    check,
+    find_file,
+    freeze,
+    names_in,
+    read_toml,
+)
 
 
 class RecipeError(DeclarationError):
@@ -90,22 +99,17 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     if isinstance(version, int) and version not in (1, True):
         raise RecipeError(source, [Problem("format_version", f"this workbench reads version 1, and the file is "
                                                              f"version {version}: update the workbench")])
-    sections: dict[str, type[Declared]] = {
-        "model": ModelSpec, "mesh": MeshSpec, "data": DataSpec, "expect": Expectations,
-    }
-    try:
-        recipe, problems = check(Recipe, data)
-    except RecipeError as exc:
-        recipe, problems = None, list(exc.problems)
-    else:
-        if problems:  # the sections that stand on their own are still checked against each other
-            sound: dict[str, Declared | None] = {k: check(m, data.get(k, {}))[0] for k, m in sections.items()}
-            lists = {k: _sound_passes(data.get(k, ())) for k in ("joint_passes", "passes")}
-            model = sound["model"]
-            partial: dict[str, Any] = {k: v.model_dump() for k, v in sound.items() if v is not None} | lists
-            partial["free_order"] = data.get("free_order") is True
-            problems += rule_problems(partial, model.sizes() if isinstance(model, ModelSpec) else None)
-    if recipe is None:
+    recipe, problems = check(Recipe, data)
+    if recipe is None:  # the sections that stand on their own are still checked against each other
+        sections: dict[str, type[Declared]] = {
+            "model": ModelSpec, "mesh": MeshSpec, "data": DataSpec, "expect": Expectations,
+        }
+        sound: dict[str, Declared | None] = {k: check(m, data.get(k, {}))[0] for k, m in sections.items()}
+        lists = {k: _sound_passes(data.get(k, ())) for k in ("joint_passes", "passes")}
+        model = sound["model"]
+        partial: dict[str, Any] = {k: v.model_dump() for k, v in sound.items() if v is not None} | lists
+        partial["free_order"] = data.get("free_order") is True
+        problems += rule_problems(partial, model.sizes() if isinstance(model, ModelSpec) else None)
         raise RecipeError(source, list(dict.fromkeys(problems)))
     return recipe
 
@@ -122,22 +126,13 @@ def recipes_dir() -> Path:
 
 def recipe_names() -> list[str]:
     """The names of all recipes, in order; RecipeError where there is no folder of them."""
-    if not recipes_dir().is_dir():
-        raise RecipeError(str(recipes_dir()), [Problem("", "no such folder of recipes: install from a checkout with "
-                                                           "`pip install -e .`, or set WORKBENCH_RECIPES")])
-    return sorted(p.stem for p in recipes_dir().glob("*.toml"))
+    return names_in(recipes_dir(), RecipeError, "no such folder of recipes: install from a checkout with "
+                                                "`pip install -e .`, or set WORKBENCH_RECIPES")
 
 
 def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe by the name of a file in `recipes_dir()`, or by path (anything with a "/" or ".toml")."""
-    text = os.fspath(name_or_path)
-    if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
-        path = Path(text).expanduser()
-        return parse_recipe(read_toml(path, RecipeError), text)
-    names = recipe_names()
-    if text not in names:
-        raise RecipeError(f"recipe {text!r}", [Problem("", "no recipe of this name" + suggestion(text, names))])
-    path = recipes_dir() / f"{text}.toml"
+    path = find_file(name_or_path, "recipe", recipes_dir(), recipe_names, RecipeError)
     return parse_recipe(read_toml(path, RecipeError), str(path))
 
 

@@ -5,13 +5,13 @@ No torch here.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -47,13 +47,33 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where a known name is close, else the known names."""
+    """`; did you mean 'x'?` if a known name is close, else the known names."""
     known = list(known)
     begin = [each for each in known if each.startswith(name)]
     close = begin if len(begin) == 1 else get_close_matches(name, known, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+def names_in(folder: Path, error: type[DeclarationError], missing: str) -> list[str]:
+    """The names of a folder's TOML files, in order; raises `error` with the sentence `missing` without the folder."""
+    if not folder.is_dir():
+        raise error(str(folder), [Problem("", missing)])
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def find_file(
+    name_or_path: str | os.PathLike[str], what: str, folder: Path, names: Callable[[], list[str]],
+    error: type[DeclarationError],
+) -> Path:
+    """The file of a `what`: a path (anything with a "/" or ".toml"), or the name of one of the `names` in `folder`."""
+    text = os.fspath(name_or_path)
+    if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
+        return Path(text).expanduser()
+    if text not in names():
+        raise error(f"{what} {text!r}", [Problem("", f"no {what} of this name" + suggestion(text, names()))])
+    return folder / f"{text}.toml"
 
 
 def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
@@ -101,15 +121,20 @@ def freeze(value: Any) -> Any:
 
 
 def check(model: type[M], data: Any, prefix: str = "") -> tuple[M | None, list[Problem]]:
-    """Validate strictly: the instance, or None and every problem with its dotted key under `prefix`."""
+    """Validate strictly: the instance, or None and every problem with its dotted key under `prefix`.
+
+    Problems that the model itself raises as a DeclarationError are returned as well.
+    """
     try:
         return model.model_validate(data, strict=True), []
+    except DeclarationError as exc:
+        return None, list(exc.problems)
     except ValidationError as exc:
         found: dict[str, list[str]] = {}
         for err in exc.errors(include_url=False):
-            key, fields = _walk(model, err["loc"])
+            key = _key(data, err)
             messages = found.setdefault(".".join(filter(None, (prefix, key))), [])
-            message = _sentence(err, fields)
+            message = _sentence(err, model, key)
             if message not in messages:
                 messages.append(message)
         return None, [Problem(key, _either(messages)) for key, messages in found.items()]
@@ -123,54 +148,33 @@ def _either(messages: list[str]) -> str:
     return " or ".join(messages)
 
 
-def fields_of(model: type[BaseModel]) -> list[str]:
-    return list(model.model_fields)
-
-
 def annotation_at(model: type[BaseModel], key: str) -> Any:
     """The type declared at a dotted key, or None where there is no such key."""
     here: Any = model
     for part in key.split("."):
-        model_here = _model_in(here)
-        if model_here is None or part not in model_here.model_fields:
+        inner = _model_in(here)
+        if inner is None or part not in inner.model_fields:
             return None
-        here = model_here.model_fields[part].annotation
+        here = inner.model_fields[part].annotation
     return here
 
 
-def members(annotation: Any) -> list[Any]:
-    """The alternatives of a union without None; the type itself where it is none."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [a for a in get_args(annotation) if a is not type(None)]
-    return [annotation]
-
-
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    return next((a for a in members(annotation) if isinstance(a, type) and issubclass(a, BaseModel)), None)
+    """The model itself, or the one inside a union, a tuple or the values of a table."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for inner in get_args(annotation) if (model := _model_in(inner))), None)
 
 
-def _walk(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list[str]]:
-    """The dotted key of a pydantic location, without its union tags, and the keys known beside it."""
-    here: Any = model
-    key, known = "", []
-    for part in loc:
-        if len(members(here)) > 1:  # the part is the tag of a union's member
-            here = next((a for a in members(here) if _tag(a) == part), None)
-        elif isinstance(part, int):
-            key += f"[{part}]"
-            here = (get_args(here) or (None,))[0]
-        else:
-            key += ("." if key else "") + part
-            inner = _model_in(here)
-            known = fields_of(inner) if inner else []
-            here = inner.model_fields[part].annotation if inner and part in inner.model_fields else None
-        if here is not None and len(members(here)) == 1:
-            here = members(here)[0]
-    return key, known
-
-
-def _tag(annotation: Any) -> str:
-    return str(annotation) if get_args(annotation) else getattr(annotation, "__name__", str(annotation))
+def _key(data: Any, err: Mapping[str, Any]) -> str:
+    """The dotted key of pydantic's error: its location in the data, without the tags of a union's members."""
+    key, here = "", data
+    for part in err["loc"]:
+        if isinstance(part, int):
+            key, here = f"{key}[{part}]", here[part]
+        elif isinstance(here, Mapping) and (part in here or err["type"] == "missing"):
+            key, here = f"{key}.{part}" if key else part, here.get(part)
+    return key
 
 
 _EXPECTED = {
@@ -191,10 +195,12 @@ def shown(value: Any) -> str:
     return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _sentence(err: Mapping[str, Any], known: list[str]) -> str:
+def _sentence(err: Mapping[str, Any], model: type[BaseModel], key: str) -> str:
     kind, got, ctx = err["type"], err.get("input"), err.get("ctx", {})
     if kind == "extra_forbidden":
-        return "unknown key" + suggestion(str(err["loc"][-1]), known)
+        table, _, name = re.sub(r"\[\d+\]", "", key).rpartition(".")
+        inside = _model_in(annotation_at(model, table) if table else model)
+        return "unknown key" + suggestion(name, inside.model_fields if inside else ())
     if kind == "missing":
         return "this key is required"
     if kind in _EXPECTED:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.grading import GRADERS, CheckResult, closeness, grade, predict, register_check
+from workbench.notebook.lessons.grading import GRADERS, CheckResult, Prediction, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
 
@@ -184,7 +184,7 @@ def test_predict_keeps_the_first_guess(lesson: Lesson) -> None:
     assert (str(guess), guess.points) == ("How many? guessed 12", None)
     assert lesson.predict("gathers", 10) is guess
     assert str(guess.score(10)) == "How many? guessed 12, it is 10, score 83%"
-    assert str(predict("Which?").score("a")) == "Which? no guess, it is a"
+    assert str(Prediction("Which?").score("a")) == "Which? no guess, it is a"
 
 
 @pytest.mark.parametrize(("guess", "truth", "score"), [
@@ -264,8 +264,7 @@ def test_errors_travel_between_processes() -> None:
 
 
 def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.notebook.lessons.grading.GRADERS", dict(GRADERS))
-    register_check("even")(lambda answer: answer % 2 == 0)
+    monkeypatch.setitem(GRADERS, "even", lambda answer: answer % 2 == 0)
     assert grade("even", 3, {}) == (0.0, "not yet", ())
     assert grade("equal", 99, {"truth": 100}) == (0.99, "too low", ())
     assert grade("workbench.notebook.lessons.grading:equal", 100, {"truth": 100}) == (1.0, "right", ())

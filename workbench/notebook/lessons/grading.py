@@ -98,11 +98,6 @@ class Prediction:
     __repr__ = __str__
 
 
-def predict(ask: str, guess: Any = None, truth: Any = None) -> Prediction:
-    """A guess on any question; score it with `.score(truth)` once the answer is known."""
-    return Prediction(ask, guess, truth)
-
-
 def closeness(guess: Any, truth: Any) -> float:
     """1 for the same, less the further off: for numbers the smaller over the larger, for words 1 or 0."""
     if _number(guess) and _number(truth):
@@ -146,16 +141,7 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tup
 
 
 GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "targets": targets}
-
-
-def register_check(name: str) -> Callable[[Grader], Grader]:
-    """Add a grader `(answer, **context) -> score | (score, message[, figures])` that lessons may name."""
-
-    def add(grader: Grader) -> Grader:
-        GRADERS[name] = grader
-        return grader
-
-    return add
+"""`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 
 
 def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, str, Figures]:

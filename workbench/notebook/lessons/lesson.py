@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_validator
 
@@ -23,7 +23,8 @@ from workbench.recipe.strict_toml import (
     Declared,
     Problem,
     check,
-    freeze,
+    find_file,
+    names_in,
     read_toml,
     shown,
     suggestion,
@@ -92,6 +93,9 @@ class Exhibit(Declared):
     verdict: str = Field(min_length=1, description="what the verdicts show, as the cell prints it")
 
 
+Named = TypeVar("Named", Question, Checkpoint)
+
+
 class Lesson(Declared):
     """One notebook's declaration; see `load_lesson`."""
 
@@ -146,13 +150,10 @@ class Lesson(Declared):
 
         A second guess does not replace the first. Raises LessonError on a question that is not declared.
         """
-        asked = {q.name: q.ask for q in self.questions}
-        if name not in asked:
-            raise LessonError(f"lesson {self.name!r}", [Problem("questions", f"no question {name!r}"
-                                                                + suggestion(name, asked))])
+        asked = self._one_of(self.questions, "question", name)
         known = self._guesses.get(name)
         if known is None or known.guess is None:
-            self._guesses[name] = Prediction(asked[name], guess)
+            self._guesses[name] = Prediction(asked.ask, guess)
         return self._guesses[name]
 
     def check(self, name: str, answer: Any, **context: Any) -> CheckResult:
@@ -172,10 +173,13 @@ class Lesson(Declared):
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name. LessonError where there is none."""
-        found = {c.name: c for c in self.checkpoints}
+        return self._one_of(self.checkpoints, "checkpoint", name)
+
+    def _one_of(self, declared: tuple[Named, ...], what: str, name: str) -> Named:
+        found = {each.name: each for each in declared}
         if name not in found:
-            raise LessonError(f"lesson {self.name!r}", [Problem("checkpoints", f"no checkpoint {name!r}"
-                                                                + suggestion(name, found))])
+            problem = Problem(f"{what}s", f"no {what} {name!r}" + suggestion(name, found))
+            raise LessonError(f"lesson {self.name!r}", [problem])
         return found[name]
 
     @property
@@ -234,10 +238,8 @@ def lessons_dir() -> Path:
 
 def lesson_names() -> list[str]:
     """The names of all lessons, in order; LessonError where there is no folder of them."""
-    if not lessons_dir().is_dir():
-        raise LessonError(str(lessons_dir()), [Problem("", "no such folder of lessons: run from a checkout, or set "
-                                                           "WORKBENCH_LESSONS")])
-    return sorted(p.stem for p in lessons_dir().glob("*.toml"))
+    return names_in(lessons_dir(), LessonError, "no such folder of lessons: run from a checkout, or set "
+                                                "WORKBENCH_LESSONS")
 
 
 def lesson_named(text: str) -> str:
@@ -247,17 +249,8 @@ def lesson_named(text: str) -> str:
 
 def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
     """Read a lesson by name or by path. LessonError lists every problem with file and key."""
-    text = os.fspath(name_or_path)
-    by_path = text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path)
-    if not by_path and text not in lesson_names():
-        near = "no lesson of this name" + suggestion(text, lesson_names())
-        raise LessonError(f"lesson {text!r}", [Problem("", near)])
-    path = Path(text).expanduser() if by_path else lessons_dir() / f"{text}.toml"
-    data = read_toml(path, LessonError)
-    try:
-        lesson, problems = check(Lesson, freeze(data))
-    except LessonError as exc:
-        lesson, problems = None, list(exc.problems)
+    path = find_file(name_or_path, "lesson", lessons_dir(), lesson_names, LessonError)
+    lesson, problems = check(Lesson, read_toml(path, LessonError))
     if lesson is None:
         raise LessonError(str(path), problems)
     return lesson
