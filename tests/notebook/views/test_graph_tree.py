@@ -8,7 +8,7 @@ import torch
 from workbench import author, capture, fake_world, load_recipe, partition
 from workbench.graph.partition import saved_nodes
 from workbench.notebook.views import graph_tree
-from workbench.notebook.views.boxes import BOX_LIMIT
+from workbench.notebook.views.boxes import BOX_LIMIT, draw
 from workbench.notebook.views.graph_tree import GraphTree
 from workbench.torch_api.ops import tensor_bytes
 
@@ -41,20 +41,20 @@ def leaves(view):
 def test_every_node_that_counts_is_in_one_box(graphs):
     joint, _ = graphs
     tree = GraphTree({"joint": joint})
-    shut = tree.view([])
+    shut = draw(tree, [])
     assert [box.label for box in shut.boxes] == ["forward", "backward"]
     used = [n for n in joint.graph.nodes if n.op != "output" and (n.op != "placeholder" or n.users)]
     assert sum(box.nodes for box in shut.boxes) == len(tree.nodes) == len(used)
-    look = tree.view(tree.first_look())
+    look = draw(tree, tree.first_look())
     assert sum(box.nodes for box in leaves(look)) == len(used)
 
 
 def test_layers_alike_are_one_box_and_open_as_one(graphs):
     joint, _ = graphs
     tree = GraphTree({"joint": joint})
-    (layers,) = [box for box in tree.view(["forward", "forward/layers"]).boxes if box.parent == "forward/layers"]
+    (layers,) = [box for box in draw(tree, ["forward", "forward/layers"]).boxes if box.parent == "forward/layers"]
     assert (layers.label, layers.alike) == ("0-3", 4)
-    opened = tree.view(["forward", "forward/layers", "forward/layers/0"])
+    opened = draw(tree, ["forward", "forward/layers", "forward/layers/0"])
     inside = [box for box in opened.boxes if box.parent == "forward/layers/0"]
     assert {"attention", "feed_forward"} <= {box.label for box in inside}
     assert 4 * sum(box.nodes for box in inside) == layers.nodes
@@ -62,7 +62,7 @@ def test_layers_alike_are_one_box_and_open_as_one(graphs):
     assert ends <= {box.id for box in leaves(opened)}  # no link into the air, and none to an open box
     into = [link for link in opened.links if link.target == "forward/norm"]
     assert into and all(link.source.startswith("forward/layers/0/") for link in into)  # what layer 3 hands over
-    unfolded = tree.view(["forward", "forward/layers"], fold=False)
+    unfolded = draw(tree, ["forward", "forward/layers"], fold=False)
     assert [box.label for box in unfolded.boxes if box.parent == "forward/layers"] == ["0", "1", "2", "3"]
 
 
@@ -74,7 +74,7 @@ def test_a_layer_that_differs_is_not_folded(graphs):
     was = odd.target
     odd.target = torch.ops.aten.cos.default
     try:
-        view = GraphTree({"joint": joint}).view(["forward", "forward/layers"])
+        view = draw(GraphTree({"joint": joint}), ["forward", "forward/layers"])
         found = [(box.label, box.alike) for box in view.boxes if box.parent == "forward/layers"]
     finally:
         odd.target = was
@@ -83,11 +83,11 @@ def test_a_layer_that_differs_is_not_folded(graphs):
 
 def test_what_is_saved_links_forward_and_backward(graphs):
     _, pair = graphs
-    view = GraphTree({"forward": pair.forward, "backward": pair.backward}).view(["forward", "backward"])
+    view = draw(GraphTree({"forward": pair.forward, "backward": pair.backward}), ["forward", "backward"])
     saved = [link for link in view.links if link.saved]
     assert saved and all(link.source.startswith("forward") and link.target.startswith("backward") for link in saved)
     whole = sum(tensor_bytes(n.meta["val"]) for n in set(saved_nodes(pair.forward, pair.backward)))
-    shut = GraphTree({"forward": pair.forward, "backward": pair.backward}).view([])
+    shut = draw(GraphTree({"forward": pair.forward, "backward": pair.backward}), [])
     (link,) = [link for link in shut.links if link.saved]
     assert link.bytes == whole
 
@@ -102,16 +102,16 @@ def test_find_by_operator_module_and_line(graphs):
     assert count > 40 and len(by_line) == 50
     assert tree.find("no such thing") == ([], 0) and tree.find("  ") == ([], 0)
     way = tree.way_to(ids[0])
-    assert ids[0] in {box.id for box in tree.view(way, fold=False).boxes}
+    assert ids[0] in {box.id for box in draw(tree, way, fold=False).boxes}
 
 
 def test_a_graph_from_elsewhere_is_drawn_with_what_it_lacks():
     tree = GraphTree({"graph": plain(3000)})
     assert tree.missing == ("no module paths: operators stand in their order", "no source lines",
                             "no values: shapes, bytes and costs are unknown")
-    view = tree.view(["graph"])
+    view = draw(tree, ["graph"])
     assert len(view.boxes) < 30 and sum(box.nodes for box in leaves(view)) == 3001
-    everything = tree.view([block.path for block in graph_tree._blocks(tree.root) if block.path])
+    everything = draw(tree, [block.path for block in graph_tree._blocks(tree.root) if block.path])
     assert len(everything.boxes) <= BOX_LIMIT and "stay shut" in everything.note
 
 
@@ -120,11 +120,11 @@ def test_an_empty_graph():
     graph.output(())
     tree = GraphTree({"graph": torch.fx.GraphModule({}, graph)})
     assert tree.missing == ("the graph has no operators",)
-    assert tree.view(tree.first_look()).boxes == ()
+    assert draw(tree, tree.first_look()).boxes == ()
 
 
 def test_marks_are_counted_in_shut_boxes(graphs):
     joint, _ = graphs
     names = [n.name for n in joint.graph.nodes if n.op == "call_function"][:3]
     tree = GraphTree({"joint": joint}, {names[0]: "added", names[1]: "moved", names[2]: "moved"})
-    assert tree.view([]).boxes[0].marks == {"moved": 2, "added": 1}
+    assert draw(tree, []).boxes[0].marks == {"moved": 2, "added": 1}

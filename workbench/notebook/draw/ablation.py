@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, finish, new_figure
+from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, finish, panels
 from workbench.tools.ablate import Ablation
 
 
@@ -17,8 +17,7 @@ def ablation(found: Ablation) -> Picture:
     base = found.rows[0]
     if not base.steps:
         raise ValueError(f"recipe {found.recipe!r} did not run, so there is nothing to compare with: {base.problem}")
-    figure = new_figure(7.5, 0.9 + 0.32 * len(rows))
-    axes = figure.add_subplot()
+    figure, (axes,) = panels(7.5, 0.9 + 0.32 * len(rows))
     axes.axvspan(base.step - base.band, base.step + base.band, color=FAINT)
     axes.axvline(base.step, color=GREY, linestyle=":", linewidth=1)
     for i, row in enumerate(rows):
@@ -32,7 +31,6 @@ def ablation(found: Ablation) -> Picture:
     axes.invert_yaxis()
     axes.set_xlabel("a step, ms: each run, and the median; grey: within noise of the recipe")
     axes.margins(x=0.12)
-    axes.spines[["top", "right"]].set_visible(False)
     text = "\n".join([f"{found.recipe} on {found.world}: {len(rows)} variants, {found.repeats} runs each",
                       *(f"{name}: {row.saved:,} bytes saved, {row.collectives} collectives, {row.verdicts}"
                         for name, row in zip(names, rows, strict=True))])

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from workbench.graph.read.buffers import Buffers
-from workbench.notebook.draw.picture import BLUE, GREEN, GREY, INK, ORANGE, PAPER, SKY, Picture, finish, new_figure
+from workbench.notebook.draw.picture import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    SKY,
+    Picture,
+    finish,
+    panels,
+    shortened,
+)
 
 COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": ORANGE}
 
@@ -15,9 +27,8 @@ def buffers(found: Buffers, title: str = "buffers") -> Picture:
     """
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
     curve = found.peak > 0
-    figure = new_figure(9, 0.9 + 0.34 * rows + curve)
     heights = (0.34 * rows + 0.3, *([0.9] if curve else []))
-    lanes, *under = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    figure, (lanes, *under) = panels(9, 0.9 + 0.34 * rows + curve, len(heights), sharex=True, height_ratios=heights)
     for each in found.buffers:
         known = each.bytes is not None
         lanes.barh(each.memory, each.last + 1 - each.first, 0.72, left=each.first, color=COLORS[each.how],
@@ -38,8 +49,6 @@ def buffers(found: Buffers, title: str = "buffers") -> Picture:
     last.set(xlim=(0, columns))
     last.set_xticks([i + 0.5 for i in range(len(found.calls))], [_short(name) for name in found.calls], fontsize=7.5,
                      rotation=0 if columns < 10 else 45, ha="center" if columns < 10 else "right")
-    for axes in (lanes, *under):
-        axes.spines[["top", "right"]].set_visible(False)
     lines = [f"{title}: {found.summary()}"]
     for i, size in enumerate(found.memory):
         held = [f"{b.name} {b.how}, calls {b.first} to {b.last}" for b in found.buffers if b.memory == i]
@@ -52,7 +61,6 @@ def _bytes(size: int | None) -> str:
     return "a run decides" if size is None else f"{size:,} B"
 
 
-def _short(name: str, most: int = 12) -> str:
-    """`extern_kernels.mm` is `mm`; the end of a generated name tells it from others."""
-    name = name.removeprefix("extern_kernels.").removeprefix("torch.ops.aten.").removesuffix(".default")
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+def _short(name: str) -> str:
+    """`mm` for `extern_kernels.mm`; of a long generated name the end, which differs from other names."""
+    return shortened(name.removeprefix("extern_kernels.").removeprefix("torch.ops.aten.").removesuffix(".default"), 12)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict, worst
-from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, new_figure
+from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, panels
+from workbench.notebook.draw.verdicts import failures, grid
 from workbench.recipe.wording import counted
 from workbench.tools.variant import Difference, Variant
 
@@ -22,8 +23,7 @@ def difference(found: Difference) -> Picture:
     for name, given in _both(was.rows(), now.rows()).items():
         if not name.startswith(("compute on", "exposed on")):  # they are parts of the step
             rows[name] = given
-    figure = new_figure(9.6, 1 + 0.34 * len(rows))
-    axes = figure.add_subplot()
+    figure, (axes,) = panels(9.6, 1 + 0.34 * len(rows))
     for y, (name, (old, new)) in enumerate(rows.items()):
         most, same = max(old, new) or 1, _number(old) == _number(new)
         for side, value, color in ((-0.2, old, GREY), (0.2, new, BLUE)):
@@ -36,7 +36,7 @@ def difference(found: Difference) -> Picture:
                           color="#fbe3d4", edgecolor=RED, hatch="////", linewidth=0)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8.5)
     axes.set(xlim=(0, 1.45), ylim=(len(rows) - 0.4, -0.6), xticks=[])
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.spines["bottom"].set_visible(False)
     for label, look in (("before", {"color": GREY}), ("after", {"color": BLUE}),
                         ("exposed", {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0})):
         axes.barh([0], [0], label=label, **look)
@@ -52,23 +52,14 @@ def difference(found: Difference) -> Picture:
 
 def verdicts_of_both(found: Difference) -> Table:
     """A row a pass, a column a check; where the two differ, `before → after`. Reasons stand underneath."""
-    sides = (found.before, found.after)
-    rows: list[tuple[str, ...]] = []
-    fills: dict[tuple[int, int], str] = {}
-    for name in _both(found.before.verdicts, found.after.verdicts):
-        outcomes = [[_outcome(side, name, check) for side in sides] for check in CHECKS]
-        for column, (old, new) in enumerate(outcomes, 1):
-            if new is not None:
-                fills[len(rows), column] = FILLS[new]
-            elif old is not None:
-                fills[len(rows), column] = FAINT
-        rows.append((name, *(_said(old, new) for old, new in outcomes)))
-    ranks = [side.schedule for side in sides]
-    notes = [f"the ranks' collectives agree: {_said(*(each.outcome for each in ranks))}"]
-    for when, side in zip(("before", "after"), sides, strict=True):
-        notes += [f"{when}, {name}: {v.check}: {v.outcome}, {v.message}" for name, each in side.verdicts.items()
-                  for v in each if v.outcome in (Outcome.FAIL, Outcome.NO_EFFECT)]
-    return Table(f"{counted(len(rows), 'pass')}, before and after", ("pass", *CHECKS), tuple(rows), fills, tuple(notes))
+    names = _both(found.before.verdicts, found.after.verdicts)
+    rows = [(name, [_cell(_outcome(found.before, name, check), _outcome(found.after, name, check))
+                    for check in CHECKS]) for name in names]
+    agree, _ = _cell(found.before.schedule.outcome, found.after.schedule.outcome)
+    notes = [f"the ranks' collectives agree: {agree}"]
+    for when, side in (("before", found.before), ("after", found.after)):
+        notes += [line for name, each in side.verdicts.items() for line in failures(f"{when}, {name}", each)]
+    return grid(f"{counted(len(rows), 'pass')}, before and after", rows, notes)
 
 
 def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
@@ -78,8 +69,10 @@ def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
     return None if given is None else worst(found)
 
 
-def _said(old: Outcome | None, new: Outcome | None) -> str:
-    return str(new) if old == new else f"{old or 'not run'} → {new or 'not run'}"
+def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:
+    """(text, background) of what both sides found; None for a side that does not run the pass."""
+    text = str(new) if old == new else f"{old or 'not run'} → {new or 'not run'}"
+    return text, FILLS[new] if new is not None else FAINT if old is not None else ""
 
 
 def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from torch.fx import GraphModule
 
@@ -22,7 +23,7 @@ from workbench.notebook.draw.picture import (
     Picture,
     Table,
     finish,
-    new_figure,
+    panels,
     table,
 )
 from workbench.pipeline.run_passes import PassRecord
@@ -30,6 +31,19 @@ from workbench.torch_api.aot import is_tangent
 
 LANES = {"collective": RED, "matmul": BLUE, "attention": PINK, "pointwise": GREEN, "reduction": ORANGE, "view": GREY,
          "copy": SKY}
+
+
+def by_title(what: GraphModule | ForwardBackward | PassRecord, title: str) -> dict[str, Mapping[str, GraphModule]]:
+    """The graphs to draw, by title and part: of a pass's record those before and those after it, as far as they are
+    graphs. `title` is for a single graph.
+    """
+    if isinstance(what, PassRecord):
+        return {f"{when} {what.name}": dict(zip(what.parts, graphs, strict=True))
+                for when, graphs in (("before", what.before), ("after", what.after))
+                if all(isinstance(gm, GraphModule) for gm in graphs)}
+    if isinstance(what, ForwardBackward):
+        return {"forward and backward": what.by_part}
+    return {title: {facts_of(what).part: what}}
 
 
 def graph(gm: GraphModule, title: str = "") -> Picture:
@@ -42,8 +56,7 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     whole = part in ("forward", "backward")
     later = [part == "backward" if whole else n.meta.get("partitioner_tag") == "is_backward" for n in calls]
-    figure = new_figure(9, 2.9)
-    axes = figure.add_subplot()
+    figure, (axes,) = panels(9, 2.9)
     counts: dict[str, list[int]] = {}
     for lane, (kind, color) in enumerate(LANES.items()):
         at = [i for i, n in enumerate(calls) if kind_of(n) == kind]
@@ -56,7 +69,6 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
         axes.axvspan(start - 0.5, len(calls), color="#e9ecef", zorder=0)
         for x, word in ((0, "forward"), (start, "backward")):
             axes.text(x + 1, -0.62, word, fontsize=9, va="bottom", style="italic")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{title}: {len(calls)} operators", fontsize=10, pad=16)
     lines = [f"{title}: {len(calls)} operators"]
     if not whole:
@@ -74,8 +86,7 @@ def launches(record: PassRecord) -> Picture:
                         for key in sorted({(c.kind, c.axis or c.group) for c in found})})
     before, after = counted
     keys = sorted(before.keys() | after.keys())
-    figure = new_figure(8, 0.9 + 0.45 * len(keys))
-    axes = figure.add_subplot()
+    figure, (axes,) = panels(8, 0.9 + 0.45 * len(keys))
     for shift, counts, color, word in ((-0.2, before, GREY, "before"), (0.2, after, BLUE, "after")):
         values = [counts.get(key, 0) for key in keys]
         bars = axes.barh([i + shift for i in range(len(keys))], values, 0.38, color=color, label=word)
@@ -83,7 +94,6 @@ def launches(record: PassRecord) -> Picture:
     axes.set_yticks(range(len(keys)), [f"{kind.replace('_', '-')} over {axis}" for kind, axis in keys])
     axes.invert_yaxis()
     axes.set_xlabel("launches")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.set_title(record.name, fontsize=10)
     lines = [f"launches before and after {record.name}"]

@@ -21,7 +21,8 @@ from workbench.notebook.draw.picture import (
     Picture,
     Table,
     finish,
-    new_figure,
+    panels,
+    shortened,
 )
 from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
@@ -54,9 +55,9 @@ def kernels(what: Given) -> Picture:
     Waits are counted and not drawn. Raises WorkbenchError where Inductor compiled nothing.
     """
     given = _given(what)
-    figure = new_figure(9, 0.6 + 2.2 * len(given))
+    figure, shown = panels(9, 0.6 + 2.2 * len(given), len(given))
     lines = [f"kernels of {what.name}"] if isinstance(what, PassRecord) else ["kernels"]
-    for axes, found in zip(figure.subplots(len(given), 1, squeeze=False)[:, 0], given, strict=True):
+    for axes, found in zip(shown, given, strict=True):
         lines += _bars(axes, found)
     return finish(figure, "Bars of nodes per kernel, in calling order. " + "; ".join(lines) + ".", "\n".join(lines))
 
@@ -84,7 +85,6 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
     axes.set_xlabel("calls of kernels, in their order", fontsize=8)
     axes.set_title(f"{found.graph}: {len(found.nodes)} nodes in {len(calls)} calls, "
                    f"{len(found.not_found)} nodes not found", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
     if calls:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return lines
@@ -103,10 +103,9 @@ def kernel_table(what: Given, *, kind: str | None = None) -> Table:
     return Table("kernels in calling order", heads, rows, notes=tuple(f.summary() for f in given), hidden=("names",))
 
 
-def _short(name: str, most: int = 56) -> str:
-    """The beginning and the number at the end, which tell generated kernels apart."""
-    name = name.removeprefix("torch.ops.")
-    return name if len(name) <= most else f"{name[: most - 14]}…{name[-13:]}"
+def _short(name: str) -> str:
+    """The beginning, and the number at the end, which tells generated kernels apart."""
+    return shortened(name.removeprefix("torch.ops."), 56, head=42)
 
 
 def _listed(names: Sequence[str], most: int = 2) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
-from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import MemoryProfile, live_bytes
-from workbench.notebook.draw.picture import BLUE, GREY, INK, PAPER, RED, Picture, finish, new_figure
+from workbench.notebook.draw.graphs import by_title
+from workbench.notebook.draw.picture import BLUE, GREY, INK, PAPER, RED, Picture, finish, panels, shortened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 HOLDERS = 6
 
@@ -33,17 +37,8 @@ class Live:
 
 def live_of(what: GraphModule | ForwardBackward | PassRecord) -> dict[str, Live]:
     """What to draw by its title: of a pass's record, before and after it."""
-    if isinstance(what, PassRecord):
-        graphs = {"before": what.before, "after": what.after}
-        return {f"{when} {what.name}": _live(dict(zip(what.parts, found, strict=True))) for when, found in
-                graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
-    if isinstance(what, ForwardBackward):
-        return {"forward and backward": _live(what.by_part)}
-    return {"graph": _live({facts_of(what).part: what})}
-
-
-def _live(graphs: Mapping[str, GraphModule]) -> Live:
-    return Live({part: live_bytes(gm, HOLDERS) for part, gm in graphs.items()})
+    return {title: Live({part: live_bytes(gm, HOLDERS) for part, gm in graphs.items()})
+            for title, graphs in by_title(what, "graph").items()}
 
 
 def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None) -> Picture:
@@ -52,8 +47,7 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
     `measured`: the peak in bytes that a GPU reported, drawn as a line beside the estimate.
     """
     found = live_of(what)
-    figure = new_figure(9.6, 3.1)
-    axes, names = figure.subplots(1, 2, width_ratios=(2.4, 1))
+    figure, (axes, names) = panels(9.6, 3.1, columns=2, width_ratios=(2.4, 1))
     lines = []
     for (title, live), color in zip(found.items(), (GREY, BLUE) if len(found) > 1 else (BLUE,), strict=False):
         curve = [size / 2**20 for size in live.curve]
@@ -74,7 +68,6 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
     if measured is not None:
         axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
     axes.set(xlabel="nodes, in their order", ylabel="MiB alive", xlim=(0, start), ylim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
     if len(found) > 1 or measured is not None:
         axes.legend(frameon=False, fontsize=8, loc="lower center")
     part, top = last.peak
@@ -84,17 +77,13 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
     return finish(figure, alt, "\n".join(lines))
 
 
-def _holders(axes, top: MemoryProfile) -> None:  # type: ignore[no-untyped-def]
+def _holders(axes: Axes, top: MemoryProfile) -> None:
     sizes = [size / 2**20 for _, size, _ in top.holders]
     axes.barh(range(len(sizes)), sizes, 0.72, color="#bfdcee")
     for i, (name, _, module) in enumerate(top.holders):
-        axes.text(0, i, f" {_short(module) or name}", va="center", fontsize=8, color=INK,
+        axes.text(0, i, f" {shortened(module, 34) or name}", va="center", fontsize=8, color=INK,
                   bbox={"facecolor": PAPER, "alpha": 0.0, "edgecolor": "none"})
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlabel("MiB held at the peak ▼", fontsize=9)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _short(path: str, width: int = 34) -> str:
-    return path if len(path) <= width else "…" + path[-width + 1 :]
+    axes.spines["left"].set_visible(False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -57,6 +58,20 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def panels(width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Figure, list[Axes]]:
+    """A figure and its panels, row by row, without frames at the top and right; `layout` is what `subplots` takes."""
+    figure = new_figure(width, height)
+    made = list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
+    for axes in made:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, made
+
+
+def shortened(text: str, most: int, head: int = 0) -> str:
+    """At most so many characters: the first `head` of them, an ellipsis, and the end."""
+    return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most:]}"
 
 
 def finish(figure: Figure, alt: str, text: str, *, colors: int = 0) -> Picture:

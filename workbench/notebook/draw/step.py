@@ -21,7 +21,7 @@ from workbench.notebook.draw.picture import (
     Picture,
     Table,
     finish,
-    new_figure,
+    panels,
 )
 
 MARKS = {"removed": RED, "added": GREEN, "moved": BLUE, "changed": ORANGE, "tagged": PINK}
@@ -36,8 +36,7 @@ def step(record: PassRecord) -> Picture:
     tags = dict(zip(record.parts, record.tagged(), strict=False))
     rows = [(part, when, _places(found, when, tags[part])) for part, found in diffs.items()
             for when in ("before", "after")]
-    figure = new_figure(9.6, 0.9 + 0.42 * max(1, len(rows)))
-    axes = figure.add_subplot()
+    figure, (axes,) = panels(9.6, 0.9 + 0.42 * max(1, len(rows)))
     lengths = [sum(mark != ("+" if when == "before" else "-") for mark, _ in diffs[part].lines)
                for part, when, _ in rows]
     longest = max(lengths, default=1)
@@ -47,7 +46,7 @@ def step(record: PassRecord) -> Picture:
             axes.vlines(at, y - 0.31, y + 0.31, color=MARKS[mark], linewidth=max(0.7, 500 / longest))
     axes.set_yticks(range(len(rows)), [f"{part}, {when}" for part, when, _ in rows], fontsize=9)
     axes.set(xlim=(0, longest), ylim=(len(rows) - 0.5, -0.5), xlabel="nodes, in their order")
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
     for mark, color in MARKS.items():
         axes.plot([], [], color=color, linewidth=4, label=mark)
     axes.legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0, 1))

@@ -12,7 +12,8 @@ from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, StepTimeline, simulated
-from workbench.notebook.draw.picture import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, new_figure
+from workbench.notebook.draw.graphs import by_title
+from workbench.notebook.draw.picture import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,18 +27,12 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTime
     """The runs to draw by their titles: of a pass's record, before and after it; runs by title as they are."""
     if isinstance(what, StepTimeline):
         return {what.source: what}
-    if isinstance(what, PassRecord):
-        graphs = {f"before {what.name}": what.before, f"after {what.name}": what.after}
-        return {title: simulated(dict(zip(what.parts, found, strict=True)), device)
-                for title, found in graphs.items() if all(isinstance(gm, GraphModule) for gm in found)}
-    if isinstance(what, ForwardBackward):
-        return {"forward and backward": simulated(what.by_part, device)}
+    if isinstance(what, GraphModule | ForwardBackward | PassRecord):
+        return {title: simulated(graphs, device) for title, graphs in by_title(what, "step").items()}
     if isinstance(what, Mapping):
         if runs := {title: run for title, run in what.items() if isinstance(run, StepTimeline)}:
             return runs
         return {"step": simulated({part: gm for part, gm in what.items() if isinstance(gm, GraphModule)}, device)}
-    if isinstance(what, GraphModule):
-        return {"step": simulated(what, device)}
     return {f"{i}: {run.source}": run for i, run in enumerate(what, 1)}
 
 
@@ -49,15 +44,14 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     """
     runs = runs_of(what, device)
     lanes = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
-    figure = new_figure(9.6, 0.75 + len(runs) * (0.55 + 0.34 * len(lanes)))
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    figure, shown = panels(9.6, 0.75 + len(runs) * (0.55 + 0.34 * len(lanes)), len(runs), sharex=True)
     lines = []
-    for axes, (title, run) in zip(panels, runs.items(), strict=True):
+    for axes, (title, run) in zip(shown, runs.items(), strict=True):
         _panel(axes, run, lanes)
         axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
                        fontsize=9.5, loc="left")
         lines += _lines(title, run)
-    panels[-1].set_xlabel(f"ms, {next(iter(runs.values())).source}")
+    shown[-1].set_xlabel(f"ms, {next(iter(runs.values())).source}")
     return finish(figure, "A timeline with a lane for compute and one for each process group. "
                   + "; ".join(lines) + ".", "\n".join(lines))
 
@@ -75,7 +69,6 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
     axes.set(ylim=(len(lanes) - 0.45, -0.55))
     axes.set_xlim(left=0)
-    axes.spines[["top", "right"]].set_visible(False)
     late = next((s.begin for s in run.spans if s.part == "backward"), None)
     if late:
         axes.axvline(late, color=GREY, linewidth=0.9, linestyle="--")

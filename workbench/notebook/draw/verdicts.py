@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from workbench.checks.verdicts import CHECKS, FILLS, Outcome, worst
+from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict, worst
 from workbench.notebook.draw.picture import Table
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted
 
 
 def verdicts(records: Sequence[PassRecord]) -> Table:
-    """What was checked of each pass so far; a check that did not run is UNKNOWN. Reasons stand underneath."""
-    rows: list[tuple[str, ...]] = []
-    fills: dict[tuple[int, int], str] = {}
-    notes: list[str] = []
-    for i, record in enumerate(records):
-        found = [worst(v for v in record.verdicts if v.check == check) for check in CHECKS]
-        fills |= {(i, j): FILLS[outcome] for j, outcome in enumerate(found, 1)}
-        rows.append((record.name, *map(str, found)))
-        notes += [f"{record.name}: {v.check}: {v.outcome}, {v.message}" for v in record.verdicts
-                  if v.outcome in (Outcome.FAIL, Outcome.NO_EFFECT)]
-    return Table(counted(len(rows), "pass"), ("pass", *CHECKS), tuple(rows), fills, tuple(notes))
+    """What was checked of each pass so far; a check that did not run is UNKNOWN. Reasons are listed underneath."""
+    rows = [(r.name, [worst(v for v in r.verdicts if v.check == check) for check in CHECKS]) for r in records]
+    notes = [line for record in records for line in failures(record.name, record.verdicts)]
+    cells = [(name, [(str(outcome), FILLS[outcome]) for outcome in found]) for name, found in rows]
+    return grid(counted(len(rows), "pass"), cells, notes)
+
+
+def failures(name: str, verdicts: Iterable[Verdict]) -> list[str]:
+    """One line for each verdict that fails or found no effect; `name` comes first."""
+    return [f"{name}: {v.check}: {v.outcome}, {v.message}" for v in verdicts
+            if v.outcome in (Outcome.FAIL, Outcome.NO_EFFECT)]
+
+
+def grid(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, str]]]], notes: Iterable[str]) -> Table:
+    """A row a pass and a column a check, from (text, background or "") for each cell."""
+    fills = {
+        (i, j): fill for i, (_, cells) in enumerate(rows) for j, (_, fill) in enumerate(cells, 1) if fill}
+    texts = tuple((name, *(text for text, _ in cells)) for name, cells in rows)
+    return Table(title, ("pass", *CHECKS), texts, fills, tuple(notes))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
+from workbench.notebook.views.graph_tree import Block, GraphTree
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
 
@@ -53,42 +54,17 @@ class View:
     note: str = ""
 
 
-@dataclass
-class Block:
-    """A module, or a part of the graph, and what lies in it: places in `Tree.nodes`."""
-
-    path: str
-    name: str
-    children: dict[str, Block] = field(default_factory=dict)
-    leaves: list[int] = field(default_factory=list)
-    _sign: Any = None
-
-    def every(self) -> list[int]:
-        found = list(self.leaves)
-        for child in self.children.values():
-            found += child.every()
-        return found
-
-
-class Tree:
-    """What a drawing reads of a graph: its operators, the modules around them, and what a pass did (`marks`, by name).
-
-    Each list has one entry an operator. parts: forward or backward. inputs: places in `nodes`. id_of: the box's id.
-    """
-
-    root: Block
-    nodes: list[Node]
-    parts: list[str]
-    inputs: list[list[int]]
-    id_of: list[str]
-    kinds: list[str]
-    marks: Mapping[str, str]
+def draw(tree: GraphTree, opened: Collection[str] = (), fold: bool = True) -> View:
+    """The boxes when the modules `opened` (their ids) are open; at most BOX_LIMIT."""
+    drawing = Drawing(tree, set(opened), fold)
+    drawing.fill(tree.root, "")
+    return drawing.view()
 
 
 class Drawing:
     """One view in the making: boxes, and which box stands for each node."""
 
-    def __init__(self, tree: Tree, opened: set[str], fold: bool):
+    def __init__(self, tree: GraphTree, opened: set[str], fold: bool):
         self.tree, self.opened, self.fold = tree, opened, fold
         self.boxes: list[Box] = []
         self.owner: dict[int, str] = {}

@@ -12,6 +12,7 @@ from workbench.checks.record import PassRecord
 from workbench.graph.facts import facts_of
 from workbench.graph.read.node_facts import node_facts
 from workbench.graph.read.placement import Placed, placement_of
+from workbench.notebook.views.boxes import draw
 from workbench.notebook.views.graph_tree import GraphTree
 from workbench.notebook.views.view import View
 
@@ -40,7 +41,7 @@ class GraphView(View):
     def on_view(self, opened: list[str] | None, fold: bool = True, **step: Any) -> dict[str, Any]:
         tree = self.tree(**step)
         opened = tree.first_look() if opened is None else opened
-        view = tree.view(opened, fold)
+        view = draw(tree, opened, fold)
         return {"boxes": view.boxes, "links": view.links, "note": view.note, "missing": tree.missing,
                 "nodes": len(tree.nodes), "opened": opened}
 
@@ -52,7 +53,7 @@ class GraphView(View):
         """What to open for `id` to be seen; nothing stays folded that would hide it."""
         tree = self.tree(**step)
         wanted = list(dict.fromkeys([*opened, *tree.way_to(id)]))
-        seen = {box.id for box in tree.view(wanted, fold).boxes}
+        seen = {box.id for box in draw(tree, wanted, fold).boxes}
         return {"opened": wanted, "fold": fold and id in seen}
 
     def on_details(self, id: str, **step: Any) -> dict[str, Any]:

@@ -1,31 +1,52 @@
-"""A graph as a tree of modules: what is collapsed is one box, and identical blocks side by side are one box, too."""
+"""A graph as a tree of modules. A closed module is one box, and so are identical blocks side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from workbench.graph.partition import saved_nodes
 from workbench.graph.read.nodes import kind_of, module_path, provenance
-from workbench.notebook.views.boxes import Block, Drawing, Tree, View
 from workbench.torch_api.aot import is_tangent, parameter_of
 from workbench.torch_api.ops import op_name
 
 CHUNK = 200
-"""So many operators without a module of their own stand in one box."""
+"""The most operators in one box that have no module inside it."""
 
 
-class GraphTree(Tree):
+@dataclass
+class Block:
+    """A module, or a part of the graph, and what it holds: modules, and operators as places in `GraphTree.nodes`."""
+
+    path: str
+    name: str
+    children: dict[str, Block] = field(default_factory=dict)
+    leaves: list[int] = field(default_factory=list)
+    _sign: Any = None
+
+    def every(self) -> list[int]:
+        found = list(self.leaves)
+        for child in self.children.values():
+            found += child.every()
+        return found
+
+
+class GraphTree:
     """Graphs (by part: `forward` and `backward`, or one of any kind) as one tree of modules.
 
-    A joint graph is parted by its nodes' tags. A backward's saved inputs are drawn as links from the forward's nodes.
-    `missing` says what the graph's metadata does not tell. `marks`: what a pass did, by node name.
+    A joint graph is divided by its nodes' tags. A backward's saved inputs are drawn as links from the forward's nodes.
+    `missing` names what the graph's metadata lacks. `marks`: what a pass did, by node name. nodes, parts (forward or
+    backward), inputs (places in `nodes`), kinds and id_of (the box's id) have one entry for each operator.
     """
 
     def __init__(self, graphs: Mapping[str, GraphModule], marks: Mapping[str, str] | None = None):
         self.marks = marks or {}
-        self.nodes, self.parts, self.inputs = [], [], []
+        self.nodes: list[Node] = []
+        self.parts: list[str] = []
+        self.inputs: list[list[int]] = []
         self.root = Block("", "")
         self._find: list[str] | None = None
         place: dict[Node, int] = {}
@@ -53,13 +74,13 @@ class GraphTree(Tree):
         blocks: dict[tuple[str, str | None], Block] = {}
         for node in gm.graph.nodes:
             if node.op == "output" or node in place or (node.op == "placeholder" and not node.users):
-                continue  # a mesh, that is
+                continue  # such a placeholder is a mesh
             later = joint and node.meta.get("partitioner_tag") == "is_backward"
             if joint and node.op == "placeholder":
                 later = is_tangent(node)
             here = ("backward" if later else "forward") if joint else part
             path = parameter_of(node) if node.op == "placeholder" else module_path(node)
-            if node.op == "placeholder":  # it stands in the module whose parameter it is
+            if node.op == "placeholder":  # drawn in the module whose parameter it is
                 path = path.rpartition(".")[0] if path else "inputs"
             place[node] = i = len(self.nodes)
             self.nodes.append(node)
@@ -88,12 +109,6 @@ class GraphTree(Tree):
             ("no values: shapes, bytes and costs are unknown", any("val" in n.meta for n in calls)),
         )
         return tuple(text for text, known in said if not known)
-
-    def view(self, opened: Collection[str] = (), fold: bool = True) -> View:
-        """The boxes when the modules `opened` (their ids) are open; at most `boxes.BOX_LIMIT`."""
-        drawing = Drawing(self, set(opened), fold)
-        drawing.fill(self.root, "")
-        return drawing.view()
 
     def find(self, query: str, limit: int = 50) -> tuple[list[str], int]:
         """Ids of the operators whose name, operator, module or source line holds `query`, and how many there are."""
