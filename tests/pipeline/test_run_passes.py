@@ -355,7 +355,7 @@ def test_a_predicate_is_not_believed_where_nothing_changed(joint):
 
     record = run_one(joint, lambda gm: gm, effect=always)
     assert record.outcome is Outcome.NO_EFFECT
-    assert record.verdict("effect").message.startswith("its predicate says that it happened, and no node, argument")
+    assert record.verdict("effect").message.startswith("its predicate claims an effect, and no node, argument")
 
     def tags(gm):
         calls(gm, "aten.mm")[0].meta["custom"] = {"mine": 1}

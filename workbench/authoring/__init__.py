@@ -1,8 +1,8 @@
-"""From a recipe, or any module, to a model whose parameters are sharded over a mesh.
+"""Turns a recipe, or any module, into a model whose parameters are sharded over a mesh.
 
     author           author a recipe or a module
     families         model families by name
-    layout           which part of a parameter a rank holds
+    layout           the part of a parameter that a rank holds
     materialise      fill shards, from the meta device
     models           the families' modules
     plans            ParallelPlan: a layout as data

@@ -1,4 +1,4 @@
-"""From a recipe, or any module and a plan, to a model on a mesh."""
+"""Turns a recipe, or any module and a plan, into a model on a mesh."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class Authored:
     """A model on a mesh, ready to be captured or to run eagerly.
 
-    module: forward(tokens, targets) on this data-parallel rank's own batch -> its own loss, a plain scalar tensor.
-    buckets: module paths in forward order, as passes group gathers: one path, or a list of those that go together.
+    module: forward(tokens, targets) on this data-parallel rank's batch -> this rank's loss, a plain scalar tensor.
+    buckets: module paths in forward order, by which passes group gathers: one path, or a list of paths in one bucket.
     groups: mesh axis to the name of its process group. recipe: None where the model came from `author_module`.
-    expert_mesh: the same ranks as experts lie on them, or None.
+    expert_mesh: the mesh of the experts over the same ranks, or None.
     """
 
     module: nn.Module
@@ -52,11 +52,11 @@ class Authored:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Every mesh axis and its size, those of the experts behind the others."""
+        """Every mesh axis and its size; the axes of the experts come last."""
         return axis_sizes(self.expert_mesh) | axis_sizes(self.mesh)
 
     def example_batch(self) -> tuple[Any, ...]:
-        """Inputs of the right shape on the world's device: fake, one value per rank, or this rank's own."""
+        """Inputs of the right shape on the world's device: fake, simulated for every rank, or this rank's batch."""
         if self.batch is None:
             raise AuthoringError("this model has no example batch: pass `batch=` to author_module")
         return self.batch()
@@ -77,12 +77,12 @@ def author_module(
 ) -> Authored:
     """Put any module on `mesh`: tensor parallelism by `plan`, then FSDP on every parameter. Changes `module`.
 
-    Built with values (the same on every rank), it keeps them; built under `torch.device("meta")`, its parameters are
-    initialised one by one from (seed, name), so that every mesh starts from the same model, and its buffers by a
-    method `reset_buffers(device)`. The axes of `mesh` say what happens: dp_shard shards (`fully_shard`),
-    dp_replicate averages gradients (`replicate`), both (`hybrid_shard`), tp applies the plan. `expert_mesh`, with axes
-    dp_replicate, ep and ep_shard, is where the modules of `plan.experts` lie: see `World.expert_mesh`. AuthoringError
-    where plan, mesh and module do not fit.
+    A module with values (the same on every rank) keeps them. For a module built under `torch.device("meta")`, each
+    parameter is initialised from (seed, name), so that every mesh starts from the same model, and buffers by a method
+    `reset_buffers(device)`. The axes of `mesh` decide: dp_shard shards (as `fully_shard`), dp_replicate averages
+    gradients (as `replicate`), both together are hybrid sharding, tp applies the plan. `expert_mesh`, with axes
+    dp_replicate, ep and ep_shard, holds the modules of `plan.experts`: see `World.expert_mesh`. AuthoringError where
+    plan, mesh and module do not fit.
     """
     plan, precision = plan or ParallelPlan(), precision or Precision()
     axes = axis_sizes(mesh)
@@ -97,7 +97,7 @@ def author_module(
         if not tensor.is_meta
     }
     first: dict[int, str] = {}
-    owners = {  # a parameter used by several modules goes by its first name
+    owners = {  # a parameter that several modules share is known by its first name
         name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)
     }
     module.to("meta")
@@ -112,7 +112,7 @@ def author_module(
 
 
 def _require_own_precision(module: nn.Module, precision: Precision) -> None:
-    """float32 is cast to whatever the step computes in; a model of another dtype asks for that one."""
+    """AuthoringError for a parameter that is neither float32 nor of the dtype in which the step computes."""
     for name, param in module.named_parameters():
         if param.dtype.is_floating_point and param.dtype not in (torch.float32, precision.param):
             own, other = (str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param))
@@ -127,7 +127,7 @@ def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:
 
 
 def _expert_modules(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh | None) -> set[str]:
-    """Paths of the modules that stack experts, which are told their expert-parallel axis."""
+    """Paths of the modules that stack experts; each gets its expert-parallel axis as `mesh`."""
     if mesh is None:
         return set()
     paths = [path for path, _ in module.named_modules()]
@@ -213,15 +213,15 @@ def _store_parameters(
 def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> Authored:
     """Build the recipe's model on the recipe's mesh. World and mesh must have as many ranks.
 
-    `plan` takes the place of the model family's own.
+    `plan` replaces the plan of the model family.
 
-    AuthoringError where the mesh does not fit the model, with the numbers (the recipe itself refuses heads and
+    AuthoringError, with the numbers, where the mesh does not fit the model (the recipe already refuses heads and
     sequences that tp does not divide); WorldError where it does not fit the world.
     """
     family, sizes, spec = find_family(recipe.model.family), recipe.model.sizes(), recipe.mesh
     plan = plan or family.plan(sizes, spec.tp)
     mesh = world.mesh(spec)
-    with torch.device("meta"):  # a user's own is made with values, by torch's rules and not by ours
+    with torch.device("meta"):  # a user's family builds its module with values
         module = family.make(recipe)
     precision = Precision(getattr(torch, recipe.precision.param), getattr(torch, recipe.precision.reduce))
     authored = author_module(
@@ -242,7 +242,7 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
 def random_tokens(
     world: World, mesh: DeviceMesh | None, vocab_size: int, batch: int, seq_len: int, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and targets (batch, seq_len) int64: other ones for each data-parallel rank, the same across tp."""
+    """Tokens and targets (batch, seq_len) int64: different for each data-parallel rank, the same across tp."""
 
     def draw(rank: int) -> torch.Tensor:
         place = coordinates(mesh, rank)

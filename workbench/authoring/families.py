@@ -1,4 +1,4 @@
-"""The model families that a recipe can name: the package's, and a user's own."""
+"""The model families that a recipe can name: the package's, and those that users register."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN_FLAVOR = "debug"
 
 @dataclass(frozen=True)
 class Family:
-    """`make(recipe)` gives the module, `plan(sizes, tp)` its layout. `sizes`: a user's own, None for the package's."""
+    """`make(recipe)` builds the module, `plan(sizes, tp)` its plan. `sizes`: of a user's family, else None."""
 
     name: str
     make: Callable[[Recipe], nn.Module]
@@ -37,11 +37,11 @@ _PACKAGE: dict[str, tuple[Any, Any, PlanOf]] = {
     "llama3": (Llama3Config, Llama3, llama3_plan),
     "deepseek_v3": (DeepSeekV3Config, DeepSeekV3, deepseek_v3_plan),
 }
-"""Each of the package's families: configuration, module and plan."""
+"""The configuration, module and plan of each of the package's families."""
 
 
 def model_config(recipe: Recipe) -> Any:
-    """The configuration of the recipe's model: the flavor's, with the sizes that the recipe gives in their place."""
+    """The configuration of the recipe's model: the flavor's sizes, unless the recipe gives others."""
     model, (config, _, _) = recipe.model, _PACKAGE[recipe.model.family]
     return config(**model.sizes(), attention=model.attention, mask=model.mask, document_token=model.document_token)
 
@@ -64,13 +64,13 @@ def find_family(name: str) -> Family:
 def register_model(
     name: str, *, sizes: Mapping[str, Any], plan: ParallelPlan | PlanOf | None = None
 ) -> Callable[[Callable[[Mapping[str, Any]], nn.Module]], Callable[[Mapping[str, Any]], nn.Module]]:
-    """Register `make(sizes) -> module` as a family, so that recipes can say `model.family = name`.
+    """Register `make(sizes) -> module` as a family, so that recipes can set `model.family = name`.
 
     The module's forward takes (tokens, targets), each int64 (batch, seq), and returns the mean loss, a scalar;
-    `CausalLM` makes one of a model that gives logits. `sizes` has vocab_size and max_seq_len, and what else `make`
-    reads; a recipe may give others for the names that its model section knows. The module is made from the recipe's
-    seed, the same on every rank. `plan`: where tensor parallelism cuts it, and what FSDP gathers together; or
-    (sizes, tp) -> plan. Registering a name again replaces it; the package's own families cannot be replaced.
+    `CausalLM` wraps a model that returns logits. `sizes` has vocab_size, max_seq_len and whatever else `make` reads; a
+    recipe may override the sizes that its model section knows. The module is built from the recipe's seed, the same on
+    every rank. `plan`: where tensor parallelism cuts it, and what FSDP gathers together; or (sizes, tp) -> plan.
+    Registering a name again replaces the family; the package's families cannot be replaced.
     """
     if missing := {"vocab_size", "max_seq_len"} - set(sizes):
         raise AuthoringError(f"model {name!r}: sizes has no {sorted(missing)[0]}, which the batches are made by")
@@ -83,7 +83,7 @@ def register_model(
             with determinism.seeded(recipe.training.seed), torch.device("cpu"):
                 return make(recipe.model.sizes())
 
-        seeded.__wrapped__ = make  # type: ignore[attr-defined]  # whose source an export writes
+        seeded.__wrapped__ = make  # type: ignore[attr-defined]  # an export writes its source
         install_families([Family(name, seeded, layout, dict(sizes))])
         return make
 

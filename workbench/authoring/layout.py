@@ -1,6 +1,6 @@
-"""Which part of a parameter a rank holds: first cut by tensor or expert parallelism, then by FSDP.
+"""The part of a parameter that a rank holds: cut first by tensor or expert parallelism, then by FSDP.
 
-Both cut as torch.chunk does (equal parts rounded up, the last ones smaller or empty), which is what DTensor expects.
+Both cut like torch.chunk (equal parts rounded up, the last ones smaller or empty), as DTensor expects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.torch_api.distributed.dtensor import strided_shard
 from workbench.world.mesh import axis_sizes
 
 MOST_PADDED = 20_000
-"""Pieces that a capture pads: measured, ten thousand take half a minute and 250 MB."""
+"""The most pieces that a capture may pad. Measured: ten thousand take half a minute and 250 MB."""
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -32,8 +32,8 @@ def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
 class Layout:
     """One parameter on a mesh. shape: the whole parameter's; cut_dim: the dim that `cut_axis` cuts, or None.
 
-    tensor_parallel: whether the module expects a DTensor on the tp axis (also where it is whole on each rank).
-    shard_axis, shard_dim: what FSDP cuts, over which ranks.
+    tensor_parallel: whether the module expects a DTensor on the tp axis (also where the parameter is whole there).
+    shard_axis, shard_dim: the mesh axis over which FSDP shards, and the dim that it cuts.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def of_experts(cls, name: str, param: torch.Tensor, mesh: DeviceMesh) -> Layout:
-        """A stack of experts on their own mesh. FSDP cuts each expert where there are too few to go round."""
+        """A stack of experts on the expert mesh. FSDP cuts inside the experts where it cannot divide their number."""
         sizes = axis_sizes(mesh)
         held, parts = param.shape[0] // sizes.get("ep", 1), sizes.get("ep_shard", 1)
         if held * sizes.get("ep", 1) != param.shape[0]:
@@ -100,8 +100,8 @@ class Layout:
         return part.clone(memory_format=torch.contiguous_format)
 
     def placements(self) -> tuple[Placement, ...]:
-        """One placement per mesh axis, in the mesh's order, as FSDP2 writes them."""
-        # tensor parallelism cuts first though its axis stands last: FSDP's parts of dim 0 are strided
+        """One placement for each mesh axis, in the mesh's order, as FSDP2 states them."""
+        # tensor parallelism cuts first, and its axis is the last one: FSDP's shards of dim 0 are strided
         strided = self.cut_axis == "tp" and self.cut_dim == self.shard_dim
         by_axis: dict[str, Placement] = {
             self.shard_axis: strided_shard(0, self.sizes["tp"]) if strided else Shard(self.shard_dim),
@@ -111,9 +111,9 @@ class Layout:
 
 
 def refuse_padding(module: nn.Module) -> None:
-    """AuthoringError where so many ranks hold less than their part of a parameter that no capture ends in time.
+    """AuthoringError where so many ranks hold an uneven part of a parameter that a capture would take too long.
 
-    Where an axis does not divide a dim, DTensor pads each smaller piece by operators of its own.
+    Where an axis does not divide a dim, DTensor adds operators that pad each smaller piece.
     """
     padded: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for name, param in module.named_parameters():

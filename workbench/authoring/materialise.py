@@ -1,4 +1,4 @@
-"""From a module on the meta device to shards: filled on a real world, of shape only on a fake one."""
+"""Turns a module on the meta device into shards: with values on a real world, with shapes only on a fake one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Initialise = Callable[[str, torch.Tensor, torch.Generator], None]
 
 
 def default_initialise(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill a whole parameter in place: matrices normal(0, 0.02), vectors 1 if called "weight" and else 0."""
+    """Fill a whole parameter in place: matrices normal(0, 0.02), vectors 1 if named "weight", else 0."""
     if tensor.ndim >= 2:
         tensor.normal_(0.0, 0.02, generator=generator)
     else:
@@ -40,12 +40,12 @@ def whole_parameter(
     initialise: Initialise,
     values: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
-    """The unsharded parameter: from `values` by name, or initialised from its own seed."""
+    """The unsharded parameter: from `values` by name, or initialised from a seed of its name."""
     if layout.name in values:
         value = values[layout.name]
         value = per_rank_values(value)[0] if is_per_rank(value) else value
         return value.to(device=device, dtype=dtype)
-    # drawn at one dtype, so that float64 and float32 models start from the same numbers
+    # always drawn in float32, so that float64 and float32 models start from the same numbers
     whole = torch.empty(layout.shape, dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(seed_of(seed, layout.name))
     with torch.no_grad():
@@ -56,7 +56,7 @@ def whole_parameter(
 def stored_parameter(
     layout: Layout, world: World, mesh: DeviceMesh | None, dtype: torch.dtype, whole: Callable[[], torch.Tensor]
 ) -> nn.Parameter:
-    """This rank's part as a parameter: a DTensor on `mesh`, or plain without one. `whole` is not called if fake."""
+    """This rank's part as a parameter: a DTensor on `mesh`, or plain. A fake world does not call `whole`."""
     if world.fake_mode is not None:
         with world.fake_mode:
             local = torch.empty(layout.local_shape(coordinates(mesh, world.rank)), dtype=dtype, device=world.device)
@@ -76,7 +76,7 @@ def stored_parameter(
 
 
 def fill_buffers(module: nn.Module, world: World, values: Mapping[str, torch.Tensor]) -> None:
-    """Give buffers their values: those the module was built with, or those its `reset_buffers(device)` computes.
+    """Give buffers the values that the module was built with, or that its `reset_buffers(device)` computes.
 
     AuthoringError names a buffer that has neither.
     """

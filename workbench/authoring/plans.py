@@ -1,4 +1,4 @@
-"""How a model is laid out on a mesh, as data: no code of the model's, nothing of torch."""
+"""How a model is laid out on a mesh, as data: no model code, and no torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ParallelPlan:
     """Where tensor parallelism cuts a model, and what FSDP gathers together.
 
     tensor: module path pattern to style; the styles are in `tensor_parallel.py`. `*` stands for one path component
-    ("layers.*.attention.wq"). Modules that no pattern names keep whole parameters on each rank of the axis.
-    units: patterns of what is gathered together, in the order of the forward; a tuple makes one unit of several.
+    ("layers.*.attention.wq"). Modules without a pattern keep whole parameters on each rank of the axis.
+    units: patterns of what is gathered together, in the order of the forward; a tuple joins several into one unit.
     experts: patterns of modules whose parameters stack experts on dim 0. Each has an attribute `mesh`, which is set to
     the expert-parallel axis where there is one.
     """
@@ -63,7 +63,7 @@ LLAMA3_PLAN = ParallelPlan(
 
 
 def llama3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
-    """LLAMA3_PLAN; where tp does not divide the vocabulary, the logits are gathered, and the loss is every rank's."""
+    """LLAMA3_PLAN; where tp does not divide the vocabulary, logits are gathered for the loss."""
     return replace(LLAMA3_PLAN, tensor=_whole_vocabulary(LLAMA3_PLAN.tensor, sizes["vocab_size"], tp))
 
 
@@ -80,9 +80,9 @@ _ROWS = {**_LOCAL_SEQUENCE, "dim": 0}
 
 
 def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
-    """Heads and dense layers over tp, as in llama3; the latents, the router and the experts on each rank's own tokens.
+    """Heads and dense layers over tp, as in llama3; latents, router and experts on each rank's part of the sequence.
 
-    The narrow latents are computed where their tokens are, and gathered afterwards.
+    The narrow latents are computed on that part, and gathered afterwards.
     """
     gathering = {"style": "colwise", "input": "shard(1)"}
     attention: dict[str, Any] = {
@@ -113,7 +113,7 @@ def deepseek_v3_plan(sizes: Mapping[str, Any], tp: int) -> ParallelPlan:
 
 
 def matching(pattern: str, paths: Iterable[str]) -> list[str]:
-    """The paths that `pattern` names, component by component, in their own order."""
+    """The paths that `pattern` matches, component by component, in their given order."""
     parts = pattern.split(".")
     return [
         path

@@ -1,5 +1,5 @@
-"""FSDP as parametrised parameters (SimpleFSDP, arXiv:2411.00284): a module's parameter is the shard, and reading it
-redistributes. So gathers and reductions are ordinary operators that a capture sees and passes can move.
+"""FSDP by parametrised parameters (SimpleFSDP, arXiv:2411.00284): a module's parameter is the shard, and reading it
+gathers. So gathers and reductions are ordinary operators, which a capture records and passes can move.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class Precision:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """The way of one parameter from this rank's shard to the tensor its module computes with, and of its gradient back.
+    """Gathers one parameter from the ranks' shards for its module, and reduces its gradient back.
 
-    Not an nn.Module, so that it does not enter the module path of the nodes it makes. Gradients are averaged over
-    both data-parallel axes: reduce-scatter over dp_shard, then all-reduce over dp_replicate, as FSDP2 does. Those of
-    experts are summed over the ranks of their own axes, and times `factor`, which is one over the data-parallel ranks.
-    shape, stride: of the tensor-parallel part that all ranks of dp_shard hold together; whole_*: of the parameter.
+    Not an nn.Module, so that the module paths of its nodes do not contain it. Gradients are averaged over both
+    data-parallel axes: reduce-scatter over dp_shard, then all-reduce over dp_replicate, as in FSDP2. Gradients of
+    experts are summed over the ranks of their axes and multiplied by `factor`, one over the number of data-parallel
+    ranks. shape, stride: of the tensor-parallel part that all ranks of dp_shard hold together; whole_*: of the
+    parameter.
     """
 
     shape: torch.Size
@@ -52,7 +53,7 @@ class Gather:
     factor: float | None = None
 
     def __call__(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
-        """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan says so."""
+        """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan asks for it."""
         x = shard.to_local() if isinstance(shard, DTensor) else shard
         if self.factor is not None:
             x = _ScaledGradient.apply(x, self.factor)
@@ -64,7 +65,7 @@ class Gather:
             x = x.to(self.precision.param)
         if self.tp_mesh is None:
             return x
-        # reading back, this also sums what ranks of the tp axis hold of the gradient of a whole parameter
+        # in the backward, this also sums the gradient of a whole parameter over the ranks of the tp axis
         return DTensor.from_local(
             x, self.tp_mesh, self.tp_placements, run_check=False, shape=self.whole_shape, stride=self.whole_stride
         )
@@ -80,7 +81,7 @@ class Gather:
         return whole.to_local(grad_placements=(Partial("avg" if self.factor is None else "sum"),))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
-        return self  # process groups cannot be copied, and nothing here changes
+        return self  # process groups cannot be copied, and the object is immutable
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -103,11 +104,11 @@ def _reader(name: str) -> property:
 
 @cache
 def _parametrised_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    # a subclass with properties rather than torch.nn.utils.parametrize: parameter names stay what they were
+    # a subclass with properties, not torch.nn.utils.parametrize, which would rename parameters
     return type(cls.__name__, (cls,), {"__module__": cls.__module__, **{name: _reader(name) for name in names}})
 
 
 def parametrise(module: nn.Module, gathers: dict[str, Gather]) -> None:
-    """Make reading the parameters of `module` itself (not of its children) named in `gathers` go through them."""
+    """Have reads of `module`'s direct parameters (not of its children's) go through their entry in `gathers`."""
     module.__dict__[GATHERS] = dict(gathers)
     module.__class__ = _parametrised_class(type(module), tuple(gathers))  # type: ignore[arg-type]

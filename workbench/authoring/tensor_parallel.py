@@ -1,4 +1,4 @@
-"""Tensor parallelism with sequence parallelism, from a plan that is data."""
+"""Tensor and sequence parallelism from a plan that is data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _layouts(value: Any, where: str) -> Any:
 
 
 class _Vocabulary(ParallelStyle):
-    """Tells a loss that its logits are cut over the mesh: see `models.loss.CrossEntropy`."""
+    """Gives a loss the mesh over which its logits are cut: see `models.loss.CrossEntropy`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.mesh = device_mesh  # type: ignore[assignment]
@@ -50,7 +50,7 @@ class _Vocabulary(ParallelStyle):
 
 
 class _Everywhere(ParallelStyle):
-    """A module's output, of which each rank has a part of `dim`, becomes whole on each, for readers that differ."""
+    """Gathers a module's output, which is cut on `dim`, for readers that differ from rank to rank."""
 
     def __init__(self, *, dim: int = 1) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Everywhere(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def whole(_module: nn.Module, _inputs: Any, output: Any) -> Any:
             part = DTensor.from_local(output, device_mesh, [Shard(self.dim)], run_check=False)
-            # each rank's heads give a part of its gradient
+            # each rank's heads contribute a part of the gradient
             return part.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
         module.register_forward_hook(whole)
@@ -104,7 +104,7 @@ def read_style(spec: str | Mapping[str, Any], where: str) -> ParallelStyle:
 def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> nn.Module:
     """Turn the parameters that `plan.tensor` names into DTensors on the 1-D `mesh`, and hook inputs and outputs.
 
-    Give it a module on the meta device: nothing is sent then. A pattern that matches no module is an AuthoringError.
+    On a module on the meta device this sends nothing. AuthoringError for a pattern that matches no module.
     """
     paths = [path for path, _ in module.named_modules()]
     for pattern, spec in plan.tensor.items():
@@ -120,13 +120,13 @@ def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -
 
 
 def _check_even(path: str, part: nn.Module, spec: str | Mapping[str, Any], tp: int) -> None:
-    """AuthoringError where a linear layer's local input or output would be uneven: its ranks could not agree."""
+    """AuthoringError where a linear layer's local input or output would have different sizes on the ranks."""
     table = {"style": spec} if isinstance(spec, str) else spec
     if not isinstance(part, nn.Linear):
         return
     cut = {"colwise": "out_features", "rowwise": "in_features"}.get(table["style"])
     if cut is None or (cut == "out_features" and table.get("output") == "replicate"):
-        return  # gathered at once, which DTensor does for uneven parts too
+        return  # gathered at once, which DTensor can do for uneven parts
     size = getattr(part, cut)
     if size % tp:
         raise AuthoringError(f"mesh.tp {tp} does not divide {path}.{cut} {size}: {size} / {tp} leaves {size % tp}")

@@ -1,16 +1,16 @@
-"""The verdicts: what a pass changed, what had to change, and what must not have.
+"""The verdicts: what a pass changed, what it had to change, and what it had to keep.
 
-    bisect       the first pass and node that leave their contract
+    bisect       the first pass and node that break their contract
     collectives  bytes conserved, one order on all ranks
-    effect       did the pass have its effect
+    effect       whether the pass had its intended effect
     lineage      a node through every pass
-    lint         can the next stage run the graph
+    lint         whether the next stage can run the graph
     matching     match nodes of two runs by value
     memory       estimated peak and saved bytes
-    metadata     does meta['val'] fit what the operator gives
-    numerics     values kept, as far as the contract says
+    metadata     whether meta['val'] fits the operator's result
+    numerics     whether the values stay within the contract
     record       PassRecord: what one pass did and proved
-    static       level light: every check that needs no values
-    values       every value of a run, node by node
+    static       level light: all checks that need no values
+    values       the value of every node of a run
     verdicts     Verdict and its outcomes
 """

@@ -1,4 +1,4 @@
-"""The first pass of a run that leaves its contract, and in its graphs the first node that does."""
+"""The first pass of a run that breaks its contract, and the first node in its graphs that does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKS = ("all", "numerics", "memory", "no_effect")
 
 @dataclass(frozen=True)
 class Place:
-    """One node of one graph. text: as the graph has it, operator and arguments; result: dtype and shape."""
+    """One node of one graph. text: its operator and arguments, as in the graph; result: dtype and shape."""
 
     graph: str
     name: str
@@ -42,7 +42,7 @@ class Place:
 
 
 def place_of(part: str, node: Node) -> Place:
-    """What the graph says of a node; `part` is joint, forward or backward."""
+    """A node's facts from the graph; `part` is joint, forward or backward."""
     record, where = node_record(node), provenance(node)
     source = f"{where.place}: {where.text}" + (" (backward)" if where.backward else "") if where.file else ""
     return Place(part, node.name, record.target if node.op == "call_function" else node.op, str(record),
@@ -51,13 +51,13 @@ def place_of(part: str, node: Node) -> Place:
 
 @dataclass(frozen=True)
 class Found:
-    """Where a check first does not hold.
+    """The first place where a check fails.
 
     record: the pass. problem: of the whole pass, one line. before, after: the node in the graph that the pass received
-    and in the one it made; None where there is none. difference: between the two, one line. relative: the
-    norm-relative difference, and largest that of one element; inf for other shapes or NaN. changed: what is not as it
-    was in the node. new: the pass's own nodes, with no counterpart, from which the node's value comes. ranks: those on
-    which it is so.
+    and in the graph that it made; None where there is none. difference: between the two, one line. relative: the
+    norm-relative difference; largest: the largest difference of one element; inf for different shapes or NaN.
+    changed: what changed in the node. new: nodes that the pass added and from which the node's value comes. ranks:
+    those on which the check fails here.
     """
 
     record: str
@@ -79,9 +79,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What `bisect` found: `found` is None where all of `passes` hold.
+    """The result of `bisect`: `found` is None where all of `passes` keep their contracts.
 
-    unchecked: pass to why it was not looked at. covered: the verdicts that were looked at.
+    unchecked: by pass, why it was not checked. covered: the verdicts that were checked.
     """
 
     recipe: str
@@ -131,7 +131,7 @@ def first_told(
     records: Sequence[PassRecord], outcomes: Collection[Outcome] = (Outcome.FAIL, Outcome.NO_EFFECT),
     expected: Sequence[str] = (),
 ) -> Found | None:
-    """The first pass with a verdict of these outcomes, and what that says; passes in `expected` may have no effect."""
+    """The first pass with a verdict of these outcomes, and its message; passes in `expected` may have no effect."""
     for record in records:
         told = [v for v in record.verdicts if v.outcome in outcomes
                 and not (record.name in expected and v.outcome is Outcome.NO_EFFECT)]
@@ -143,7 +143,7 @@ def first_told(
 
 
 def first_growth(records: Sequence[PassRecord]) -> Found | None:
-    """The first pass after which an estimate of memory is higher, and the node that holds most of what is new."""
+    """The first pass that raises an estimate of memory, and the node that holds most of the added bytes."""
     for record in records:
         verdict = record.verdict("memory")
         if verdict is None or "before" not in verdict.evidence:
@@ -176,7 +176,7 @@ def _named(graph: GraphModule, part: str, name: str) -> Place | None:
 
 
 def over_ranks(mine: Found | None, passes: Sequence[str]) -> Found | None:
-    """Of all ranks' findings the one of the earliest pass, with all ranks that found it; every rank must call it."""
+    """The finding of the earliest pass on any rank, with all ranks that found it; every rank must call it."""
     every = {rank: found for rank, found in enumerate(gathered(mine)) if found is not None}
     if not every:
         return None
@@ -186,9 +186,9 @@ def over_ranks(mine: Found | None, passes: Sequence[str]) -> Found | None:
 
 
 def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: str, group_size: int) -> Found:
-    """The first node at which `after` leaves the contract of the pass, over all ranks; every rank must call it.
+    """The first node at which `after` breaks the contract of the pass, over all ranks; every rank must call it.
 
-    `after` is None for compiled callables, which have no nodes: then the whole pass is what is found.
+    `after` is None for compiled callables, which have no nodes: then the finding names the whole pass.
     """
     whole = Found(record.name, problem, ranks=tuple(range(len(gathered(None)))))
     if after is None:
@@ -234,7 +234,7 @@ def _raised(whole: Found, before: Trace, after: Trace) -> Local:
 
 
 def _suspect(whole: Found, matching: Matching, suspects: list[Key]) -> Local:
-    """This rank's first node, or the first wrong output where every node is right and another one is returned."""
+    """This rank's first wrong node; where all nodes are right and another one is returned, the first wrong output."""
     before, after = matching.before, matching.after
     found = matching.first(suspects)
     if found is None:
@@ -268,7 +268,7 @@ def _wrong_output(whole: Found, matching: Matching) -> Local:
 
 
 def _changed(before: Value, after: Value, names: dict[str, str]) -> tuple[str, ...]:
-    """What differs between a node before and after; `names` gives the old names of nodes that have another now."""
+    """What differs between a node before and after; `names` maps the new names of renamed nodes to the old ones."""
     was, now, found = before.node, after.node, []
     if now.op == "placeholder" and before.reads != after.reads:
         found.append(f"was given {before.reads[0][1]} of the forward, and is given {after.reads[0][1]}")

@@ -1,4 +1,4 @@
-"""Do the ranks move the same bytes as before the pass, and do they agree on the order."""
+"""Whether the ranks move the same bytes as before the pass, and whether they agree on the order."""
 
 from __future__ import annotations
 

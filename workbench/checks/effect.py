@@ -1,4 +1,4 @@
-"""Did the pass do what it was listed for."""
+"""Whether the pass had its intended effect."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ WORDS = {"added": "added by", "moved": "moved by", "changed": "changed by"}
 def history(records: Sequence[PassRecord], part: str, name: str) -> list[str]:
     """What each pass did to the node `name` of the graph `part` (joint, forward or backward), in order.
 
-    It begins with `captured`, or `made by partition`, unless a pass added the node. Names are torch's: the partitioner
-    keeps those of the joint graph.
+    The history begins with `captured` or `made by partition`, unless a pass added the node. Names are torch's, and the
+    partitioner keeps those of the joint graph.
     """
     said: list[str] = []
     joint = [r for r in records if r.parts == ("joint",)]

@@ -1,4 +1,4 @@
-"""Is the graph after a pass still one that the next stage can run: form, boundary, waits and visible effects."""
+"""Whether the next stage can run the graph after a pass: form, boundary, waits and visible effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _form(gm: torch.fx.GraphModule) -> list[str]:
 
 
 def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
-    """(what no caller could pass or take, other differences) of the inputs and outputs."""
+    """(differences of the inputs and outputs that no caller can handle, other differences)."""
     lost_boundary, problems = [], []
     old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
     if old != new:
@@ -53,17 +53,17 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
 
 
 def _without_values(gm: torch.fx.GraphModule) -> list[str]:
-    """Of a joint graph, which torch's partitioner refuses where a node does not say its shape."""
+    """Nodes of a joint graph without meta["val"], which torch's partitioner refuses."""
     if facts_of(gm).part != "joint":
         return []
-    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]  # asserts give nothing
+    nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]  # not assertions
     missing = [n.name for n in nodes if "val" not in n.meta]
     return [f"{len(missing)} of {len(nodes)} nodes have no meta['val'], {missing[0]} first, and the partitioner needs "
             "it: copy node.meta, or set meta['val'] on each new node"] if missing else []
 
 
 def unwaited(gm: torch.fx.GraphModule) -> list[str]:
-    """One sentence for each collective whose result is read without a wait, or whose memory is touched before it."""
+    """One sentence for each collective that is read without a wait, or whose memory is used before its wait."""
     problems = []
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None and not blocks(target)):
@@ -84,7 +84,7 @@ def _views(node: torch.fx.Node) -> bool:
 
 
 def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Node]]) -> list[str]:
-    """Who reads or writes what a collective fills, or writes what it reads, before its wait; none in pure graphs."""
+    """Reads and writes of memory that a collective fills, and writes of memory that it reads, before its wait."""
     if not ends or not calls_of(gm.graph, writes):
         return []
     problems: dict[torch.fx.Node, str] = {}
@@ -111,7 +111,7 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
 
 
 def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    """Whether two values of one storage have bytes in common; True where values or sizes are not known."""
+    """Whether two values of one storage share bytes; True where values or sizes are unknown."""
     extents = []
     for value in (one.meta.get("val"), other.meta.get("val")):
         if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Which nodes of two runs on the same inputs are the same, by value and by name, and where the second goes wrong."""
+"""Matches the nodes of two runs on the same inputs by value and by name, and finds the second run's first error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from workbench.graph.read.nodes import provenance
 from workbench.torch_api import tree as pytree
 
 Bound = Callable[[torch.Tensor, torch.Tensor], float | None]
-"""The norm-relative difference that two tensors may have; None for equal bits."""
+"""The norm-relative difference that two tensors may have; None where their bits must be equal."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How two values differ: as text ("" for within the contract), norm-relative, and at most in one element."""
+    """How two values differ: in words ("" within the contract), norm-relative, and at most in one element."""
 
     problem: str
     relative: float = 0.0
@@ -71,7 +71,7 @@ def _shapes(value: Value) -> tuple[Any, ...]:
 
 
 def _norm(value: Value) -> float:
-    """Of the finite elements of all items: a first, quick look at what could be equal."""
+    """The norms of all items' finite elements, summed: a quick filter before elements are compared."""
     def one(tensor: torch.Tensor) -> float:
         plain = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
         return float(plain[plain.isfinite()].norm())
@@ -80,10 +80,10 @@ def _norm(value: Value) -> float:
 
 
 class Matching:
-    """Nodes of `after` with the nodes of `before` whose values they have: `same`. The rest are new, or wrong.
+    """`same` maps nodes of `after` to the nodes of `before` that have the same value. Other nodes are new or wrong.
 
-    The counterpart of such a node is the node of its name, where both come from the same line of the same module; else
-    the one that stood in its place among its reader's arguments, or among the outputs; else one that read the same.
+    The counterpart of such a node is the node of the same name, where both come from the same line of the same module;
+    else the node that had its place among a reader's arguments or among the outputs; else one with the same inputs.
     """
 
     def __init__(self, before: Trace, after: Trace, bound: Bound):
@@ -116,7 +116,7 @@ class Matching:
                     and (own is None or _origin(v.node) == _origin(value.node))]
             if free:
                 self._found(key, free[0].key)
-        for key, _, equal in rest:  # a second copy; but a node whose own value is lost has a wrong one
+        for key, _, equal in rest:  # a second copy, unless the value of its namesake is lost
             own = self.namesake(key)
             if equal and key not in self.same and (own is None or own in self._taken):
                 self.same[key] = equal[0].key
@@ -126,7 +126,7 @@ class Matching:
         self._taken.add(twin)
 
     def _follow_the_rest(self) -> None:
-        """What has no value of its own is as right as what it reads."""
+        """A node without a value is right where all its inputs are."""
         self.right = set(self.same)
         for key, value in self.after.values.items():
             if not value.tensors and all(read in self.right for read in value.reads):
@@ -138,7 +138,7 @@ class Matching:
         return key if a is not None and b is not None and _origin(a.node) == _origin(b.node) else None
 
     def _alike(self, value: Value) -> Key | None:
-        """Where a retrace numbered the names anew: the one operator of the same line that reads the same."""
+        """Where a retrace changed the names: the only operator of the same line with the same inputs."""
         fits = [v for v in self._renamed.get(_signature(value), ()) if len(v.reads) == len(value.reads)
                 and all(self.same.get(now, was) == was for now, was in zip(value.reads, v.reads, strict=True))]
         return fits[0].key if len(fits) == 1 else None
@@ -158,7 +158,7 @@ class Matching:
         return None
 
     def _by_reads(self, key: Key, claimed: set[Key]) -> Key | None:
-        """Where names say nothing: a node whose value is lost, of the same shape, which read the same."""
+        """Where names do not help: a node of the same shape and inputs whose value is lost."""
         value = self.after.values[key]
         reads = [self.same.get(read) for read in value.reads]
         lost = (v for k, v in self.before.values.items() if k not in self._taken | claimed and v.tensors)
@@ -166,13 +166,13 @@ class Matching:
         return next((v.key for v in alike if v.node.target == value.node.target), alike[0].key if alike else None)
 
     def wrong_outputs(self) -> list[int]:
-        """The places among the outputs where the two runs differ."""
+        """Indices of the outputs in which the two runs differ."""
         pairs = enumerate(zip(self.before.outputs, self.after.outputs, strict=False))
         return [i for i, (a, b) in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
                 and compare_one(a, b, self.bound(a, b))[0]]
 
     def suspects(self) -> list[Key]:
-        """The nodes that are not right and from which a wrong output comes through others like them, in node order."""
+        """The wrong nodes that reach a wrong output through wrong nodes only, in node order."""
         todo = [key for i in self.wrong_outputs() if (key := self.after.producers[i]) is not None]
         found: set[Key] = set()
         while todo:
@@ -187,7 +187,7 @@ class Matching:
         return part, order
 
     def first(self, suspects: list[Key]) -> tuple[Key, Key] | None:
-        """The first suspect that has a counterpart, and that: what it reads is right, or the pass's own."""
+        """The first suspect that has a counterpart, and the counterpart; its inputs are right, or added by the pass."""
         known = {k: self.namesake(k) or self._by_place(k) for k in suspects if self.after.values[k].tensors}
         claimed = {twin for twin in known.values() if twin is not None}
         for key, twin in known.items():
@@ -197,7 +197,7 @@ class Matching:
         return None
 
     def new_before(self, key: Key, suspects: list[Key]) -> list[Key]:
-        """The suspects that `key` comes from: nodes of the pass that nothing before stands for, in node order."""
+        """The suspects from which `key` is computed: nodes that the pass added, in node order."""
         allowed, todo, found = set(suspects), list(self.after.values[key].reads), set()
         while todo:
             read = todo.pop()

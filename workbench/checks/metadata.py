@@ -1,4 +1,4 @@
-"""Does what a pass's nodes say of their results fit what their operators give: dtype, device and shape."""
+"""Whether the dtype, device and shape in a node's metadata fit its operator's result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIZES_FROM_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_out
 
 
 def wrong_results(before: GraphModule, after: GraphModule) -> list[str]:
-    """One sentence for each node, new or changed since `before`, whose `meta["val"]` is not what its operator gives.
+    """One sentence for each node, new or changed since `before`, whose `meta["val"]` is not its operator's result.
 
-    The operator runs on its inputs' fake values; one of aten that refuses them is told too. Left out: operators that
-    write their inputs or whose result's shape depends on data, symbolic sizes, and what cannot run on fake values.
-    Strides are not compared: a pass may state those that lowering will choose.
+    The operator runs on its inputs' fake values; an aten operator that refuses them is reported too. Left out:
+    operators that write their inputs or whose result's shape depends on data, symbolic sizes, and what cannot run on
+    fake values. Strides are not compared: a pass may state the strides that lowering will choose.
     """
     old = {node.name: node for node in before.graph.nodes}
     known: dict[Any, list[Any] | str] = {}
@@ -32,7 +32,7 @@ def wrong_results(before: GraphModule, after: GraphModule) -> list[str]:
 
 
 def _changed(node: Node, old: Node | None) -> bool:
-    """Whether operator, arguments or result are others than before, of an operator that can be asked."""
+    """Whether operator, arguments or result changed, and the operator can run on fake values."""
     if node.target is not operator.getitem and (not isinstance(node.target, OPERATORS) or writes(node.target)):
         return False
     if _SIZES_FROM_DATA.intersection(getattr(node.target, "tags", ())):
@@ -43,7 +43,7 @@ def _changed(node: Node, old: Node | None) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether arguments are alike: nodes that hold the same value, and equal constants."""
+    """Whether two arguments are equal: nodes that hold the same value, or equal constants."""
     if isinstance(a, Node) and isinstance(b, Node):
         return a.meta.get("val") is b.meta.get("val")
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -54,7 +54,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _wrong(node: Node, known: dict[Any, list[Any] | str]) -> str:
-    """`known` keeps what an operator gave, by its inputs' dtypes, devices and shapes: alike layers are asked once."""
+    """`known` keeps an operator's results by its inputs' dtypes, devices and shapes: identical layers run once."""
     if any("val" not in n.meta for n in (node, *node.all_input_nodes)):
         return ""
     said = pytree.tree_leaves(node.meta["val"])
@@ -81,8 +81,8 @@ def _wrong(node: Node, known: dict[Any, list[Any] | str]) -> str:
 
 
 def _refuses(target: Any, error: Exception) -> bool:
-    """Whether the arguments are wrong; else there is no fake kernel (a subclass of RuntimeError says so), or it asks
-    for more than values, such as a process group.
+    """Whether the arguments are wrong. Otherwise there is no fake kernel (a subclass of RuntimeError), or the operator
+    needs more than values, such as a process group.
     """
     return type(error) in (RuntimeError, ValueError, IndexError) and getattr(target, "namespace", "aten") == "aten"
 

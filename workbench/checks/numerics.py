@@ -1,4 +1,4 @@
-"""Does the pass keep the numbers, as far as its contract says: on the same inputs, on real ranks, rank by rank."""
+"""Whether a pass keeps the values within its contract: on the same inputs, on every real rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def reduction_order_bound(dtype: torch.dtype, group_size: int) -> float:
     """Norm-relative bound for sums in another order: 4 * eps * sqrt(terms).
 
-    A sum of n terms rounds n - 1 times; errors of random sign grow as sqrt(n), and 4 leaves room for what follows
-    the sum. `dtype` is the coarsest in which the graph adds up.
+    A sum of n terms rounds n - 1 times; errors of random sign grow as sqrt(n), and the factor 4 leaves room for the
+    operators after the sum. `dtype` is the coarsest in which the graph sums.
     """
     return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(group_size, 2))
 
@@ -64,7 +64,7 @@ def compare_one(a: Any, b: Any, bound: float | None) -> tuple[str, float]:
     if a.is_complex():
         a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
     if bound is not None and a.is_floating_point() and a.dtype.itemsize == 1:
-        a, b = a.float(), b.float()  # which hold every float8, and have the arithmetic
+        a, b = a.float(), b.float()  # float32 holds every float8, and has the arithmetic
     if bound is None or not a.is_floating_point():
         wrong = int((~_same_bits(a, b)).sum())
         relative = _norm_relative(a, b) if wrong and a.is_floating_point() else 0.0

@@ -15,10 +15,10 @@ from workbench.recipe.contracts import Stage
 
 @dataclass
 class PassRecord:
-    """One pass of one run: what went in, what came out, how long it took and what was proved.
+    """One pass of one run: its input, its output, how long it took and what was proved.
 
-    `before` and `after` are one joint graph, or the forward and the backward; a pass works on a copy, so that both
-    stay as they are. Seconds are wall time; copying counts as proving.
+    `before` and `after` are one joint graph, or the forward and the backward. A pass works on a copy, so both stay
+    unchanged. Seconds are wall time; copying the graph counts as verification.
     """
 
     name: str
@@ -40,7 +40,7 @@ class PassRecord:
         return next((v for v in reversed(self.verdicts) if v.check == check), None)
 
     def diffs(self) -> list[GraphDiff]:
-        """What the pass added, removed and moved, graph by graph; empty for a lowering pass."""
+        """What the pass added, removed and moved in each graph; empty for a lowering pass."""
         if any(not isinstance(a, GraphModule) for a in self.after):
             return []
         if self._diffs is None:
@@ -48,7 +48,7 @@ class PassRecord:
         return self._diffs
 
     def tagged(self) -> list[dict[str, str]]:
-        """Graph by graph: the nodes whose tag for recomputation the pass changed, with what it says now."""
+        """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
         found = []
         for before, after in zip(self.before, self.after, strict=False):
             graphs = [{n.name: getattr(n.meta.get("recompute"), "name", "none") for n in gm.graph.nodes}
@@ -59,7 +59,7 @@ class PassRecord:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What its graphs are: ("joint",), or ("forward", "backward")."""
+        """The names of its graphs: ("joint",), or ("forward", "backward")."""
         return ("joint",) if len(self.before) == 1 else ("forward", "backward")
 
     def __repr__(self) -> str:

@@ -26,14 +26,13 @@ T = TypeVar("T")
 
 
 def _placed(graph: GraphModule) -> tuple[int, int]:
-    """(operator nodes that say where they came from, all operator nodes)."""
+    """(operator nodes with a partitioner tag and a stack trace, all operator nodes)."""
     metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
     return len([1 for meta in metas if "partitioner_tag" in meta and meta.get("stack_trace")]), len(metas)
 
 
 class Seen:
-    """What the light checks have read from graphs, so that each graph is read once: a pass gets what the last one left.
-    """
+    """What the light checks have read from graphs. Each graph is read once: a pass's output is the next one's input."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Callable[..., Any], Any], Any] = {}
@@ -73,7 +72,7 @@ _MAY_LOSE = 0.1
 
 
 def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
-    """FAIL where a joint pass lost what the partitioner and passes by module go by; a bare retrace loses nearly all."""
+    """FAIL where a joint pass lost tags and stack traces, as a retrace does: the partitioner and passes need them."""
 
     (had, count), (has, now) = before, after
     if not count or not now or has / now >= had / count - _MAY_LOSE:
@@ -85,13 +84,13 @@ def _metadata(before: tuple[int, int], after: tuple[int, int]) -> Verdict:
 
 
 def unusable(record: PassRecord) -> UnusableGraph | None:
-    """What to raise where a later stage is given the graphs of this record; None where it can take them."""
+    """The error for a later stage that is given the graphs of this record; None where it can take them."""
     found = record.verdict("lint")
     return UnusableGraph(record.name, found.message) if found and found.evidence.get("unusable") else None
 
 
 def _untouched(before: Any, after: Any) -> bool:
-    """The same program with the same metadata and facts; never so of callables, which cannot be compared."""
+    """Whether program, metadata and facts are the same; False for callables, which cannot be compared."""
     if not isinstance(before, GraphModule) or not isinstance(after, GraphModule) or not same_program(before, after):
         return False
     pairs: list[tuple[Any, Any]] = [(facts_of(before), facts_of(after))]
@@ -102,17 +101,17 @@ def _untouched(before: Any, after: Any) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return a is b or bool(a == b)
-    except (RuntimeError, ValueError, TypeError):  # tensors or arrays, which a pass made anew
+    except (RuntimeError, ValueError, TypeError):  # tensors or arrays that a pass created
         return False
 
 
 def _asked(predicate: EffectPredicate, contract: PassContract, record: PassRecord) -> Effect:
-    """What the pass's own predicate says; a user's is not believed where nothing is another than before."""
+    """The effect by the pass's own predicate; where nothing changed, that of a user's pass is rejected."""
     try:
         told = predicate(record.before, record.after, record.options)
         if told.happened and contract.source == "user" and all(map(_untouched, record.before, record.after)):
-            return Effect(False, "its predicate says that it happened, and no node, argument or metadata is another "
-                          "than before: let the predicate compare the two graphs", told.evidence)
+            return Effect(False, "its predicate claims an effect, and no node, argument or metadata changed: let the "
+                          "predicate compare the two graphs", told.evidence)
         return told
     except WorkbenchError:
         raise
@@ -124,7 +123,7 @@ def _asked(predicate: EffectPredicate, contract: PassContract, record: PassRecor
 @no_exit()
 @uncollected()
 def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen) -> None:
-    """Lint, effect, collectives and estimated memory; of a malformed graph lint alone."""
+    """Add the verdicts of lint, effect, collectives and estimated memory; of a malformed graph only lint runs."""
     started = time.perf_counter()
     graphs = all(isinstance(a, GraphModule) for a in record.after)
     if graphs:

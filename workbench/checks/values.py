@@ -1,4 +1,4 @@
-"""Every value of a run of a pass's graphs, node by node, on the host."""
+"""The value of every node in a run of a pass's graphs, on the host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _UNFILLED = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_
 
 @dataclass
 class Value:
-    """What one node gave.
+    """The result of one node.
 
-    tensors: host copies by item, 0 for a plain tensor; empty for what has none to compare: the step's inputs, sizes,
-    and memory that nothing has filled yet. A collective's start has the value that its wait gave. reads: the nodes it
-    comes from. place: (graph, collectives started before it, whether it is one, node order): a rank's error comes to
-    other ranks through a collective of a higher place only.
+    tensors: host copies by item, 0 for a plain tensor; empty where there is none to compare: the step's inputs, sizes,
+    and memory that is not filled yet. A collective's start has the value of its wait. reads: the nodes from which it is
+    computed. place: (graph, collectives started before it, whether it starts one, node order): a rank's error reaches
+    other ranks only through a collective of a higher place.
     """
 
     node: Node
@@ -43,8 +43,8 @@ class Value:
 class Trace:
     """A run of one joint graph, or of a forward and its backward.
 
-    outputs: the results and the gradients, and not what is saved in between; producers: the node of each, None for a
-    constant. raised: the node at which the run ended, and why.
+    outputs: the results and the gradients, without the saved tensors; producers: the node of each, None for a constant.
+    raised: the node at which the run ended, and why.
     """
 
     values: dict[Key, Value] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Trace:
 
 
 class _Recorder(Interpreter):
-    """Runs a graph, and notes in `trace` what each node gave."""
+    """Runs a graph, and records each node's result in `trace`."""
 
     def __init__(self, graph: GraphModule, part: str, trace: Trace, given: dict[Node, Key]):
         super().__init__(graph)
@@ -87,7 +87,7 @@ class _Recorder(Interpreter):
         elif starts:
             self.started += 1
         reads = dict.fromkeys(map(self._key, n.all_input_nodes))
-        for each in n.all_input_nodes:  # what was written into the memory that it reads
+        for each in n.all_input_nodes:  # and the nodes that wrote into the memory that it reads
             reads |= {self._key(w): None for w in self.writers.get(self.owner[each], ())
                       if w is not n and self._key(w) in self.trace.values}
         if n in self.given:
@@ -109,7 +109,7 @@ class _Recorder(Interpreter):
             value.tensors = _host(result, [i for i in items if isinstance(i, int)])
 
     def _unfilled(self, n: Node) -> bool:
-        """Whether the node's memory may hold anything: a collective is under way, or nothing was written yet."""
+        """Whether the node's memory is undefined: a collective is still running, or nothing was written yet."""
         if n.op != "call_function" or blocks(n.target):
             return False
         if collective_kind(n.target) is not None or op_name(n.target) in _UNFILLED:
@@ -117,7 +117,7 @@ class _Recorder(Interpreter):
         return not written_inputs(n) and any(a in self.unsettled for a in aliased_inputs(n))
 
     def _settle(self, handle: Node, tensors: dict[int, torch.Tensor]) -> None:
-        """What a wait gave is the value of the collective's start, and of the item of a start that gives several."""
+        """Give the value of a wait to its collective's start, and to the item of a start that returns several."""
         value = self.trace.values[self._key(handle)]
         if op_name(handle.target) == "operator.getitem" and not value.tensors and handle in self.unsettled:
             value.tensors = tensors
@@ -129,7 +129,7 @@ class _Recorder(Interpreter):
 
 
 def _start(wait: Node) -> Node:
-    """The collective that a wait waits for; the wait itself where there is none."""
+    """The collective that a wait waits for; its input where there is none."""
     node = wait
     while node.all_input_nodes:
         node = node.all_input_nodes[0]

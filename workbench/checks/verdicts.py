@@ -15,7 +15,7 @@ class Outcome(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-# Backgrounds under dark ink: pale, and apart for readers who cannot tell red from green.
+# Pale backgrounds for dark text, which readers who cannot tell red from green can tell apart.
 FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
 
 CHECKS = ("lint", "effect", "collectives", "numerics", "memory", "time")
@@ -23,7 +23,7 @@ CHECKS = ("lint", "effect", "collectives", "numerics", "memory", "time")
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check's finding. `evidence` is plain JSON data; `message` is one line for people.
+    """One check's finding. `evidence` is plain JSON data; `message` is one line for the reader.
 
     UNKNOWN means that the check did not run here, and `message` says why.
     """

@@ -1,8 +1,8 @@
-"""The model families, as plain modules with the loss inside.
+"""The model families as plain modules, each with its loss.
 
     attention    attention kernels and masks
     causal_lm    wrap a model that returns logits
-    decoder      what decoder-only models share
+    decoder      shared parts of decoder-only models
     deepseek_v3  DeepSeek-V3
     layers       norm, feed-forward, rotary embedding
     llama3       Llama 3

@@ -1,4 +1,4 @@
-"""Attention kernels and masks that a model can choose by name. They get local tensors, never DTensors."""
+"""Attention kernels and masks that a model chooses by name. They take local tensors, never DTensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask | No
 
 
 def block_mask(kind: str, tokens: torch.Tensor, document_token: int) -> BlockMask:
-    """The mask of one batch, made once for all layers: "causal", or "document" (causal within each document)."""
+    """The mask of one batch for all layers: "causal", or "document" (causal within each document)."""
     return document_mask(tokens, document_token) if kind == "document" else causal_mask(tokens.shape[1], tokens.device)
 
 

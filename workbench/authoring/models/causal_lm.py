@@ -1,4 +1,4 @@
-"""A language model that gives logits, as one that gives its loss: those of Hugging Face transformers, for example."""
+"""Wraps a language model that returns logits, such as one of Hugging Face transformers, so that it returns its loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workbench.authoring.models.loss import CrossEntropy
 
 
 class CausalLM(nn.Module):
-    """`model(input_ids=tokens, use_cache=False).logits`, and the mean cross entropy after it.
+    """The mean cross entropy of `model(input_ids=tokens, use_cache=False).logits`.
 
     A transformers model built from a config has random weights and needs no download.
     """

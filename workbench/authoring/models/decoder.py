@@ -1,4 +1,4 @@
-"""What decoder-only language models share: blocks around a residual stream, embedding, output and loss."""
+"""Shared parts of decoder-only language models: blocks around a residual stream, embedding, output and loss."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class DecoderConfig:
 
 
 class DecoderBlock(nn.Module):
-    """`attention`, then `feed_forward`, each with its norm before and its residual around.
+    """`attention`, then `feed_forward`, each after a norm and inside a residual connection.
 
-    A family's block makes these four modules, and may mix channels in another way.
+    A family's block creates these four modules, and may override `mixed`.
     """
 
     attention: nn.Module
@@ -60,9 +60,9 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model. `forward(tokens, targets)` gives the mean cross entropy, so a captured graph returns a scalar.
+    """The whole model. `forward(tokens, targets)` returns the mean cross entropy, so a captured graph returns a scalar.
 
-    Build it under `torch.device("meta")` for large flavors; `reset_buffers` then computes the rotary table, which turns
+    Build large flavors under `torch.device("meta")`; `reset_buffers` then computes the rotary table, which rotates
     `rope_width` channels of a head.
     """
 

@@ -1,8 +1,8 @@
-"""DeepSeek-V3 as plain modules, with the loss inside: nothing here knows about meshes but the experts' dispatch.
+"""DeepSeek-V3 as plain modules with the loss inside; only the experts' dispatch knows about meshes.
 
 The architecture is that of arXiv:2412.19437: latent attention, the first layers dense, then mixtures of experts.
-Rotary pairs are (i, i + width / 2). Left out: YaRN, which serves longer contexts than it was trained on, and the
-second prediction head.
+Rotary pairs are (i, i + width / 2). Left out: YaRN, which extends the context beyond training, and the second
+prediction head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.torch_api.inductor.regions import region
 class DeepSeekV3Config(MoEConfig, DecoderConfig):
     """Sizes. A head's query and key have qk_nope_dim + qk_rope_dim channels, its value v_dim.
 
-    q_lora_rank 0: queries come straight from the hidden state. The first n_dense_layers have no experts.
+    q_lora_rank 0: queries are projected from the hidden state. The first n_dense_layers have no experts.
     """
 
     n_layers: int = 3
@@ -40,9 +40,10 @@ class DeepSeekV3Config(MoEConfig, DecoderConfig):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention: keys and values of all heads come from one narrow vector a token.
+    """Multi-head latent attention: one narrow vector for each token yields the keys and values of all heads.
 
-    Positions turn qk_rope_dim channels beside it, whose key all heads share. Counts heads from what it gets.
+    Rotary embeddings rotate qk_rope_dim further channels, whose key all heads share. The number of heads comes from the
+    inputs' shapes, so a rank may hold some of them.
     """
 
     def __init__(self, config: DeepSeekV3Config) -> None:
@@ -57,7 +58,7 @@ class LatentAttention(nn.Module):
         self.wq = nn.Linear(config.q_lora_rank or config.dim, width, bias=False)
         self.wkv_a = nn.Linear(config.dim, config.kv_lora_rank + config.qk_rope_dim, bias=False)
         self.kv_norm = RMSNorm(config.kv_lora_rank, config.norm_eps)
-        self.rope_key = nn.Identity()  # where tensor parallelism brings the key of all positions to all heads
+        self.rope_key = nn.Identity()  # a hook for tensor parallelism, which gathers the key of all positions here
         self.wkv = nn.Linear(config.kv_lora_rank, config.n_heads * (config.qk_nope_dim + config.v_dim), bias=False)
         self.wo = nn.Linear(config.n_heads * config.v_dim, config.dim, bias=False)
 

@@ -1,4 +1,4 @@
-"""Layers that more than one model family is made of."""
+"""Layers that several model families use."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def rope_table(
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of x (batch, seq, heads, width) by its position's angle; cos, sin (seq, width)."""
+    """Rotate each pair of x (batch, seq, heads, width) by its position's angle; cos, sin (seq, width)."""
     first, second = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos.unsqueeze(1), torch.cat((second, first), dim=-1), sin.unsqueeze(1))

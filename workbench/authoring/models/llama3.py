@@ -1,4 +1,4 @@
-"""Llama 3 as plain modules, with the loss inside: nothing here knows about meshes.
+"""Llama 3 as plain modules with the loss inside, without any knowledge of meshes.
 
 The architecture is that of arXiv:2407.21783: RMSNorm before each block, rotary positions, grouped-query attention,
 SwiGLU. Rotary pairs are (i, i + head_dim / 2), as in Hugging Face's port of the weights.
@@ -32,13 +32,13 @@ class Llama3Config(DecoderConfig):
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention. Counts heads from what it gets, so a rank may hold some of them."""
+    """Causal grouped-query attention. Head counts come from the inputs' shapes: a rank may hold some heads."""
 
     def __init__(self, config: Llama3Config) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.kernel = ATTENTION[config.attention]
-        # a kernel of its own needs no compiler; what is written as a formula does
+        # sdpa has its own kernel; flex attention needs the compiler, so a region marks it
         self.named = region if config.attention == "flex" else nullcontext
         self.wq = nn.Linear(config.dim, config.n_heads * config.head_dim, bias=False)
         self.wk = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)

@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary that is whole, or cut over the tensor-parallel axis."""
+"""Cross entropy over a whole vocabulary, or over one that is sharded on the tensor-parallel axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class CrossEntropy(nn.Module):
-    """Mean cross entropy. With `mesh`, of one axis, each rank holds its part of the vocabulary's logits."""
+    """Mean cross entropy. With a 1-D `mesh`, each rank holds the logits of its part of the vocabulary."""
 
     mesh: DeviceMesh | None = None
 
@@ -30,15 +30,15 @@ def _exact(x: torch.Tensor) -> torch.Tensor:
 
 
 def _reduced(x: torch.Tensor, mesh: DeviceMesh, op: str) -> torch.Tensor:
-    """The ranks' sum or maximum of x, on every rank; its gradient goes back to each rank as it is."""
+    """The sum or maximum of x over the ranks, on every rank; each rank gets the gradient unchanged."""
     return DTensor.from_local(x, mesh, [Partial(op)], run_check=False).redistribute(mesh, [Replicate()]).to_local()
 
 
 def vocabulary_parallel(logits: torch.Tensor, targets: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Mean cross entropy of logits (n, vocabulary / ranks) that are cut over `mesh`, without gathering them.
+    """Mean cross entropy of logits (n, vocabulary / ranks) that are sharded over `mesh`, without gathering them.
 
-    Every target is a token: where one is not, as -100 in a padded batch, the result is wrong and no error says so.
-    Each rank normalises its own part, and corrects by the parts' sums: two reductions of n numbers. Source:
+    Every target must be a token: for others, such as -100 in a padded batch, the result is wrong without an error.
+    Each rank normalises its own part and corrects it by the parts' sums: two reductions of n numbers. Source:
     arXiv:1909.08053, section 3.
     """
     size = logits.shape[1]
@@ -47,8 +47,8 @@ def vocabulary_parallel(logits: torch.Tensor, targets: torch.Tensor, mesh: Devic
     index = targets - mine[0]
     held = (index >= 0) & (index < size)
     index = index.clamp(0, size - 1)
-    # one column of the logits and of their logarithmic softmax gives what it subtracted; picked before the cast, which
-    # is exact, the logits are kept for the backward in their own dtype
+    # the target's logit minus its log-softmax is the part's normaliser; picking the logit before the exact cast keeps
+    # the logits for the backward in their own dtype
     column = -_exact(F.nll_loss(logits, index, reduction="none"))
     part = column + F.nll_loss(F.log_softmax(_exact(logits), 1), index, reduction="none")
     most = _reduced(part.detach(), mesh, "max")
