@@ -205,12 +205,12 @@ def test_rules_are_told_beside_type_errors() -> None:
 @pytest.mark.parametrize(("content", "message"), [
     (b"name = \n", "not valid TOML: Invalid value (at line 1, column 8)"),
     (b"name = '\xff'\n", "not UTF-8 text"),
-    (b"name = 'a'\n[mesh]\ntp = 1\n\ntp = 2\n", "mesh.tp: stands there twice, the second time in line 5: keep one"),
+    (b"name = 'a'\n[mesh]\ntp = 1\n\ntp = 2\n", "mesh.tp: occurs twice, the second time in line 5: keep one"),
     (b"name = 'a'\npasses = [\n  'x',\n]\npasses = [\n  'y',\n]\n",
-     "passes: stands there twice, the second time in line 5: keep one"),
-    (b"mesh.tp = 1\nmesh.tp = 2\n", "mesh.tp: stands there twice, the second time in line 2: keep one"),
-    (b"mesh = {tp = 1, tp = 2}\n", "mesh.tp: stands there twice, the second time in line 1: keep one"),
-    (b"[mesh]\ntp = 1\n[data]\n[mesh]\n", "mesh: stands there twice, the second time in line 4: keep one"),
+     "passes: occurs twice, the second time in line 5: keep one"),
+    (b"mesh.tp = 1\nmesh.tp = 2\n", "mesh.tp: occurs twice, the second time in line 2: keep one"),
+    (b"mesh = {tp = 1, tp = 2}\n", "mesh.tp: occurs twice, the second time in line 1: keep one"),
+    (b"[mesh]\ntp = 1\n[data]\n[mesh]\n", "mesh: occurs twice, the second time in line 4: keep one"),
 ])
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.toml"

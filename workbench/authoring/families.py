@@ -73,7 +73,7 @@ def register_model(
     Registering a name again replaces the family; the package's families cannot be replaced.
     """
     if missing := {"vocab_size", "max_seq_len"} - set(sizes):
-        raise AuthoringError(f"model {name!r}: sizes has no {sorted(missing)[0]}, which the batches are made by")
+        raise AuthoringError(f"model {name!r}: sizes has no {sorted(missing)[0]}, which batches need")
     if name in _FAMILIES and _FAMILIES[name].sizes is None:
         raise AuthoringError(f"model {name!r} is the package's own family: choose another name")
     layout = plan if callable(plan) else lambda _sizes, _tp: plan or ParallelPlan()

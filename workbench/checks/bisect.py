@@ -124,7 +124,7 @@ def _told(found: Found, passes: Sequence[str]) -> list[str]:
     lines.append(f"first node: {node.name} ({node.operator}) of the {node.graph} graph, {ranks}: {found.difference}")
     lines += [f"  {side:<7}{place}" for side, place in (("before", found.before), ("after", found.after)) if place]
     lines += [f"  changed: {text}" for text in found.changed]
-    return lines + ([f"  from nodes of the pass's own: {', '.join(found.new)}"] if found.new else [])
+    return lines + ([f"  computed from nodes that the pass added: {', '.join(found.new)}"] if found.new else [])
 
 
 def first_told(
@@ -276,7 +276,7 @@ def _changed(before: Value, after: Value, names: dict[str, str]) -> tuple[str, .
         found.append(f"operator was {node_record(was).target} and is {node_record(now).target}")
     old, new = arguments(was), arguments(now)
     if len(old) != len(new):
-        found.append(f"{len(old)} arguments were and {len(new)} are")
+        found.append(f"had {len(old)} arguments and has {len(new)}")
     left = {n.name for n in now.graph.nodes}
     for i, (a, b) in enumerate(zip(old, new, strict=False)):
         a_name, b_name = (v.name if isinstance(v, Node) else repr(v) for v in (a, b))

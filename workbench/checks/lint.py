@@ -53,7 +53,7 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
 
 
 def _without_values(gm: torch.fx.GraphModule) -> list[str]:
-    """Nodes of a joint graph without meta["val"], which torch's partitioner refuses."""
+    """Whether used nodes of a joint graph lack meta["val"], which torch's partitioner needs."""
     if facts_of(gm).part != "joint":
         return []
     nodes = [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and n.users]  # not assertions

@@ -1,9 +1,9 @@
-"""What a notebook shows, and the course.
+"""Pictures, views and magics for notebooks, and the course.
 
     draw              static pictures and tables
     lessons           the course
     magics            %%ranks and %ranks
     recorded_figures  figures measured on GPUs, recorded or live
-    show              `show`: the right picture for an object
+    show              `show`: picture and view of any object
     views             interactive views
 """

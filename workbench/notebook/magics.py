@@ -1,4 +1,4 @@
-"""`%%ranks` and `%ranks` for IPython: a cell that runs on every rank, in one namespace that each rank keeps.
+"""`%%ranks` and `%ranks` for IPython: cells that run on every rank, in a namespace that each rank keeps.
 
     %load_ext workbench
 
@@ -31,7 +31,7 @@ from workbench.world.rank_processes import RankProcesses
 from workbench.world.ranks import BACKENDS, ranks, resolve
 
 DEFAULTS = (4, "auto", False)
-"""How many ranks, their backend, and whether torch checks their collectives: until a cell says otherwise."""
+"""Number of ranks, backend, and whether torch checks their collectives, until a cell changes them."""
 COMMANDS = ("status", "restart", "stop")
 
 
@@ -50,18 +50,18 @@ class RanksMagics(Magics):
 
     @magic_arguments()
     @argument("command", nargs="?", choices=COMMANDS, help="without a cell: what to do with the ranks")
-    @argument("-n", type=int, help=f"how many ranks; {DEFAULTS[0]} if it is never said")
+    @argument("-n", type=int, help=f"number of ranks; {DEFAULTS[0]} by default")
     @argument("--backend", choices=BACKENDS, help="auto takes nccl where there are enough GPUs, else gloo")
-    @argument("--timeout", type=float, default=60.0, help="seconds that the cell may take; 60 if not said")
+    @argument("--timeout", type=float, default=60.0, help="seconds that the cell may take; 60 by default")
     @argument("--only", metavar="0,1", help="run on these ranks only")
-    @argument("--echo", choices=ECHOES, default="live", help="the ranks' output as it comes, or grouped by rank")
-    @argument("--check", action="store_true", help="torch compares every collective among the ranks before it runs")
-    @argument("--fails", action="store_true", help="the cell is meant to fail: its report is printed, and no error")
+    @argument("--echo", choices=ECHOES, default="live", help="the ranks' output as it arrives, or grouped by rank")
+    @argument("--check", action="store_true", help="torch compares every collective between the ranks before it runs")
+    @argument("--fails", action="store_true", help="the cell is meant to fail: print its report, raise nothing")
     @argument("--send", metavar="a,b", help="copy these names of the notebook to the ranks first")
     @argument("--bring", metavar="a,b", help="copy these names from the first of the ranks to the notebook afterwards")
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> RankValues | Table | None:
-        """Run a cell on every rank; `%ranks status`, `restart` and `stop` are about the ranks themselves."""
+        """Run a cell on every rank; `%ranks status`, `restart` and `stop` control the ranks themselves."""
         asked = parse_argstring(self.ranks, line)
         try:
             if cell is None:
@@ -95,13 +95,13 @@ class RanksMagics(Magics):
         return None
 
     def close(self) -> None:
-        """End the ranks, and forget what was said of them."""
+        """End the ranks, and restore the defaults."""
         if self.pool is not None:
             self.pool.close()
         self.pool, self._asked = None, DEFAULTS
 
     def _run(self, asked: Any, cell: str) -> RankValues | None:
-        self._count += 1  # for a kernel whose client keeps no history
+        self._count += 1  # for a kernel without a history
         name = f"cell {len(self.shell.user_ns['In']) - 1 or self._count}"
         _refuse_what_is_not_python(cell, name)
         given = {name: self._named(name) for name in _names(asked.send)}
@@ -123,7 +123,7 @@ class RanksMagics(Magics):
         return None if all(value is None for value in values) else RankValues(some, values)
 
     def _pool_for(self, asked: Any) -> tuple[RankPool, list[int]]:
-        """The ranks that a cell asks for, and those of them that run it; none are ended for what is refused."""
+        """The pool that a cell asks for, and the ranks that run it; a request that is refused ends no ranks."""
         n, backend, check = self._asked
         if asked.backend and (self.pool is None or asked.backend not in ("auto", self.pool.backend)):
             backend = asked.backend
@@ -162,7 +162,7 @@ class RanksMagics(Magics):
 
 
 class Watch:
-    """While a cell runs: a table of the ranks under it, from its second second on, gone when it ends."""
+    """A table of the ranks below a running cell, from its second tick on, removed when the cell ends."""
 
     def __init__(self) -> None:
         self._shown: Any = None
@@ -253,7 +253,7 @@ _LOADED: list[tuple[RanksMagics, Any]] = []
 
 
 def unload(shell: InteractiveShell) -> None:
-    """End the ranks; `%%ranks` stays known, and starts new ones."""
+    """End the ranks; `%%ranks` stays registered, and starts new ones."""
     while _LOADED:
         magics, matcher = _LOADED.pop()
         magics.close()

@@ -1,4 +1,4 @@
-"""What a lesson measures on GPUs: measured where they are, and the committed figures of such a machine elsewhere."""
+"""A lesson's GPU measurements: measured here where there are GPUs, else the committed figures of such a machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RECORD = "WORKBENCH_RECORD"
 
 @dataclass(frozen=True)
 class Figures:
-    """Rows of one measurement, with the machine and the day; without rows where none was recorded yet."""
+    """Rows of one measurement, with the machine and the day; no rows where nothing was recorded yet."""
 
     name: str
     rows: tuple[Mapping[str, Any], ...]
     note: str
 
     def table(self) -> Table:
-        """A column for each key of the first row, and a last line with where the figures come from."""
+        """A column for each key of the first row, and a note with the origin of the figures."""
         columns = list(self.rows[0]) if self.rows else []
         return table(self.name, columns, [[row.get(c, "") for c in columns] for row in self.rows], self.note)
 
@@ -41,10 +41,10 @@ class Figures:
 
 
 def on_gpus(lesson: Lesson, name: str, measure: Callable[[], Sequence[Mapping[str, Any]]], *, gpus: int = 1) -> Figures:
-    """What `measure()` returns, a list of rows, where there are `gpus` GPUs; elsewhere what was recorded on some.
+    """The rows of `measure()` where there are `gpus` GPUs; elsewhere the recorded rows.
 
-    Recorded figures are in benchmarks/results/course, one file for each lesson; with $WORKBENCH_RECORD set to a
-    folder, what is measured is written there in the same form. Raises WorkbenchError for a file that is none.
+    Recorded figures are in benchmarks/results/course, one file for each lesson; if $WORKBENCH_RECORD names a folder,
+    new measurements are written there in the same form. Raises WorkbenchError for a file with other contents.
     """
     if gpus_here() >= gpus:
         rows = tuple(dict(row) for row in measure())

@@ -1,4 +1,4 @@
-"""`show`: the right picture for any of the workbench's objects, and the view that answers questions under it."""
+"""`show`: the picture of any of the workbench's objects, and an interactive view below it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ VIEWS = ("graph", "passes", "timeline", "memory")
 
 
 def show(what: Any, view: str = "", *, device: str = "h100", measured: int | None = None) -> None:
-    """Display a static picture of `what`, and after it, as an output of its own, the view to explore it with.
+    """Display a static picture of `what`, and then, as a separate output, the view to explore it.
 
-    `view` chooses among what an object has: "graph", "passes", "timeline" (simulated on `device`) or "memory"
-    (`measured`: a GPU's peak in bytes, to be drawn beside the estimate). Outside a notebook the text forms are
-    printed. Raises WorkbenchError for what has no such picture, and says what has.
+    `view` selects one of an object's pictures: "graph", "passes", "timeline" (simulated on `device`) or "memory"
+    (`measured`: a GPU's peak in bytes, drawn beside the estimate). Outside a notebook the text forms are printed.
+    Raises WorkbenchError for an object without such a picture, and lists those that have one.
     """
     if view not in ("", *VIEWS):
         raise WorkbenchError(f"show(..., {view!r}): view must be one of {', '.join(VIEWS)}")
@@ -60,7 +60,7 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Non
 
 
 def outputs(what: Any, view: str = "", device: str = "h100", measured: int | None = None) -> list[Any]:
-    """What `show` displays, in order; empty where there is nothing to draw."""
+    """The outputs of `show`, in order; empty where there is nothing to draw."""
     if view in ("timeline", "memory"):
         return _clocked(what, view, device, measured)
     if view == "graph" and isinstance(what, Built):
@@ -107,7 +107,7 @@ def outputs(what: Any, view: str = "", device: str = "h100", measured: int | Non
 
 
 def _record(record: PassRecord) -> list[Any]:
-    """A pass that leaves no graph shows its kernels (`draw.kernel_table` lists them), or what its CUDA graphs take."""
+    """A pass that returns no graph shows its kernels (`draw.kernel_table` lists them), or its CUDA graphs' inputs."""
     if record.stage is Stage.REPLAY:
         return [draw.replay(record)]
     if record.stage is Stage.LOWERING:
@@ -131,7 +131,7 @@ def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[An
 
 
 def _placement(authored: Authored) -> Any:
-    """Words for where the parts of a parameter or buffer live."""
+    """A function from a parameter's or buffer's name to its placement in words."""
     held = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
 
     def said(name: str) -> str:

@@ -1,11 +1,11 @@
-"""What a run is declared to be. Nothing here imports torch.
+"""Recipes: the declaration of a run. Nothing here imports torch.
 
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
     model_sizes  sizes of each family's flavors
     recipe       Recipe: read, list, compare
-    rules        rules between sections
+    rules        rules that span sections
     sections     model, mesh, data, passes, training, expectations
-    strict_toml  strict reading of TOML: every problem at once
+    strict_toml  strict reading of TOML, with all problems at once
     wording      counts, first lines and JSON in messages
 """

@@ -1,4 +1,4 @@
-"""Changes to a recipe's plain data by dotted key, and the data as a flat table for diffs. No torch here."""
+"""Changes a recipe's plain data by dotted key, and flattens it for comparisons. No torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.recipe.strict_toml import Problem, annotation_at, suggestion
 
 
 def parse_value(text: str) -> Any:
-    """Text as a TOML value (`1e-3`, `true`, `["a"]`); text that is none stays text. WorkbenchError for JSON."""
+    """Reads text as a TOML value (`1e-3`, `true`, `["a"]`); other text stays text. WorkbenchError for JSON."""
     if "\n" in text:
         return text
     try:
@@ -39,7 +39,7 @@ def _refuse_json(text: str) -> None:
 
 
 def _toml(value: Any) -> str:
-    """A value of JSON on one line of TOML, which has no null."""
+    """A JSON value as one line of TOML, without its nulls, which TOML does not have."""
     if isinstance(value, dict):
         keys = {k if re.fullmatch(r"[\w-]+", k, re.ASCII) else json.dumps(k): v for k, v in value.items()}
         return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in keys.items() if v is not None) + "}"
@@ -51,7 +51,7 @@ def _toml(value: Any) -> str:
 def apply_overrides(
     model: type[BaseModel], data: dict[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy of `data` with the changes made, and a problem for each key that does not exist."""
+    """A copy of `data` with the changes applied, and a problem for each key that does not exist."""
     data = copy.deepcopy(data)
     problems: list[Problem] = []
     for key, value in changes.items():
@@ -125,7 +125,7 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key to value; lists of passes by name, with an `options` table for each."""
+    """Dotted key to value; a list of passes becomes their names, and `passes.NAME.OPTION` for each option."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         dotted = f"{prefix}{key}"

@@ -1,6 +1,6 @@
 """Recipe: model, mesh, data, passes and expectations of one run, declared in one TOML file.
 
-No torch here: a recipe is read, checked, changed and compared before torch is imported.
+No torch here: recipes are read, checked, changed and compared before torch is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workbench.recipe.strict_toml import (
 
 
 class RecipeError(DeclarationError):
-    """A recipe that cannot be read: all its problems, each with file and key."""
+    """A recipe with errors: all of them, each with file and key."""
 
 
 class Recipe(Declared):
@@ -48,7 +48,7 @@ class Recipe(Declared):
     training: TrainingSpec = TrainingSpec()
     expect: Expectations = Expectations()
     strict: bool = Field(False, description="a pass without effect is an error")
-    free_order: bool = Field(False, description="passes of a stage may stand in any order, to see what it is for")
+    free_order: bool = Field(False, description="passes of a stage may stand in any order, to see why order matters")
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -82,8 +82,8 @@ class Recipe(Declared):
     def override(self, changes: Mapping[str, Any]) -> Recipe:
         """A new recipe with values replaced by dotted key, such as `{"mesh.tp": 2}`.
 
-        Text is read as a TOML value where the key does not take text, so "1e-3" is a number; None puts
-        the default back (for `training.clip`: off). `passes.NAME.OPTION` sets an option of a listed pass.
+        Text is read as a TOML value unless the key takes text, so "1e-3" is a number. None restores the default (for
+        `training.clip`: off). `passes.NAME.OPTION` sets an option of a listed pass.
         """
         data, problems = apply_overrides(Recipe, self.to_dict(), changes)
         source = f"recipe {self.name!r} with {', '.join(f'{k}={v}' for k, v in changes.items())}"
@@ -100,7 +100,7 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
         raise RecipeError(source, [Problem("format_version", f"this workbench reads version 1, and the file is "
                                                              f"version {version}: update the workbench")])
     recipe, problems = check(Recipe, data)
-    if recipe is None:  # the sections that stand on their own are still checked against each other
+    if recipe is None:  # valid sections are still checked against each other
         sections: dict[str, type[Declared]] = {
             "model": ModelSpec, "mesh": MeshSpec, "data": DataSpec, "expect": Expectations,
         }
@@ -137,7 +137,7 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
 
 
 def diff_recipes(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
-    """What differs: dotted key, value in `a`, value in `b`; None where a side has no value."""
+    """The differences: dotted key, value in `a`, value in `b`; None where a side has no value."""
     left, right = flatten(a.to_dict()), flatten(b.to_dict())
     return [(k, left.get(k), right.get(k)) for k in [*left, *(k for k in right if k not in left)]
             if left.get(k) != right.get(k)]

@@ -1,4 +1,4 @@
-"""Rules between the parts of a recipe: passes against their contracts, the mesh against model and data. No torch."""
+"""Rules that span a recipe's sections: passes against their contracts, the mesh against model and data. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.recipe.strict_toml import Problem, check, freeze
 
 
 def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> list[Problem]:
-    """Every broken rule of the parts given (dumped sections of a recipe); a part that is absent is not checked."""
+    """Every broken rule of the given parts (dumped sections of a recipe); absent parts are not checked."""
     joint, passes = parts.get("joint_passes", ()), parts.get("passes", ())
     problems = pass_problems(joint, passes, parts.get("free_order", False))
     mesh, data, expect = parts.get("mesh"), parts.get("data"), parts.get("expect")
@@ -49,7 +49,7 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
 def pass_problems(
     joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]], free_order: bool = False
 ) -> list[Problem]:
-    """Misspelt names, options against the contracts' models, and the order rules."""
+    """Misspelt names, wrong options, and broken rules of order."""
     problems: list[Problem] = []
     for where, listed in (("joint_passes", joint), ("passes", passes)):
         for i, spec in enumerate(listed):
@@ -57,7 +57,7 @@ def pass_problems(
             contract = CONTRACTS.get(name)
             if contract is not None:
                 problems += check(contract.options, freeze(spec["options"]), key)[1]
-            # a far name may be a user's own pass, registered later: build checks those
+            # another name may be a user's pass, registered later: build checks those
             elif close := get_close_matches(name, CONTRACTS, 1, cutoff=0.8):
                 problems.append(Problem(key, f"unknown pass {name!r}; did you mean {close[0]!r}?"))
     names = [[p["name"] for p in listed if p["name"]] for listed in (joint, passes)]
@@ -65,7 +65,7 @@ def pass_problems(
 
 
 def cuda_reasons(names: Sequence[str], attention: str) -> dict[str, str]:
-    """Why passes of these names keep a recipe from CPU ranks: pass -> reason. Empty: CPU ranks will do."""
+    """Why passes of these names cannot run on CPU ranks: pass -> reason. Empty: CPU ranks are enough."""
     needs = {name: CONTRACTS[name].needs for name in names if name in CONTRACTS}
     return {
         name: "it runs on a GPU only" if "cuda" in need

@@ -18,7 +18,7 @@ _NO_SIZES = {"family", "flavor", "attention", "mask", "document_token"}
 
 
 class ModelSpec(Declared):
-    """A model family and flavor; a size given here replaces the flavor's."""
+    """A model family and flavor; a size given here overrides the flavor's."""
 
     family: str = Field("llama3", description="llama3, deepseek_v3, or a name given to register_model")
     flavor: str = Field("debug", description="llama3: debug, 1b or 8b; deepseek_v3: debug, 16b or 671b")
@@ -50,7 +50,7 @@ class ModelSpec(Declared):
     qk_rope_dim: PositiveInt | None = None
     v_dim: PositiveInt | None = None
     dispatch: Literal["dropless", "capacity"] | None = Field(None, description="deepseek_v3: the way to the experts")
-    capacity_factor: float | None = Field(None, description="rows of an expert, over those of a balanced load")
+    capacity_factor: float | None = Field(None, description="rows of an expert, relative to a balanced load")
     balance_rate: float | None = Field(None, ge=0, description="step of the experts' bias after each training step")
 
     @field_validator("family")
@@ -83,7 +83,7 @@ class ModelSpec(Declared):
         return self
 
     def sizes(self) -> dict[str, Any]:
-        """Every size of the model: the flavor's, with those given here in their place."""
+        """Every size of the model: the flavor's, unless one is given here."""
         given = self.model_dump(exclude=_NO_SIZES, exclude_none=True)
         return {**SIZES[self.family][self.flavor], **given}
 
@@ -94,8 +94,8 @@ class MeshSpec(Declared):
     dp_replicate: PositiveInt = 1
     dp_shard: PositiveInt = 1
     tp: PositiveInt = 1
-    ep: PositiveInt = Field(1, description="ranks that the experts are spread over")
-    ep_over: Literal["dp_shard", "dp_shard x tp"] = Field("dp_shard", description="the ranks that ep is a part of")
+    ep: PositiveInt = Field(1, description="ranks over which the experts are spread")
+    ep_over: Literal["dp_shard", "dp_shard x tp"] = Field("dp_shard", description="the ranks that ep divides")
 
     @property
     def world_size(self) -> int:
@@ -114,13 +114,13 @@ class MeshSpec(Declared):
 
     @property
     def expert_axes(self) -> dict[str, int]:
-        """How experts lie on the same ranks: dp_replicate, ep, and ep_shard, the other ranks of dp_shard and tp."""
+        """The experts' mesh over the same ranks: dp_replicate, ep, and ep_shard, the other ranks of dp_shard and tp."""
         within = self.dp_shard * self.tp
         return {"dp_replicate": self.dp_replicate, "ep": self.ep, "ep_shard": within // self.ep}
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts need a mesh of their own: each rank of tp has its own tokens for them, too."""
+        """Whether experts need another mesh: with tp, too, since each of its ranks has different tokens for them."""
         return self.ep > 1 or self.tp > 1
 
     @property
@@ -165,7 +165,7 @@ class PassSpec(Declared):
 
 
 def listed(specs: Any, where: str) -> list[Any]:
-    """The passes of a list; WorkbenchError for one pass alone, whose name would be read letter by letter."""
+    """The passes of a list; WorkbenchError for a single pass, whose name would be read letter by letter."""
     if isinstance(specs, str | Mapping | PassSpec):
         alone = specs.as_toml() if isinstance(specs, PassSpec) else specs
         raise WorkbenchError(f"{where} takes a list of passes, and got {alone!r}: write [{alone!r}]")
@@ -173,7 +173,7 @@ def listed(specs: Any, where: str) -> list[Any]:
 
 
 class TrainingSpec(Declared):
-    """Steps and optimizer. `clip` is the largest gradient norm; "off" leaves gradients as they are."""
+    """Steps and optimizer. `clip` is the largest gradient norm; "off" does not clip."""
 
     steps: PositiveInt = 10
     optimizer: Literal["adamw"] = "adamw"
@@ -189,10 +189,10 @@ class TrainingSpec(Declared):
 
 
 class Expectations(Declared):
-    """What must hold after the run, beside the passes' own contracts."""
+    """What must hold after the run, in addition to the passes' contracts."""
 
     loss_falls: bool = False
-    no_effect: tuple[str, ...] = Field((), description="passes that may change nothing here")
-    max_saved_bytes: PositiveInt | None = Field(None, description="saved between forward and backward, a rank")
+    no_effect: tuple[str, ...] = Field((), description="passes that may have no effect here")
+    max_saved_bytes: PositiveInt | None = Field(None, description="bytes between forward and backward, on each rank")
 
 

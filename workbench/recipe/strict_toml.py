@@ -1,4 +1,4 @@
-"""Strict reading of what users declare in TOML: every problem at once, each with its file and key.
+"""Strict reading of users' TOML: all problems at once, each with its file and key.
 
 No torch here.
 """
@@ -19,20 +19,20 @@ from workbench.errors import WorkbenchError
 
 
 class Declared(BaseModel):
-    """Base of everything declared: unknown keys are errors, types are not coerced, values do not change."""
+    """Base of all declarations: unknown keys are errors, types are not coerced, instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Problem(NamedTuple):
-    """One thing to mend: a dotted key ("" for the whole file) and a sentence."""
+    """One error to fix: a dotted key ("" for the whole file) and a sentence."""
 
     key: str
     message: str
 
 
 class DeclarationError(WorkbenchError):
-    """All problems of one file, one a line, as `file: key: message`."""
+    """All problems of one file, one on each line, as `file: key: message`."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -98,7 +98,7 @@ _ASSIGNED = re.compile(r"\s*([\w.\"'-]+(?:\s*\.\s*[\w.\"'-]+)*)\s*=")
 
 
 def _twice(text: str, message: str) -> Problem | None:
-    """Of a key that stands twice tomllib tells the position, where its value ends, and not always the name."""
+    """The problem of a key that occurs twice: tomllib gives the line where its value ends, and not always its name."""
     found = _TWICE.fullmatch(message)
     if found is None:
         return None
@@ -108,11 +108,11 @@ def _twice(text: str, message: str) -> Problem | None:
         line, key = next((i, m[1]) for i in range(line, 0, -1) if (m := _ASSIGNED.match(lines[i - 1])))
         table = next((m[1] for each in reversed(lines[:line]) if (m := re.match(r"\s*\[+([^\]]+)\]", each))), "")
         name = ".".join(filter(None, (table.strip(), key, name)))
-    return Problem(name, f"stands there twice, the second time in line {line}: keep one")
+    return Problem(name, f"occurs twice, the second time in line {line}: keep one")
 
 
 def freeze(value: Any) -> Any:
-    """The same value with lists as tuples, which is what strict models take."""
+    """The same value with lists as tuples, which strict models require."""
     if isinstance(value, Mapping):
         return {k: freeze(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -185,7 +185,7 @@ _EXPECTED = {
 
 
 def shown(value: Any) -> str:
-    """A value as its TOML author knows it."""
+    """A value in the words of TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""How the package says how many, what went wrong, and what was found, as data."""
+"""How messages state counts, errors and JSON data."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, up to its first line break; its kind where it says nothing."""
+    """The first line of an error's message; the error's type where it has no message."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def json_text(data: Any) -> str:
-    """JSON that any parser reads: a number that is not finite, which JSON has no word for, as text, "Infinity"."""
+    """JSON that any parser reads: numbers that are not finite become text, such as "Infinity"."""
     return json.dumps(_finite(data), indent=2, default=str, allow_nan=False) + "\n"
 
 

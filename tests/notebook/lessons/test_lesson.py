@@ -127,9 +127,9 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
     ("steps = 3", "steps = 1", "profiles.small.steps: must be from 2 to 100, got 1"),
     ("steps = 3", "step = 3", "profiles.small.step: unknown parameter; did you mean 'steps'?"),
     ("[[checkpoints]]", '[[museum]]\nname = "tied"\nbug = "b"\nseen = "s"\nverdict = "FAIL"\n[[checkpoints]]',
-     "museum: 'tied' stands there twice: give each its own name"),
+     "museum: 'tied' occurs twice: give each its own name"),
     ("[[checkpoints]]", '[[questions]]\nname = "gathers"\nask = "Again?"\n[[checkpoints]]',
-     "questions: 'gathers' stands there twice: give each its own name"),
+     "questions: 'gathers' occurs twice: give each its own name"),
 ])
 def test_bad_input_word_for_word(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "bad.toml"

@@ -1,20 +1,20 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form.
 
     ablation      variants and their noise
-    buffers       buffers and the memory that they reuse
+    buffers       buffers and the memory they reuse
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
-    graphs        a graph, its collectives, what is saved
+    graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
-    launch_bound  CPU launches over device time
-    memory        live bytes, and who holds the peak
-    mesh          which rank holds which slice
+    launch_bound  CPU launches above device work
+    memory        live bytes, and what holds the peak
+    mesh          the slice of a tensor on each rank
     picture       Picture and Table
     pipeline      the passes and what each proved
     rank_values   a cell's result on each rank
     routing       tokens to experts, and slots
-    step          what one pass did to a graph
-    timeline      compute and communication on the clock
+    step          the changes of one pass to a graph
+    timeline      compute and communication over time
     training      losses of a run
     verdicts      a table of verdicts
 """

@@ -1,4 +1,4 @@
-"""Variants of a recipe on one scale: each with its runs, and the band that is noise."""
+"""Variants of a recipe on one scale: the runs of each, and the band of noise."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from workbench.tools.ablate import Ablation
 
 
 def ablation(found: Ablation) -> Picture:
-    """A line a variant: its runs as dots, its median as a bar; the recipe's own band behind all.
+    """One line for each variant: its runs as dots, its median as a bar; behind them the band of the recipe itself.
 
-    ValueError where nothing ran.
+    ValueError where the recipe did not run.
     """
     rows = [row for row in found.rows if row.steps]
     names = [row.name + (f" ({len(row.steps)} of {found.repeats} runs)" if len(row.steps) < found.repeats else "")

@@ -1,4 +1,4 @@
-"""Which buffer lies in which piece of memory, from call to call."""
+"""The piece of memory of each buffer, from call to call."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": OR
 
 
 def buffers(found: Buffers, title: str = "buffers") -> Picture:
-    """A row for each piece of memory, a column for each call of a kernel; under it the bytes alive at each call.
+    """A row for each piece of memory, a column for each kernel call; below, the bytes alive at each call.
 
-    A buffer whose bytes a run decides has a dashed frame, and counts for nothing in the bytes.
+    A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
     """
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
     curve = found.peak > 0

@@ -1,4 +1,4 @@
-"""What a change made of a variant: figures before and after, and the verdicts of both."""
+"""A change of a variant: figures and verdicts before and after."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from workbench.tools.variant import Difference, Variant
 
 
 def difference(found: Difference) -> Picture:
-    """Collectives, memory and simulated time, before (grey) and after (blue), each on the scale of its larger side.
+    """Collectives, memory and simulated time, before (grey) and after (blue), each relative to its larger value.
 
-    What did not change is pale. The step's bar ends in what of it is exposed communication. Text: every figure that
-    changed, the stages that ran again and those that were kept.
+    Unchanged figures are pale. The end of the step's bar is its exposed communication. Text: every figure that changed,
+    the stages that ran again and those that were kept.
     """
     was, now = found.before.figures, found.after.figures
     rows: dict[str, tuple[float, float]] = {}
     for name, given in _both(was.rows(), now.rows()).items():
-        if not name.startswith(("compute on", "exposed on")):  # they are parts of the step
+        if not name.startswith(("compute on", "exposed on")):  # parts of the step
             rows[name] = given
     figure, (axes,) = panels(9.6, 1 + 0.34 * len(rows))
     for y, (name, (old, new)) in enumerate(rows.items()):
@@ -51,7 +51,7 @@ def difference(found: Difference) -> Picture:
 
 
 def verdicts_of_both(found: Difference) -> Table:
-    """A row a pass, a column a check; where the two differ, `before → after`. Reasons stand underneath."""
+    """A row for each pass, a column for each check; `before → after` where they differ. Reasons are listed below."""
     names = _both(found.before.verdicts, found.after.verdicts)
     rows = [(name, [_cell(_outcome(found.before, name, check), _outcome(found.after, name, check))
                     for check in CHECKS]) for name in names]
@@ -63,7 +63,7 @@ def verdicts_of_both(found: Difference) -> Table:
 
 
 def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
-    """None for a pass that this side does not run."""
+    """The gravest outcome of one check; None for a pass that this side does not run."""
     given: Any = side.verdicts.get(name)
     found: list[Verdict] = [v for v in given or () if v.check == check]
     return None if given is None else worst(found)
@@ -76,7 +76,7 @@ def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:
 
 
 def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What both say by name, those of `a` first; 0 where one says nothing."""
+    """The values of both by name, those of `a` first; 0 where one has none."""
     return {name: (a.get(name, 0), b.get(name, 0)) for name in [*a, *(name for name in b if name not in a)]}
 
 

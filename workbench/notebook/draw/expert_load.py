@@ -1,4 +1,4 @@
-"""What experts got in a run: for each of them over the steps, from each rank, how uneven, and what was dropped."""
+"""The experts' load in a run: by expert and step, by rank, its imbalance, and the dropped copies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST = 4
-"""Layers in one picture: the most uneven ones of the last step. The text form has them all."""
+"""The most layers in one picture: those with the largest imbalance in the last step. The text form has all."""
 _SHADES = LinearSegmentedColormap.from_list("load", [PAPER, BLUE, INK])
 
 
 def expert_load(load: ExpertLoad) -> Picture:
     """A row for each layer: its experts over the steps, the last step by rank, the imbalance and the dropped copies.
 
-    Text: `ExpertLoad.table()`, and who sent what in the last step. WorkbenchError where no step has been noted.
+    Text: `ExpertLoad.table()`, and the copies that each rank sent in the last step. WorkbenchError without any step.
     """
     if not load.tokens or not load.layers:
         raise WorkbenchError("the load of no step has been noted: run a training step of a model with experts")
@@ -56,7 +56,7 @@ def expert_load(load: ExpertLoad) -> Picture:
 
 
 def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
-    """A column a step, a row an expert, the darker the more copies."""
+    """A column for each step, a row for each expert; darker means more copies."""
     counts = [load.by_expert(step, layer) for step in range(len(load.tokens))]
     shown = axes.imshow([list(row) for row in zip(*counts, strict=True)], aspect="auto", cmap=_SHADES, vmin=0,
                         interpolation="nearest")
@@ -67,7 +67,7 @@ def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
 
 
 def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:
-    """Each expert's copies in the last step, cut by the rank that sent them."""
+    """Each expert's copies in the last step, divided by the rank that sent them."""
     ranks = load.tokens[-1][layer]
     count = len(ranks[0])
     parts = ranks if len(ranks) <= len(RANK_COLORS) else [load.by_expert(-1, layer)]

@@ -1,4 +1,4 @@
-"""A graph at a glance, its collectives before and after a pass, and what the forward saves."""
+"""An overview of a graph, its collectives before and after a pass, and the tensors that the forward saves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def by_title(what: GraphModule | ForwardBackward | PassRecord, title: str) -> di
 
 
 def graph(gm: GraphModule, title: str = "") -> Picture:
-    """Every node in its order, a lane for each kind; a joint graph's backward part is shaded.
+    """Every node in graph order, with a lane for each kind; a joint graph's backward part is shaded.
 
     Text: nodes of each kind in the forward and in the backward part.
     """
@@ -78,7 +78,7 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
 
 
 def launches(record: PassRecord) -> Picture:
-    """How many collectives a pass found and left, by kind and mesh axis."""
+    """The number of collectives before and after a pass, by kind and mesh axis."""
     counted = []
     for graphs in (record.before, record.after):
         found = [c for gm in graphs for c in list_collectives(gm)]
@@ -103,11 +103,11 @@ def launches(record: PassRecord) -> Picture:
 
 
 def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> Table:
-    """What the forward keeps for the backward, largest first: each storage is counted once, inputs are free.
+    """The tensors saved for the backward, largest first: each storage counts once, inputs do not count.
 
-    What layers have alike is one row, with the bytes of all of them.
-    gathered: only what keeps a gathered parameter alive, with the chain of views to it. least: leave out tensors that
-    hold fewer bytes; the line underneath counts all.
+    The same tensor of identical layers is one row, with the bytes of all of them. gathered: only tensors that keep a
+    gathered parameter alive, with the chain of views to it. least: leave out tensors that hold fewer bytes; the line
+    below counts all.
     """
     rows = saved_tensors(pair.forward, pair.backward)
     picked = [r for r in rows if (r.gathered is not None and not r.copied if gathered else True)
@@ -137,7 +137,7 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def _modules(rows: list[SavedTensor]) -> str:
-    """The path of the modules, of identical layers with the least and the greatest number: `layers.0-3.attention`."""
+    """The module path; for identical layers with the smallest and the largest number: `layers.0-3.attention`."""
     columns = zip(*(map(int, _LAYER.findall(row.module)) for row in rows), strict=True)
     ranges = iter([f"{min(c)}-{max(c)}" if min(c) < max(c) else str(c[0]) for c in columns])
     return _LAYER.sub(lambda _: next(ranges), rows[0].module) or "loss"

@@ -1,4 +1,4 @@
-"""Where Inductor and CUDA graphs leave no graph to compare: kernels with their nodes, and what a replay takes."""
+"""For passes that return no graph: Inductor's kernels with their nodes, and the inputs of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COLORS = {"triton": BLUE, "cpp": GREEN, "extern": ORANGE, "collective": RED, "wait": GREY, "other": YELLOW}
 MOST = 60
-"""Bars in one picture; later calls are folded into a count."""
+"""The most bars in one picture; later calls are only counted."""
 
 Given = PassRecord | Kernels | Sequence[Kernels]
 
@@ -50,9 +50,10 @@ def _given(what: Given) -> tuple[Kernels, ...]:
 
 
 def kernels(what: Given) -> Picture:
-    """A bar for each call in calling order, as high as the nodes that it computes; collectives go all the way up.
+    """A bar for each call in calling order; its height is the number of nodes that it computes. Collectives have full
+    height.
 
-    Waits are counted and not drawn. Raises WorkbenchError where Inductor compiled nothing.
+    Waits are counted, but not drawn. Raises WorkbenchError where Inductor compiled nothing.
     """
     given = _given(what)
     figure, shown = panels(9, 0.6 + 2.2 * len(given), len(given))
@@ -63,7 +64,7 @@ def kernels(what: Given) -> Picture:
 
 
 def _bars(axes: Axes, found: Kernels) -> list[str]:
-    """Draw one direction; its lines of text."""
+    """Draw one graph; returns its lines of text."""
     calls = [k for k in found.kernels if k.launches]
     drawn, folded = calls[:MOST], calls[MOST:]
     top = max((len(k.nodes) for k in drawn if k.kind != "collective"), default=1)
@@ -91,7 +92,7 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
 
 
 def kernel_table(what: Given, *, kind: str | None = None) -> Table:
-    """A row for each call: kernel, kind, its nodes, their modules and source lines. Names of nodes are in the HTML.
+    """A row for each call: kernel, kind, its nodes, their modules and source lines. The HTML also has the nodes' names.
 
     kind: only calls of that kind. Raises WorkbenchError where Inductor compiled nothing.
     """
@@ -113,10 +114,10 @@ def _listed(names: Sequence[str], most: int = 2) -> str:
 
 
 def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
-    """The generated source of a kernel beside the nodes that it came from; includes without their folders.
+    """The generated source of a kernel beside the nodes that it computes; includes appear without their folders.
 
-    kernel: its name, as it is or as kernel_table shortens it; graph: forward, backward or a compiled region, where
-    several have one of that name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no
+    kernel: its name, in full or as kernel_table shortens it; graph: forward, backward or a compiled region, if several
+    have a kernel of that name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no
     generated source.
     """
     found = [(f, k) for f in _given(what) for k in f.kernels
@@ -147,7 +148,7 @@ def _include(line: str) -> str:
 
 
 def replay(record: PassRecord) -> Table:
-    """What the CUDA graphs take, static or copied, and their memory and launches; addresses are in the HTML only.
+    """The inputs of the CUDA graphs, static or copied, and their memory and launches; addresses are in the HTML only.
 
     Raises WorkbenchError for the record of another pass.
     """

@@ -1,4 +1,4 @@
-"""The CPU that starts operators over the device that works them off."""
+"""The CPU's launches above the device that executes them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workbench.notebook.draw.timeline import bars
 
 
 def pace(paces: Mapping[str, Pace]) -> Picture:
-    """A panel for each step, by its title, on one scale: launches above, the device's work below.
+    """A panel for each step, under its title, on one scale: launches above, the device's work below.
 
-    Raises WorkbenchError where there is none.
+    Raises WorkbenchError without any step.
     """
     if not paces:
         raise WorkbenchError("draw.pace: give one step or more, by title: {\"node by node\": paced(...)}")
@@ -22,7 +22,7 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
     lines = []
     for axes, (title, found) in zip(shown, paces.items(), strict=True):
         bound = found.bound == "launches"
-        color = BLUE if bound else GREEN  # an edge, or a kernel of a microsecond is not to be seen
+        color = BLUE if bound else GREEN  # the edge makes a kernel of a microsecond visible
         axes.broken_barh(bars(found.started), (-0.38, 0.76), color=ORANGE, linewidth=0)
         axes.broken_barh(bars(found.worked), (0.62, 0.76), facecolor=color, edgecolor=color, linewidth=0.25)
         axes.axvline(found.step_us, color=RED, linewidth=1.2)

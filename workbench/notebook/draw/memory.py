@@ -1,4 +1,4 @@
-"""Bytes alive along the graphs, with who holds the peak; before and after a pass."""
+"""Bytes alive along the graphs, with the tensors that hold the peak; before and after a pass."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Live:
 
 
 def live_of(what: GraphModule | ForwardBackward | PassRecord) -> dict[str, Live]:
-    """What to draw by its title: of a pass's record, before and after it."""
+    """The profiles to draw, by title: of a pass's record, before and after it."""
     return {title: Live({part: live_bytes(gm, HOLDERS) for part, gm in graphs.items()})
             for title, graphs in by_title(what, "graph").items()}
 
 
 def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None) -> Picture:
-    """Estimated live bytes in node order. Each graph begins with its own inputs: parameters, or what was saved.
+    """Estimated live bytes in node order. Each graph begins with its inputs: parameters, or saved tensors.
 
     `measured`: the peak in bytes that a GPU reported, drawn as a line beside the estimate.
     """

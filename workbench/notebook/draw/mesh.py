@@ -1,4 +1,4 @@
-"""Where the parts of a parameter live: which rank holds which slice."""
+"""The placement of a parameter: which rank holds which slice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Slice = tuple[tuple[int, int], ...]
 
 
 def slices(tensor: DTensor, placements: Sequence[Placement] | None = None) -> dict[int, Slice]:
-    """Rank to (start, length) on each dim of the whole tensor, under its own placements or the ones given.
+    """Rank to (start, length) on each dim of the whole tensor, under its own or the given placements.
 
     Ranks count from 0 on the tensor's mesh.
     """
@@ -50,7 +50,7 @@ def _factor(placement: Placement) -> int:
 
 
 def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str:
-    """The placements in words: "dp_shard cuts dim 0, tp cuts dim 0"."""
+    """The placements in words, such as "dp_shard cuts dim 0, tp cuts dim 0"."""
     mesh = tensor.device_mesh
     said = []
     axes = mesh.mesh_dim_names or map(str, range(mesh.ndim))
@@ -62,7 +62,7 @@ def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str
 
 
 def placements(tensor: DTensor, name: str = "parameter") -> Picture:
-    """Left, the whole tensor (1 or 2 dims) with who holds each part; right, the ranks on their mesh.
+    """Left, the whole tensor (1 or 2 dims) with the ranks that hold each part; right, the ranks on their mesh.
 
     ValueError for a tensor that is not distributed.
     """
@@ -78,7 +78,7 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
 
 
 def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
-    """A change of placements as the collectives that it becomes, with the bytes of one rank; see `redistribution`."""
+    """The collectives of a change of placements, with the bytes of one rank; see `redistribution`."""
     moves = redistribution(tensor, placements)
     figure = new_figure(9.6, 3)
     before, between, after = figure.subplots(1, 3, width_ratios=(1, 0.8, 1))
@@ -98,7 +98,7 @@ def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "
 
 
 def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
-    """Draws the whole tensor (2 dims of it) in the parts that ranks hold; returns who holds which."""
+    """Draw the first 2 dims of the whole tensor, divided into the ranks' parts; returns the ranks of each part."""
     held: dict[Slice, list[int]] = {}
     for rank, bounds in slices(tensor, placements).items():
         held.setdefault(bounds, []).append(rank)
@@ -148,7 +148,7 @@ def _span(start: int, length: int) -> str:
 
 
 def parameters(authored: Authored, prefix: str = "", rank: int = 0) -> Table:
-    """Each parameter whose name starts with `prefix`: whole shape, how it is placed, what `rank` holds of it."""
+    """Each parameter whose name starts with `prefix`: whole shape, placements, and the part on `rank`."""
     rows = []
     for name, param in authored.module.named_parameters():
         if not name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""What a picture and a table are: bytes or rows, with a text form that holds the same facts."""
+"""Picture and Table: a PNG or rows, with a text form that holds the same facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from workbench.recipe.wording import aligned
 
-# Okabe and Ito's colours: told apart by people who see red and green alike.
+# Okabe and Ito's colours, which readers who cannot tell red from green can tell apart.
 BLUE, ORANGE, GREEN, YELLOW = "#0072b2", "#e69f00", "#009e73", "#f0e442"
 SKY, RED, PINK, GREY = "#56b4e9", "#d55e00", "#cc79a7", "#999999"
 RANK_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, GREY)
@@ -27,9 +27,9 @@ DPI = 120
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG. alt: one sentence that says what is to be seen; text: the facts in it, line by line.
+    """A PNG. alt: one sentence that describes it; text: its facts, line by line.
 
-    The text form holds counts, bytes and names only: no time, path or loss, so that a committed one can be compared.
+    The text form holds counts, bytes and names only: no time, path or loss, so that committed outputs can be compared.
     """
 
     png: bytes = field(repr=False)
@@ -77,7 +77,7 @@ def shortened(text: str, most: int, head: int = 0) -> str:
 def finish(figure: Figure, alt: str, text: str, *, colors: int = 0) -> Picture:
     """The figure as a Picture; the PNG carries no version and no date.
 
-    colors: a palette of so many, for pictures full of figures: a third of the bytes. 0 keeps every shade.
+    colors: the size of a palette, which saves two thirds of the bytes of a large picture. 0 keeps every shade.
     """
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
@@ -90,9 +90,9 @@ def finish(figure: Figure, alt: str, text: str, *, colors: int = 0) -> Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a heading. fills: a background for (row, column); notes: lines underneath; numbers align right.
+    """Rows under a heading. fills: a background for (row, column); notes: lines below; numbers align right.
 
-    hidden: columns that the HTML alone shows, for what differs from run to run.
+    hidden: columns that only the HTML shows, for values that differ from run to run.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The way from a recipe to a report, with its passes and, once they ran, what each proved."""
+"""The stages from a recipe to a report, with the passes and their verdicts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _WIDE, _HIGH, _CHIP, _STEP = 1.15, 0.62, 2.5, 0.4
 def pipeline(what: Recipe | Built | Report) -> Picture:
     """The stages from left to right, and the passes under the graph that they change.
 
-    A recipe's passes show their claim (exact, reduction order, lossy); those of a build or a report their gravest
-    verdict, in words and colour.
+    A recipe's passes show their declared numerics (exact, reduction order, lossy); those of a build or a report their
+    gravest verdict, in words and colour.
     """
     recipe, world, badges = _read(what)
     columns = {2: _named(recipe.joint_passes), 3: _named(recipe.passes)}
@@ -64,7 +64,7 @@ def _named(specs: Sequence[Any]) -> list[str]:
 
 
 def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[str, str]]]:
-    """The recipe, who the ranks are, and (word, colour) for each pass."""
+    """The recipe, the ranks in words, and (word, colour) for each pass."""
     if isinstance(what, Recipe):
         badges = {}
         for name in what.pass_names:
@@ -85,7 +85,7 @@ def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[s
 
 
 def _known(verdicts: Sequence[Verdict]) -> Outcome:
-    """The gravest of what was checked: on a fake world numerics are unknown."""
+    """The gravest outcome of the checks that ran: on a fake world, numerics do not."""
     return worst(v for v in verdicts if v.outcome is not Outcome.UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-"""What a cell gave on each rank: once where the ranks agree, side by side where they differ."""
+"""A cell's result on each rank: once where the ranks agree, side by side where they differ."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RankValues(Sequence[Any]):
 
     @cached_property
     def _parts(self) -> list[_Once | _SideBySide]:
-        return list(self._compared())  # compared once: a notebook asks for the text and for the HTML
+        return list(self._compared())  # once, for the text and the HTML
 
     def _compared(self) -> Iterator[_Once | _SideBySide]:
         if self.agree:
@@ -57,7 +57,7 @@ class RankValues(Sequence[Any]):
         leaves = [dict(_leaves(value, "")) for value in self._values]
         paths = list(leaves[0]) if all(own.keys() == leaves[0].keys() for own in leaves) else [""]
         apart = [path for path in paths if path and len(_groups(self.ranks, [own[path] for own in leaves])) > 1]
-        if apart:  # none where the order of the entries differs, or what holds them
+        if apart:  # none if only the order of the entries or their containers differ
             for path in apart[:MAX_LEAVES]:
                 yield _SideBySide(f"{path} differs", _groups(self.ranks, [own[path] for own in leaves]))
             hidden, equal = len(apart[MAX_LEAVES:]), len(leaves[0]) - len(apart)
@@ -82,7 +82,7 @@ class _Once:
 
 
 class _SideBySide:
-    """One value that is not the same everywhere: facts of the tensors, and each distinct value, in columns."""
+    """A value that differs between ranks: facts of the tensors, and each distinct value, in columns."""
 
     def __init__(self, title: str, groups: Sequence[tuple[list[int], Any]]) -> None:
         shown = groups[:MAX_GROUPS]
@@ -133,7 +133,7 @@ def _facts(value: Any, first: Any) -> dict[str, str]:
 
 
 def _where(a: Any, b: Any) -> str:
-    """Where tensor `b` departs from `a`."""
+    """Where tensor `b` differs from `a`."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return "in shape" if a.shape != b.shape else "in dtype"
     if a.is_meta or b.is_meta:
@@ -186,7 +186,7 @@ def _groups(ranks: Sequence[int], values: Sequence[Any]) -> list[tuple[list[int]
 
 
 def _identity(value: Any) -> Any:
-    """Equal for equal values: tensors by their bits, the rest by their text and, where it can be had, their pickle."""
+    """A key that is equal for equal values: tensors by their bits, others by text and, if possible, pickle."""
     if isinstance(value, Shard):
         return "shard", value.shape, value.placements, _identity(value.local)
     if (tensor := _tensor(value)) is not None:

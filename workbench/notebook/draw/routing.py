@@ -1,4 +1,4 @@
-"""Which expert each token chose, and the slots in which copies of tokens travel between ranks."""
+"""The experts of each token, and the slots in which copies of tokens travel between ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
 
 
 def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> Picture:
-    """Scores from 0 to 1 (tokens, experts) of each rank, in hundredths, and coloured the choices (tokens, top_k).
+    """Scores from 0 to 1 (tokens, experts) of each rank, in hundredths, and in colour the choices (tokens, top_k).
 
-    Colour: the rank that holds the expert, where ranks hold equal parts of them in order. Lines part the groups.
+    The colour is the rank that holds the expert, if ranks hold equal parts in order. Lines separate the groups.
     """
     each, chosen = shards(scores), shards(experts)
     count, size = each[0].shape[1], len(each)
@@ -61,9 +61,9 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
 
 
 def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int) -> Picture:
-    """Buffers of each rank, one panel each: (title, slots int64), the number of a token in a slot, or -1 for none.
+    """One panel for each of `buffers`, (title, slots int64): a slot holds the number of a token, or -1 for none.
 
-    Rank r's tokens are numbered from r * per_rank on; the colour is the rank that a token came from.
+    Rank r's tokens have numbers from r * per_rank on; the colour is the rank of the token.
     """
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
@@ -87,7 +87,7 @@ def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: 
 
 
 def _row(axes: Axes, row: int, held: list[int], capacity: int, per_rank: int) -> None:
-    """One rank's slots; a frame round those of one expert from one rank."""
+    """One rank's slots, with a frame around those of one expert from one rank."""
     for at, number in enumerate(held):
         color = FAINT if number < 0 else _of(number // per_rank)
         axes.add_patch(Rectangle((at, row), 1, 0.9, facecolor=color, edgecolor=PAPER))

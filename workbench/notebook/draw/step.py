@@ -1,4 +1,4 @@
-"""What one pass did: where it added, removed and moved nodes, and the lines that changed."""
+"""The changes of one pass: where it added, removed and moved nodes, and the changed lines."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ FILLS = {"-": "#f5c7a9", "+": "#bfe5d9", ">": "#c9dff0"}
 
 
 def step(record: PassRecord) -> Picture:
-    """The graphs before and after as strips: what was removed stands in the one, what came, moved or changed, in the
-    other. A pass that leaves a callable and no graph has no strips: `kernels` and `replay` show those.
+    """The graphs before and after as strips: removed nodes in the first, added, moved and changed ones in the second.
+
+    A pass that returns a callable instead of a graph has no strips: `kernels` and `replay` show those.
     """
     diffs = dict(zip(record.parts, record.diffs(), strict=False))
     tags = dict(zip(record.parts, record.tagged(), strict=False))
@@ -64,7 +65,7 @@ def step(record: PassRecord) -> Picture:
 
 
 def _places(found: GraphDiff, when: str, tags: dict[str, str]) -> dict[str, list[int]]:
-    """Positions in the graph before, of what was removed; in the graph after, of the others."""
+    """Positions of the changed nodes: of removed ones in the graph before, of the others in the graph after."""
     places: dict[str, list[int]] = {}
     at = 0
     for mark, line in found.lines:
@@ -83,7 +84,7 @@ def _places(found: GraphDiff, when: str, tags: dict[str, str]) -> dict[str, list
 
 
 def with_axes(record: PassRecord) -> Callable[[str], str]:
-    """Puts mesh axes into a line in place of process groups, whose names differ from run to run."""
+    """A function that replaces the names of process groups, which differ from run to run, by mesh axes."""
     groups = {f"'{name}'": axis for gm in (*record.before, *record.after) if isinstance(gm, GraphModule)
               for name, axis in axis_names(gm).items()}
 
@@ -96,7 +97,7 @@ def with_axes(record: PassRecord) -> Callable[[str], str]:
 
 
 def changes(record: PassRecord, limit: int = 30) -> Table:
-    """The lines that changed, before and after side by side, at most `limit` of each graph."""
+    """The changed lines, before and after side by side, at most `limit` of each graph."""
     said = with_axes(record)
     rows: list[tuple[str, str, str]] = []
     fills: dict[tuple[int, int], str] = {}

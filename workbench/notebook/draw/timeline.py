@@ -1,4 +1,4 @@
-"""A step on the clock: compute, one lane for each process group, and what nothing hides."""
+"""A step over time: compute, one lane for each process group, and exposed communication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[Ste
 
 
 def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTimeline]:
-    """The runs to draw by their titles: of a pass's record, before and after it; runs by title as they are."""
+    """The runs to draw, by title: of a pass's record, before and after it; given runs stay as they are."""
     if isinstance(what, StepTimeline):
         return {what.source: what}
     if isinstance(what, GraphModule | ForwardBackward | PassRecord):
@@ -37,10 +37,10 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTime
 
 
 def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
-    """Simulated from the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
+    """Simulated by the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
 
-    Compute that stands still for a collective is hatched on the compute lane: that is exposed communication. The
-    collective behind it has a dark edge. Text: what each collective is limited by, counted.
+    Hatched parts of the compute lane wait for a collective: exposed communication. Such a collective has a dark edge.
+    Text: how many collectives of each lane have which limit.
     """
     runs = runs_of(what, device)
     lanes = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
@@ -76,7 +76,7 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
 
 
 def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(begin, length) of (begin, end) intervals, for `broken_barh`: what is back to back is one bar."""
+    """(begin, length) of (begin, end) intervals, for `broken_barh`; adjacent intervals become one bar."""
     merged: list[list[float]] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1] + 1e-9:

@@ -1,4 +1,4 @@
-"""The verdicts of a list of passes as a table: a row a pass, a column a check."""
+"""The verdicts of a list of passes as a table: a row for each pass, a column for each check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.recipe.wording import counted
 
 
 def verdicts(records: Sequence[PassRecord]) -> Table:
-    """What was checked of each pass so far; a check that did not run is UNKNOWN. Reasons are listed underneath."""
+    """The verdicts of each pass so far; a check that did not run is UNKNOWN. Reasons are listed below."""
     rows = [(r.name, [worst(v for v in r.verdicts if v.check == check) for check in CHECKS]) for r in records]
     notes = [line for record in records for line in failures(record.name, record.verdicts)]
     cells = [(name, [(str(outcome), FILLS[outcome]) for outcome in found]) for name, found in rows]
@@ -25,7 +25,7 @@ def failures(name: str, verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def grid(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, str]]]], notes: Iterable[str]) -> Table:
-    """A row a pass and a column a check, from (text, background or "") for each cell."""
+    """A row for each pass and a column for each check, from (text, background or "") for each cell."""
     fills = {
         (i, j): fill for i, (_, cells) in enumerate(rows) for j, (_, fill) in enumerate(cells, 1) if fill}
     texts = tuple((name, *(text for text, _ in cells)) for name, cells in rows)

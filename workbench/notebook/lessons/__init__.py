@@ -1,10 +1,10 @@
 """The course: lessons, their checkpoints, and running them without a browser.
 
     commands  `workbench course`, `lessons`, `check`, `hint`
-    course    every lesson's notebook, and one page of results
+    course    runs all notebooks, and writes a page of results
     grading   scores of guesses and answers
-    headless  one lesson's notebook, run by papermill
+    headless  runs one lesson's notebook by papermill
     lesson    Lesson: question, parameters, checkpoints
     schemas   JSON schemas for editors
-    scores    what a reader has reached
+    scores    a reader's best scores
 """

@@ -1,4 +1,4 @@
-"""The whole course without a browser: every lesson's notebook run by itself, side by side, and one page of results."""
+"""The whole course without a browser: runs the lessons' notebooks in parallel, and writes one page of results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEEDED = {"cpu": 0, "gpu": 1, "multi_gpu": 2}
 
 @dataclass(frozen=True)
 class Outcome:
-    """One lesson's run: seconds, and why it failed or was left out, or ""."""
+    """One lesson's run: seconds, and why it failed or was skipped, or ""."""
 
     lesson: Lesson
     seconds: float
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def values_of(lesson: Lesson, profile: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A profile's parameters with changes on top; laptop is the default run. LessonError where one does not fit."""
+    """A profile's parameters with the changes applied; laptop means the defaults. LessonError for an invalid value."""
     kept = {**lesson.profiles.get(profile, {}), **changes}  # type: ignore[call-overload]
     return dict(parameters(lesson, **kept).model_dump())
 
@@ -57,11 +57,11 @@ def run_course(
     timeout: float = 900.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Execute the notebooks of these lessons into `out`, each in a process of its own, and write out/index.html.
+    """Execute the notebooks of these lessons into `out`, each in its own process, and write out/index.html.
 
-    jobs: how many at once (default: one for two cores, and with the profile gpu one, since timings would disturb each
-    other). changes: parameters by lesson. record: a folder for what is measured on GPUs. timeout: seconds for one.
-    Raises LessonError before anything runs where a parameter does not fit.
+    jobs: how many run at once (default: one for every two cores; with the profile gpu only one, so that measurements do
+    not disturb each other). changes: parameters by lesson. record: a folder for figures measured on GPUs. timeout:
+    seconds for one notebook. Raises LessonError for an invalid parameter before anything runs.
     """
     lessons = [load_lesson(name) for name in names]
     values = {each.name: values_of(each, profile, (changes or {}).get(each.name, {})) for each in lessons}
@@ -88,7 +88,7 @@ def run_course(
         except BaseException:
             stopped.set()
             while not running.empty():
-                signal_group(running.get(), signal.SIGTERM)  # who waits for it hears that it has ended
+                signal_group(running.get(), signal.SIGTERM)  # the thread that waits for it returns
             raise
     (out / "index.html").write_text(_index(found, profile, out), encoding="utf-8")
     return found
@@ -113,7 +113,7 @@ def _run(lesson: Lesson, values: dict[str, Any], out: Path, record: Path | None,
 
 
 def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
-    """The page of results; a run that failed has its notebook alone."""
+    """The page of results; of a failed run it links the notebook, since there is no page."""
     rows = []
     for each in found:
         name = html.escape(each.lesson.name)
@@ -130,19 +130,20 @@ def _index(found: Sequence[Outcome], profile: str, out: Path) -> str:
 
 
 def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
-    """Run a notebook as it stands, the reader's answers in it, and keep and return each checkpoint's score.
+    """Run a notebook with the reader's answers in it, and store and return each checkpoint's score.
 
-    notebook: another copy than the checkout's. Raises NotebookError where a cell fails, and WorkbenchError for a
-    notebook that grades nothing of this lesson.
+    notebook: a copy to run instead of the checkout's. Raises NotebookError where a cell fails, and WorkbenchError for a
+    notebook that checks nothing of this lesson.
     """
     lesson = load_lesson(name)
     with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
-        path = Path(folder) / "scores.json"  # what is found there is of this run
+        path = Path(folder) / "scores.json"  # scores of this run only
         with environment(**{SCORES: str(path)}):
             run_lesson(name, None, Path(folder), source=notebook, progress=sys.stderr.isatty())
         found = load_scores(path).get(name, {})
     if lesson.checkpoints and not found:
-        raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it another's notebook?")
+        raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it the notebook of another "
+                             "lesson?")
     for point, kept in found.items():
         keep_score(name, point, kept.get("score", 0.0))
     return {point.name: found.get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints}

@@ -1,4 +1,4 @@
-"""Scores of guesses and answers: closeness for numbers, sameness for words. No torch here."""
+"""Scores of guesses and answers: closeness for numbers, equality for words. No torch here."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LINE, LABEL, BAR = 26, 240, 360  # of the drawing, in pixels
 
 
 def percent(score: float) -> str:
-    """100% is said of nothing that is not passed."""
+    """A score in percent; a checkpoint that is not passed never shows 100%."""
     return "100%" if score >= 1 else f"{min(round(100 * score), 99)}%"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A graded answer: score from 0 to 1, what it says, the hints earned so far, and figures against their limits."""
+    """A graded answer: score from 0 to 1, message, the hints so far, and figures with their limits."""
 
     name: str
     score: float
@@ -50,7 +50,7 @@ class CheckResult:
         return f'{text}<img alt="{said}" src="data:image/svg+xml;base64,{picture}">'
 
     def _drawing(self) -> str:
-        """A bar for the score, and one for each figure with its limit as a line: orange where it is over."""
+        """A bar for the score, and one for each figure with a line at its limit: orange above the limit."""
         rows = [("score", self.score, 1.0, self.passed)]
         rows += [(name, got, most, got <= most) for name, got, most in self.figures]
         parts = []
@@ -72,14 +72,14 @@ class CheckResult:
 
 @dataclass
 class Prediction:
-    """A guess, kept before the answer is known. `guess` None: the reader passed."""
+    """A guess, recorded before the answer is known. `guess` None: the reader did not guess."""
 
     ask: str
     guess: Any = None
     truth: Any = None
 
     def score(self, truth: Any) -> Prediction:
-        """Keep the answer; shows the score when displayed."""
+        """Record the answer; displaying the result shows the score."""
         self.truth = truth
         return self
 
@@ -99,7 +99,7 @@ class Prediction:
 
 
 def closeness(guess: Any, truth: Any) -> float:
-    """1 for the same, less the further off: for numbers the smaller over the larger, for words 1 or 0."""
+    """From 0 to 1: for numbers the smaller over the larger, for words 1 if they are equal."""
     if _number(guess) and _number(truth):
         if guess == truth:
             return 1.0
@@ -117,7 +117,7 @@ def _number(value: Any) -> bool:
 
 
 def close(answer: Any, *, truth: Any, within: float = 0.05) -> tuple[float, str]:
-    """A number within a share of the truth, or the same word."""
+    """Grades a number by its distance from the truth, relative to it, or a word by equality."""
     score = closeness(answer, truth)
     if score >= 1 - within:
         return 1.0, "right"
@@ -127,12 +127,12 @@ def close(answer: Any, *, truth: Any, within: float = 0.05) -> tuple[float, str]
 
 
 def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
-    """Exactly the truth; a wrong number still tells how near it was."""
+    """Asks for the exact truth; a wrong number still scores its closeness."""
     return close(answer, truth=truth, within=0.0)
 
 
 def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str, Figures]:
-    """Figures of what the reader built, none above its limit; a figure that is too high still scores its share."""
+    """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure."""
     shares = {name: 1.0 if answer[name] <= limit else limit / answer[name] if answer[name] > limit else 0.0
               for name, limit in at_most.items()}  # NaN is neither
     missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]

@@ -1,4 +1,4 @@
-"""A lesson's notebook from start to end without a browser: checked parameters, a kept notebook, a page.
+"""Runs a lesson's notebook without a browser: checks its parameters, and keeps the notebook and a page.
 
 python -m workbench.notebook.lessons.headless LESSON PARAMETERS FOLDER, with the parameters as JSON.
 """
@@ -23,14 +23,14 @@ from workbench.pipeline.progress import PROGRESS, REPORTS
 
 
 class NotebookError(WorkbenchError):
-    """A cell of the notebook failed; the message names it and where the notebook was kept."""
+    """A cell of the notebook failed; the message names the cell and the kept notebook."""
 
     failed_run = True
 
 
 @dataclass(frozen=True)
 class Executed:
-    """Where a run left its notebook and its page; `tables` are the verdict tables of its `run` calls, in order."""
+    """The notebook and the page of a run; `tables` are the verdict tables of its `run` calls, in order."""
 
     notebook: Path
     page: Path
@@ -57,11 +57,10 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
 def run_lesson(
     name: str, values: Mapping[str, Any] | None, out: Path, *, source: Path | None = None, progress: bool = True
 ) -> Executed:
-    """Execute notebooks/NAME.ipynb, or another copy of it, with `values` for its parameters, into the folder `out`.
+    """Execute notebooks/NAME.ipynb, or the copy `source`, with `values` for its parameters, into the folder `out`.
 
-    values: None leaves the notebook's own.
-    Raises LessonError before the first cell where a parameter does not fit, NotebookError where a cell fails: the
-    notebook is kept, with the failing cell marked.
+    values: None keeps those in the notebook. Raises LessonError for an invalid parameter before the first cell, and
+    NotebookError where a cell fails: the notebook is kept, with the failing cell marked.
     """
     checked = parameters(load_lesson(name), **values).model_dump() if values is not None else {}
     source = source or notebooks_dir() / f"{name}.ipynb"
@@ -70,11 +69,11 @@ def run_lesson(
     try:
         json.loads(source.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
-        raise WorkbenchError(f"{source}: is no Jupyter notebook") from None
+        raise WorkbenchError(f"{source}: is not a Jupyter notebook") from None
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WorkbenchError(f"{out}: cannot be made: {error.strerror}") from None
+        raise WorkbenchError(f"{out}: cannot be created: {error.strerror}") from None
     target, page = out / source.name, out / f"{name}.html"
     page.unlink(missing_ok=True)  # of an earlier run
     with _reports() as folder:
@@ -86,7 +85,7 @@ def run_lesson(
 
 @contextlib.contextmanager
 def environment(**given: str) -> Iterator[None]:
-    """Variables of the environment for the kernels that start inside; as it was afterwards."""
+    """Environment variables for the kernels that start inside; restored afterwards."""
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:
@@ -100,7 +99,7 @@ def environment(**given: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reports() -> Iterator[Path]:
-    """A folder in which `run` leaves the reports of the kernel that starts inside, and draws no bars into the page."""
+    """A folder for the reports of `run` calls in kernels that start inside, which draw no progress bars."""
     with (tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder,
           environment(**{REPORTS: folder, PROGRESS: "0"})):
         yield Path(folder)
@@ -118,14 +117,14 @@ def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool)
         try:
             done = papermill.execute_notebook(
                 str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
-                progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # an interrupt as it ends is none
+                progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # no message about an interrupt at its end
             _refuse_exit(done)
         except PapermillExecutionError as error:
             raise NotebookError(_failure(source, target, error)) from None
 
 
 def _refuse_exit(notebook: Any) -> None:
-    """papermill takes `sys.exit(0)` in a cell, where the notebook ends, for a notebook that is done."""
+    """Raise for `sys.exit(0)` in a cell, which ends the notebook and which papermill takes for success."""
     from papermill.exceptions import PapermillExecutionError
 
     for index, cell in enumerate(notebook.cells):
@@ -161,7 +160,7 @@ def _html(notebook: Path) -> str:
         return HTMLExporter().from_filename(str(notebook))[0]
 
 
-if __name__ == "__main__":  # one lesson of a course, in a process of its own that needs no torch
+if __name__ == "__main__":  # one lesson of a course; this process imports no torch
     lesson_name, given, folder_name = sys.argv[1:]
     try:
         run_lesson(lesson_name, json.loads(given), Path(folder_name), progress=False)

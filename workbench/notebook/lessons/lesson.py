@@ -1,6 +1,6 @@
-"""Lesson: what one notebook asks, teaches and needs, with its parameters, guesses and graded checkpoints.
+"""Lesson: the question, parameters, predictions and graded checkpoints of one notebook, declared in TOML.
 
-Declared in TOML and read by the same strict loader as recipes. No torch here.
+Read by the same strict loader as recipes. No torch here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 class LessonError(DeclarationError):
-    """A lesson, its parameters or a checkpoint's answer that cannot be used: every problem with its key."""
+    """An invalid lesson, parameter, or name of a question or checkpoint: every problem with its key."""
 
 
 class Parameter(Declared):
-    """One papermill parameter: its type, default, and the values it takes."""
+    """One papermill parameter: its type, default, and allowed values."""
 
     type: Literal["int", "float", "str", "bool"]
     default: int | float | str | bool
@@ -49,7 +49,7 @@ class Parameter(Declared):
     choices: tuple[int | float | str, ...] = ()
 
     def problem(self, value: Any) -> str:
-        """Why a value cannot be used, or ""."""
+        """Why a value is not allowed, or ""."""
         words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
         kind = _TYPES[self.type]
         right = isinstance(value, (int, float) if kind is float else kind)
@@ -68,7 +68,7 @@ class Parameter(Declared):
 
 
 class Checkpoint(Declared):
-    """A task that is graded. `check` names a grader of `grading.GRADERS`, or "workbench.module:function"."""
+    """A graded task. `check` names a grader of `grading.GRADERS`, or "workbench.module:function"."""
 
     name: str = Field(min_length=1)
     task: str = Field(min_length=1)
@@ -78,19 +78,19 @@ class Checkpoint(Declared):
 
 
 class Question(Declared):
-    """A guess that the reader makes before the answer is on the screen."""
+    """A question that the reader answers by a guess before the notebook shows the answer."""
 
     name: str = Field(min_length=1)
     ask: str = Field(min_length=1)
 
 
 class Exhibit(Declared):
-    """A bug that really happened, shown by the smallest graph that has it: one piece of the bug museum."""
+    """An exhibit of the bug museum: a real bug, in the smallest graph that has it."""
 
     name: str = Field(min_length=1)
-    bug: str = Field(min_length=1, description="what goes wrong, in a sentence")
-    seen: str = Field(min_length=1, description="where it happened: project and version, pull request or issue")
-    verdict: str = Field(min_length=1, description="what the verdicts show, as the cell prints it")
+    bug: str = Field(min_length=1, description="the fault, in a sentence")
+    seen: str = Field(min_length=1, description="where it occurred: project and version, pull request or issue")
+    verdict: str = Field(min_length=1, description="the verdicts, as the cell prints them")
 
 
 Named = TypeVar("Named", Question, Checkpoint)
@@ -105,14 +105,14 @@ class Lesson(Declared):
     question: str = Field(min_length=1)
     about: str = Field(min_length=1, description="what the reader will do")
     learn: tuple[str, ...] = Field(min_length=1)
-    need: tuple[str, ...] = Field((), description="what the reader should know before")
+    need: tuple[str, ...] = Field((), description="what the reader should know already")
     minutes: PositiveInt
     needs: Literal["cpu", "gpu", "multi_gpu"] = "cpu"
     prerequisites: tuple[str, ...] = Field((), description="names of lessons")
     recipe: str = "llama3"
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     profiles: dict[Literal["small", "gpu"], dict[str, int | float | str | bool]] = Field(
-        default_factory=dict, description="values of parameters: small is the least run that is not the default")
+        default_factory=dict, description="values of parameters; small is the smallest run")
     questions: tuple[Question, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     museum: tuple[Exhibit, ...] = ()
@@ -132,7 +132,7 @@ class Lesson(Declared):
                          if (problem := self._misfit(name, value))]
         for where, named in (("checkpoints", self.checkpoints), ("questions", self.questions), ("museum", self.museum)):
             names = [each.name for each in named]
-            problems += [Problem(where, f"{n!r} stands there twice: give each its own name")
+            problems += [Problem(where, f"{n!r} occurs twice: give each its own name")
                          for n in sorted({n for n in names if names.count(n) > 1})]
         if self.recipe not in recipe_names():
             problems.append(Problem("recipe", f"no recipe {self.recipe!r}" + suggestion(self.recipe, recipe_names())))
@@ -141,14 +141,14 @@ class Lesson(Declared):
         return self
 
     def _misfit(self, name: str, value: Any) -> str:
-        """Why a parameter cannot have this value, or ""."""
+        """Why this value is not allowed for the parameter, or ""."""
         known = self.parameters.get(name)
         return known.problem(value) if known else "unknown parameter" + suggestion(name, self.parameters)
 
     def predict(self, name: str, guess: Any = None) -> Prediction:
-        """Record the reader's guess on a question, before the answer is shown; score it with `.score(truth)`.
+        """Record the reader's guess before the answer is shown; score it with `.score(truth)`.
 
-        A second guess does not replace the first. Raises LessonError on a question that is not declared.
+        A second guess does not replace the first. Raises LessonError for a question that is not declared.
         """
         asked = self._one_of(self.questions, "question", name)
         known = self._guesses.get(name)
@@ -157,9 +157,9 @@ class Lesson(Declared):
         return self._guesses[name]
 
     def check(self, name: str, answer: Any, **context: Any) -> CheckResult:
-        """Grade an answer, from 0 to 1; each wrong one brings the next hint. `context` goes to the grader.
+        """Grade an answer, from 0 to 1; each wrong answer reveals the next hint. `context` goes to the grader.
 
-        Raises LessonError on a checkpoint that is not declared. `None` is a task not tried yet.
+        Raises LessonError for a checkpoint that is not declared. `None` means that the task was not tried yet.
         """
         point = self.checkpoint(name)
         if answer is None:
@@ -184,7 +184,7 @@ class Lesson(Declared):
 
     @property
     def needed(self) -> str:
-        """The machine, in words."""
+        """The machine that the lesson needs, in words."""
         return _NEEDS[self.needs]
 
     def __repr__(self) -> str:
@@ -201,14 +201,14 @@ class Lesson(Declared):
 
 
 class Values(Declared):
-    """Base of a lesson's checked parameters: one attribute each."""
+    """A lesson's checked parameters: one attribute each."""
 
 
 def parameters(lesson: Lesson, **values: Any) -> Any:
     """The checked values of the notebook's parameters cell, one attribute each; absent ones take the default.
 
-    Raises LessonError: a name that is not declared, a wrong type, a value out of range, all at once. What papermill
-    has set in this notebook must be declared, too.
+    Raises LessonError with all problems: undeclared names, wrong types, values out of range. Names that papermill set
+    in this notebook must be declared, too.
     """
     injected = {name: None for name in _injected() if name not in lesson.parameters}
     problems = [Problem(f"parameters.{name}", message) for name, value in (injected | values).items()
@@ -221,7 +221,7 @@ def parameters(lesson: Lesson, **values: Any) -> Any:
 
 
 def _injected() -> list[str]:
-    """The names that papermill sets in a cell of its own, which it writes behind the notebook's parameters."""
+    """The names in the cell that papermill inserts after the notebook's parameters."""
     for cell in getattr(sys.modules["__main__"], "In", ()):
         if cell.startswith("# Parameters\n"):
             with contextlib.suppress(SyntaxError):

@@ -1,6 +1,6 @@
-"""What a reader has reached: the best score of each checkpoint and the hints taken, in one small file of theirs.
+"""A reader's best score of each checkpoint and the number of hints taken, in one small file.
 
-The file is $WORKBENCH_SCORES, else workbench/scores.json in the user's data folder; set to nothing, none is kept.
+The file is $WORKBENCH_SCORES, else workbench/scores.json in the user's data folder; an empty variable stores nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Scores = dict[str, dict[str, dict[str, float]]]  # lesson, checkpoint, "score" o
 
 
 def scores_file() -> Path | None:
-    """Where scores are kept, or None."""
+    """The file of the scores; None if they are not stored."""
     given = os.environ.get(SCORES)
     if given is not None:
         return Path(given) if given else None
@@ -30,7 +30,7 @@ def scores_file() -> Path | None:
 
 
 def load_scores(path: Path | None = None) -> Scores:
-    """All that is kept; empty where there is no file yet. WorkbenchError names a file that is no such one."""
+    """All scores; empty without a file. WorkbenchError names a file with other contents."""
     path = path or scores_file()
     if path is None:
         return {}
@@ -48,14 +48,14 @@ def load_scores(path: Path | None = None) -> Scores:
 
 
 def keep_score(lesson: str, checkpoint: str, score: float) -> None:
-    """Keep a score if it is the best so far. A file that cannot be written is a warning: the answer still counts."""
+    """Store a score if it is the best so far. Warns where the file cannot be written."""
     with _changing() as scores:
         kept = scores.setdefault(lesson, {}).setdefault(checkpoint, {})
         kept["score"] = max(score, kept.get("score", 0.0))
 
 
 def take_hint(lesson: str, checkpoint: str, hints: int) -> int:
-    """How many of a checkpoint's `hints` are now taken: one more than before, all there are where nothing is kept."""
+    """How many of a checkpoint's `hints` the reader may see: one more than before; all if nothing is stored."""
     if scores_file() is None:
         return hints
     with _changing() as scores:
@@ -66,7 +66,7 @@ def take_hint(lesson: str, checkpoint: str, hints: int) -> int:
 
 @contextlib.contextmanager
 def _changing() -> Iterator[Any]:
-    """The scores, written back at the end if they changed; one process at a time."""
+    """The scores, written back at the end if they changed, under a lock between processes."""
     path = scores_file()
     if path is None:
         yield {}

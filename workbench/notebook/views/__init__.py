@@ -1,15 +1,15 @@
-"""Interactive views in JupyterLab, without a network: they follow the static pictures of `workbench.notebook.draw`.
+"""Interactive views in JupyterLab, without a network, for the static pictures of `workbench.notebook.draw`.
 
-Each is an anywidget whose saved state is a few lines; what it shows comes from the kernel when it asks.
+Each is an anywidget whose saved state is a few lines; it asks the kernel for its contents.
 
-    boxes       what is drawn of a graph with some modules open
+    boxes       boxes and links of a graph with some modules open
     graph       the graph as boxes that open
     graph_tree  a graph as a tree of modules
     kernels     generated code beside its nodes
     memory      live bytes, to zoom into
     stepper     a slider over the passes
-    timeline    a step on the clock, to zoom into
-    view        what all views share
+    timeline    a step over time, to zoom into
+    view        the base of all views
 """
 
 from workbench.notebook.views.graph import GraphView

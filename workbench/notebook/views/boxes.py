@@ -1,4 +1,4 @@
-"""What is drawn of a graph when some of its modules are open: boxes, the links between them, and blocks folded."""
+"""The drawing of a graph with some modules open: boxes, the links between them, and folded blocks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BOX_LIMIT = 1500
 
 
 class Box(NamedTuple):
-    """What is drawn: a module (`nodes` operators in it, `alike` blocks of its kind folded) or one operator.
+    """A module (with `nodes` operators, and `alike` identical blocks folded into it) or one operator.
 
-    `id` is the path in the tree, `parent` the id of the open module around it, "" at the top. `kinds` counts its
-    operators by kind. `marks` counts what a pass did to them.
+    `id` is the path in the tree, `parent` the id of the open module around it, "" at the top. `kinds` counts the
+    operators by kind, `marks` by what a pass did to them.
     """
 
     id: str
@@ -36,7 +36,7 @@ class Box(NamedTuple):
 
 
 class Link(NamedTuple):
-    """`values` that one box hands to another; `saved` of the forward, `bytes` of them, wait for the backward."""
+    """`values` that one box passes to another. `saved`: from forward to backward, with their `bytes`."""
 
     source: str
     target: str
@@ -47,7 +47,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """The boxes and links of a tree with some modules open. `note` says what was left out."""
+    """The boxes and links of a tree with some modules open. `note` says what is left out."""
 
     boxes: tuple[Box, ...]
     links: tuple[Link, ...]
@@ -62,13 +62,13 @@ def draw(tree: GraphTree, opened: Collection[str] = (), fold: bool = True) -> Vi
 
 
 class Drawing:
-    """One view in the making: boxes, and which box stands for each node."""
+    """Builds one View: its boxes, and the box of each node."""
 
     def __init__(self, tree: GraphTree, opened: set[str], fold: bool):
         self.tree, self.opened, self.fold = tree, opened, fold
         self.boxes: list[Box] = []
         self.owner: dict[int, str] = {}
-        self.member: dict[int, tuple[str, int]] = {}  # of an open box that stands for several
+        self.member: dict[int, tuple[str, int]] = {}  # of nodes in an open box that represents several blocks
         self.shut = 0
 
     def fill(self, block: Block, parent: str) -> None:
@@ -112,7 +112,7 @@ class Drawing:
         return groups
 
     def _sign(self, block: Block) -> Any:
-        """Equal for blocks with the same operators on the same shapes in the same modules, in whatever order."""
+        """Equal for blocks with the same operators on the same shapes in the same modules, in any order."""
         if block._sign is None:
             own = Counter(map(_face, (self.tree.nodes[i] for i in block.leaves)))
             inner = tuple((child.name, self._sign(child)) for child in block.children.values())
@@ -120,7 +120,7 @@ class Drawing:
         return block._sign
 
     def _stand_in(self, path: str, every: list[list[int]]) -> None:
-        """The first block's nodes stand for their like in the others."""
+        """Let the first block's nodes represent the corresponding nodes of the others."""
         nodes, depth = self.tree.nodes, path.count("/") + 1
         like: dict[Any, list[int]] = {}
         for i in every[0]:

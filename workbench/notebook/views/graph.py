@@ -1,4 +1,4 @@
-"""The graph as boxes that open: modules folded, operators with all that is known of them."""
+"""The graph as boxes that open: folded modules, and operators with all their facts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from workbench.notebook.views.view import View
 class GraphView(View):
     """Boxes by module path, identical blocks as one; search by operator, module or source line.
 
-    `graphs`: a graph, or several by name (`forward` and `backward` are linked by what is saved). `records`: the
-    passes of the run, for where a node came from. `placement`: words for where the parts of a parameter or buffer live.
+    `graphs`: a graph, or several by name (saved tensors link `forward` and `backward`). `records`: the passes of the
+    run, for the history of a node. `placement`: the placement of a parameter or buffer, in words.
     """
 
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
@@ -50,7 +50,7 @@ class GraphView(View):
         return {"ids": ids, "count": count}
 
     def on_way(self, id: str, opened: list[str], fold: bool, **step: Any) -> dict[str, Any]:
-        """What to open for `id` to be seen; nothing stays folded that would hide it."""
+        """The modules to open so that `id` is visible, and whether blocks may stay folded."""
         tree = self.tree(**step)
         wanted = list(dict.fromkeys([*opened, *tree.way_to(id)]))
         seen = {box.id for box in draw(tree, wanted, fold).boxes}

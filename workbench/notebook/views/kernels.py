@@ -1,4 +1,4 @@
-"""Nodes to kernels: the generated code beside the nodes that it came from."""
+"""Nodes to kernels: the generated code beside the nodes that it computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.notebook.views.view import View
 
 
 class KernelView(View):
-    """The calls of kernels in their order, by graph; search by kernel, kind or node. WorkbenchError without any."""
+    """The kernel calls of each graph in order; search by kernel, kind or node. WorkbenchError without any kernel."""
 
     def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
         self._found = {each.graph: each for each in found if each.kernels}

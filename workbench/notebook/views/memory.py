@@ -29,7 +29,7 @@ class MemoryView(View):
 
 
 def curve(title: str, live: Live) -> dict[str, Any]:
-    """At most `POINTS` points (place, bytes, node): of each stretch the highest, so that no peak is lost."""
+    """At most `POINTS` points (place, bytes, node): the highest of each stretch, so that no peak is lost."""
     points: list[tuple[int, int, str]] = []
     parts, start = [], 0
     for part, profile in live.parts.items():

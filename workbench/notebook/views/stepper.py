@@ -20,7 +20,7 @@ ROWS = 10
 
 
 class PassStepper(GraphView):
-    """What each pass added, removed, moved and tagged, on the graph and in its lines; census and verdicts of the step.
+    """What each pass added, removed, moved and tagged, in the graph and in its lines, with its census and verdicts.
 
     Raises WorkbenchError without a record.
     """
@@ -32,7 +32,7 @@ class PassStepper(GraphView):
         self.kind = "stepper"
 
     def on_first(self, step: int, part: str) -> dict[str, Any]:
-        """All that a step shows at first, in one answer: the page keeps it, and asks ahead of its reader."""
+        """The first contents of a step in one answer, which the page prefetches and caches."""
         return {"view": self.on_view(None, step=step, part=part), "step": self.on_step(step, part),
                 "hunks": self.on_hunks(step, part, 1)}
 

@@ -1,4 +1,4 @@
-"""A step on the clock, to zoom into."""
+"""A step over time, to zoom into."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TimelineView(View):
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
-    """(lane, name, begin, end, exposed, limit, label, part); kernels back to back in one module are one bar."""
+    """(lane, name, begin, end, exposed, limit, label, part); adjacent kernels of one module are one bar."""
     found: list[tuple[Any, ...]] = []
     open_: list[Span] = []
 

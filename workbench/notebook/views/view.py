@@ -1,4 +1,4 @@
-"""What all views share: the module that draws is sent once for each page, and a call is answered by `on_NAME`."""
+"""The base of all views: the drawing module is sent once to each page, and `on_NAME` answers the call NAME."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class View(anywidget.AnyWidget):
             self.send({"module": version}, [source])
             return
         try:
-            with uncollected():  # a search for garbage in what a kernel holds of graphs takes longer than the answer
+            with uncollected():  # a garbage collection over the kernel's graphs would take longer than the answer
                 found: dict[str, Any] = {"value": self.ask(call, **message.get("args", {}))}
         except (WorkbenchError, KeyError, ValueError, IndexError) as error:
             found = {"error": f"{type(error).__name__}: {error}"}
@@ -57,7 +57,7 @@ class View(anywidget.AnyWidget):
         self.send(found)
 
     def ask(self, call: str, **given: Any) -> Any:
-        """What the page gets when it asks for `call`; WorkbenchError for a call that this view does not know."""
+        """The answer to the page's `call`; WorkbenchError for a call that this view does not know."""
         answer = getattr(self, f"on_{call}", None)
         if answer is None or call == "msg":
             raise WorkbenchError(f"a view of kind {self.kind!r} does not know {call!r}")
