@@ -123,7 +123,7 @@ def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.
     assert "[99%] saved_bytes: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("text", "says"), [("", "is not a Jupyter notebook"), ("{}", "is no Jupyter notebook"),
+@pytest.mark.parametrize(("text", "says"), [("", "is not a Jupyter notebook"), ("{}", "is not a Jupyter notebook"),
                                             (None, "checks nothing of lesson '00_tour': is it the notebook of ")])
 def test_a_notebook_that_cannot_be_graded_is_no_wrong_answer(notebooks: Path, tmp_path: Path, text: str | None,
                                                              says: str, capsys: pytest.CaptureFixture[str]) -> None:
