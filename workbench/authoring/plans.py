@@ -123,25 +123,23 @@ def matching(pattern: str, paths: Iterable[str]) -> list[str]:
     ]
 
 
+def matched(pattern: str, paths: Iterable[str], where: str) -> list[str]:
+    """The same; AuthoringError, which begins with `where`, if `pattern` matches no path."""
+    paths = list(paths)
+    if found := matching(pattern, paths):
+        return found
+    named = [path for path in paths if path]
+    some = ", ".join(named[:8]) + (", ..." if len(named) > 8 else "")
+    raise AuthoringError(f"plan: {where} {pattern!r} matches no module; modules are {some}")
+
+
 def expand_units(plan: ParallelPlan, paths: Iterable[str]) -> list[str | list[str]]:
     """The plan's units with their patterns replaced by module paths. AuthoringError for one that matches nothing."""
     paths = list(paths)
-
-    def found(pattern: str) -> list[str]:
-        names = matching(pattern, paths)
-        if not names:
-            raise AuthoringError(f"plan: unit {pattern!r} matches no module; modules are {_some(paths)}")
-        return names
-
     units: list[str | list[str]] = []
     for unit in plan.units:
         if isinstance(unit, str):
-            units.extend(found(unit))
+            units += matched(unit, paths, "unit")
         else:
-            units.append([name for pattern in unit for name in found(pattern)])
+            units.append([name for pattern in unit for name in matched(pattern, paths, "unit")])
     return units
-
-
-def _some(paths: list[str]) -> str:
-    shown = [path for path in paths if path][:8]
-    return ", ".join(shown) + (", ..." if len(paths) > len(shown) + 1 else "")

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from workbench.authoring.plans import AuthoringError, ParallelPlan, _some, matching
+from workbench.authoring.plans import AuthoringError, ParallelPlan, matched
 
 _SHARD = re.compile(r"shard\((-?\d+)\)")
 
@@ -108,14 +108,10 @@ def apply_tensor_plan(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -
     """
     paths = [path for path, _ in module.named_modules()]
     for pattern, spec in plan.tensor.items():
-        where = f"plan: tensor {pattern!r}"
-        found = matching(pattern, paths)
-        if not found:
-            raise AuthoringError(f"{where} matches no module; modules are {_some(paths)}")
-        for path in found:
+        for path in matched(pattern, paths, "tensor"):
             part = module.get_submodule(path)
             _check_even(path, part, spec, mesh.size())
-            parallelize_module(part, mesh, read_style(spec, where))
+            parallelize_module(part, mesh, read_style(spec, f"plan: tensor {pattern!r}"))
     return module
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.node_facts import described
+from workbench.graph.read.snapshot import same_arguments
 from workbench.recipe.wording import first_line
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.distributed.fake import FakeTensor, cached, without_log
@@ -39,18 +40,8 @@ def _changed(node: Node, old: Node | None) -> bool:
         return False
     if old is None or old.target != node.target or old.meta.get("val") is not node.meta.get("val"):
         return True
-    return not (_same(old.args, node.args) and _same(old.kwargs, node.kwargs))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two arguments are equal: nodes that hold the same value, or equal constants."""
-    if isinstance(a, Node) and isinstance(b, Node):
-        return a.meta.get("val") is b.meta.get("val")
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
-    return a is b or (type(a) is type(b) and bool(a == b))
+    return not same_arguments((old.args, old.kwargs), (node.args, node.kwargs),
+                              lambda a, b: a.meta.get("val") is b.meta.get("val"))
 
 
 def _wrong(node: Node, known: dict[Any, list[Any] | str]) -> str:

@@ -15,12 +15,14 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.placement import Placed
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook import draw
 from workbench.notebook.draw.mesh import words
 from workbench.notebook.draw.timeline import runs_of
 from workbench.notebook.lessons.lesson import Lesson
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
+from workbench.notebook.views.view import View
 from workbench.pipeline.build import Built
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report
@@ -55,7 +57,7 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Non
     for output in made:
         if get_ipython() is not None:
             display(output)
-        elif not hasattr(output, "kind"):
+        elif not isinstance(output, View):
             print(output)
 
 
@@ -130,7 +132,7 @@ def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[An
     return []
 
 
-def _placement(authored: Authored) -> Any:
+def _placement(authored: Authored) -> Placed:
     """A function from a parameter's or buffer's name to its placement in words."""
     held = dict(authored.module.named_buffers()) | dict(authored.module.named_parameters())
 

@@ -16,16 +16,16 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
     problems = pass_problems(joint, passes, parts.get("free_order", False))
     mesh, data, expect = parts.get("mesh"), parts.get("data"), parts.get("expect")
     if mesh is not None:
-        problems += _needs_fsdp(joint, passes, mesh)
+        if mesh["dp_shard"] == mesh["dp_replicate"] == 1:
+            problems += _needing("fsdp", joint, passes, "needs FSDP, and the mesh has dp_shard 1 and dp_replicate 1: "
+                                 "set mesh.dp_shard to 2 or more, or drop the pass")
         problems += _expert_mesh_problems(mesh, sizes)
     if sizes is not None:
         problems += _model_problems(sizes)
         if sizes.get("dispatch") == "dropless":
-            problems += [
-                Problem(key, f"pass {name!r} needs sizes that are the same in every step, and dropless dispatch reads "
-                             f"them from the device: set model.dispatch to \"capacity\", or drop the pass")
-                for key, name in _needing("static_shapes", joint, passes)
-            ]
+            problems += _needing("static_shapes", joint, passes,
+                                 "needs sizes that are the same in every step, and dropless dispatch reads them from "
+                                 'the device: set model.dispatch to "capacity", or drop the pass')
     if mesh is not None and sizes is not None:
         for key in (k for k in ("n_heads", "n_kv_heads") if k in sizes):
             problems += _divides(f"model.{key}", sizes[key], "mesh.tp", mesh["tp"], "mesh.tp")
@@ -74,22 +74,12 @@ def cuda_reasons(names: Sequence[str], attention: str) -> dict[str, str]:
     }
 
 
-def _needs_fsdp(joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]],
-                mesh: Mapping[str, int]) -> list[Problem]:
-    if mesh["dp_shard"] > 1 or mesh["dp_replicate"] > 1:
-        return []
+def _needing(
+    what: str, joint: Sequence[Mapping[str, Any]], passes: Sequence[Mapping[str, Any]], why: str
+) -> list[Problem]:
+    """A problem for each pass of the lists whose contract needs `what`."""
     return [
-        Problem(key, f"pass {name!r} needs FSDP, and the mesh has dp_shard 1 and dp_replicate 1: "
-                     f"set mesh.dp_shard to 2 or more, or drop the pass")
-        for key, name in _needing("fsdp", joint, passes)
-    ]
-
-
-def _needing(what: str, joint: Sequence[Mapping[str, Any]],
-             passes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Key and name of each pass of the lists whose contract needs `what`."""
-    return [
-        (f"{where}[{i}]", spec["name"])
+        Problem(f"{where}[{i}]", f"pass {spec['name']!r} {why}")
         for where, listed in (("joint_passes", joint), ("passes", passes))
         for i, spec in enumerate(listed)
         if spec["name"] in CONTRACTS and what in CONTRACTS[spec["name"]].needs

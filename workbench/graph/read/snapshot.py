@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,23 +91,24 @@ def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> b
     if len(before.graph.nodes) != len(after.graph.nodes):
         return False
     twin: dict[torch.fx.Node, torch.fx.Node] = {}
-
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, torch.fx.Node):
-            return twin.get(a) is b
-        if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-            return len(a) == len(b) and all(map(same, a, b))
-        return type(a) is type(b) and bool(a == b)
-
     for a, b in zip(before.graph.nodes, after.graph.nodes, strict=True):
         if a.name != b.name or a.op != b.op or a.target != b.target or a.meta.get("val") is not b.meta.get("val"):
             return False
-        if not same(a.args, b.args) or a.kwargs.keys() != b.kwargs.keys():
-            return False
-        if not all(same(value, b.kwargs[key]) for key, value in a.kwargs.items()):
+        if not same_arguments((a.args, a.kwargs), (b.args, b.kwargs), lambda a, b: twin.get(a) is b):
             return False
         twin[a] = b
     return True
+
+
+def same_arguments(a: Any, b: Any, same_node: Callable[[torch.fx.Node, torch.fx.Node], bool]) -> bool:
+    """Whether nested arguments are equal: nodes by `same_node`, constants by type and value."""
+    if isinstance(a, torch.fx.Node) and isinstance(b, torch.fx.Node):
+        return same_node(a, b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(same_arguments(x, y, same_node) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_arguments(value, b[key], same_node) for key, value in a.items())
+    return a is b or (type(a) is type(b) and bool(a == b))
 
 
 def node_record(node: torch.fx.Node) -> NodeRecord:

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read import collectives
 from workbench.graph.read.memory import SavedTensor, saved_tensors
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.picture import (
@@ -79,12 +79,8 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
 
 def launches(record: PassRecord) -> Picture:
     """The number of collectives before and after a pass, by kind and mesh axis."""
-    counted = []
-    for graphs in (record.before, record.after):
-        found = [c for gm in graphs for c in list_collectives(gm)]
-        counted.append({key: sum((c.kind, c.axis or c.group) == key for c in found)
-                        for key in sorted({(c.kind, c.axis or c.group) for c in found})})
-    before, after = counted
+    before, after = (collectives.launches(c for gm in graphs for c in collectives.list_collectives(gm))
+                     for graphs in (record.before, record.after))
     keys = sorted(before.keys() | after.keys())
     figure, (axes,) = panels(8, 0.9 + 0.45 * len(keys))
     for shift, counts, color, word in ((-0.2, before, GREY, "before"), (0.2, after, BLUE, "after")):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.patches import FancyBboxPatch
 
-from workbench.checks.verdicts import FILLS, Outcome, Verdict, worst
+from workbench.checks.verdicts import FILLS, Outcome, worst
 from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, Picture, finish, new_figure
 from workbench.pipeline.build import Built
 from workbench.pipeline.report import Report
@@ -30,7 +29,7 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
     gravest verdict, in words and colour.
     """
     recipe, world, badges = _read(what)
-    columns = {2: _named(recipe.joint_passes), 3: _named(recipe.passes)}
+    columns = {2: [spec.name for spec in recipe.joint_passes], 3: [spec.name for spec in recipe.passes]}
     rows = max(1, *map(len, columns.values()))
     height = 1.3 + _STEP * rows
     figure = new_figure(11.6, height)
@@ -59,10 +58,6 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
     return finish(figure, alt, "\n".join(lines))
 
 
-def _named(specs: Sequence[Any]) -> list[str]:
-    return [spec.name for spec in specs]
-
-
 def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[str, str]]]:
     """The recipe, the ranks in words, and (word, colour) for each pass."""
     if isinstance(what, Recipe):
@@ -76,17 +71,14 @@ def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[s
         ranks = f"{what.world['size']} {what.world['kind']} ranks"
         recipe = what.recipe
     else:
-        found = {record.name: _known(record.verdicts) for record in what.records}
+        # the checks that ran: on a fake world, numerics do not
+        found = {record.name: worst(v for v in record.verdicts if v.outcome is not Outcome.UNKNOWN)
+                 for record in what.records}
         world, given = what.authored.world, what.authored.recipe
         if given is None:
             raise ValueError("this module was authored without a recipe: there is no pipeline to draw")
         ranks, recipe = f"{world.size} {world.kind} ranks", given
     return recipe, _axes(recipe, ranks), {n: (str(o), FILLS[o]) for n, o in found.items()}
-
-
-def _known(verdicts: Sequence[Verdict]) -> Outcome:
-    """The gravest outcome of the checks that ran: on a fake world, numerics do not."""
-    return worst(v for v in verdicts if v.outcome is not Outcome.UNKNOWN)
 
 
 def _axes(recipe: Recipe, ranks: str) -> str:

@@ -143,9 +143,8 @@ def _where(a: Any, b: Any) -> str:
     if not count:
         return "in bits only: signed zeros or NaNs"
     at = apart.nonzero()[0].tolist()
-    text = f"in {count:,} of {a.numel():,}, first at {at}: {b[tuple(at)].item():g}, not {a[tuple(at)].item():g}" \
-        if not a.is_complex() else f"in {count:,} of {a.numel():,}, first at {at}"
-    return text
+    values = "" if a.is_complex() else f": {b[tuple(at)].item():g}, not {a[tuple(at)].item():g}"
+    return f"in {count:,} of {a.numel():,}, first at {at}{values}"
 
 
 def _suspicious(groups: Sequence[tuple[list[int], Any]]) -> Iterator[str]:
