@@ -139,8 +139,7 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
 def diff_recipes(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     """The differences: dotted key, value in `a`, value in `b`; None where a side has no value."""
     left, right = flatten(a.to_dict()), flatten(b.to_dict())
-    return [(k, left.get(k), right.get(k)) for k in [*left, *(k for k in right if k not in left)]
-            if left.get(k) != right.get(k)]
+    return [(k, left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)]
 
 
 def recipe_json_schema() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict, worst
+from workbench.checks.verdicts import CHECKS, FILLS, Outcome, worst
 from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, panels
 from workbench.notebook.draw.verdicts import failures, grid
 from workbench.recipe.wording import counted
@@ -19,10 +19,8 @@ def difference(found: Difference) -> Picture:
     the stages that ran again and those that were kept.
     """
     was, now = found.before.figures, found.after.figures
-    rows: dict[str, tuple[float, float]] = {}
-    for name, given in _both(was.rows(), now.rows()).items():
-        if not name.startswith(("compute on", "exposed on")):  # parts of the step
-            rows[name] = given
+    every = _both(was.rows(), now.rows())
+    rows = {name: both for name, both in every.items() if not name.startswith(("compute on", "exposed on"))}
     figure, (axes,) = panels(9.6, 1 + 0.34 * len(rows))
     for y, (name, (old, new)) in enumerate(rows.items()):
         most, same = max(old, new) or 1, _number(old) == _number(new)
@@ -44,17 +42,15 @@ def difference(found: Difference) -> Picture:
     figure.suptitle(found.title, fontsize=10, color=INK)
     lines = [found.title, f"ran again: {', '.join(ran.stage for ran in found.ran) or 'nothing'}",
              f"kept: {', '.join(found.kept) or 'nothing'}"]
-    changed = [f"{name}: {_number(a)} → {_number(b)}" for name, (a, b) in _both(was.rows(), now.rows()).items()
-               if _number(a) != _number(b)]
+    changed = [f"{name}: {_number(a)} → {_number(b)}" for name, (a, b) in every.items() if _number(a) != _number(b)]
     lines += changed or ["no figure changed"]
     return finish(figure, "Figures before and after a change. " + "; ".join(lines) + ".", "\n".join(lines))
 
 
 def verdicts_of_both(found: Difference) -> Table:
     """A row for each pass, a column for each check; `before → after` where they differ. Reasons are listed below."""
-    names = _both(found.before.verdicts, found.after.verdicts)
     rows = [(name, [_cell(_outcome(found.before, name, check), _outcome(found.after, name, check))
-                    for check in CHECKS]) for name in names]
+                    for check in CHECKS]) for name in {**found.before.verdicts, **found.after.verdicts}]
     agree, _ = _cell(found.before.schedule.outcome, found.after.schedule.outcome)
     notes = [f"the ranks' collectives agree: {agree}"]
     for when, side in (("before", found.before), ("after", found.after)):
@@ -64,9 +60,8 @@ def verdicts_of_both(found: Difference) -> Table:
 
 def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
     """The gravest outcome of one check; None for a pass that this side does not run."""
-    given: Any = side.verdicts.get(name)
-    found: list[Verdict] = [v for v in given or () if v.check == check]
-    return None if given is None else worst(found)
+    given = side.verdicts.get(name)
+    return None if given is None else worst(v for v in given if v.check == check)
 
 
 def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:
@@ -77,7 +72,7 @@ def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:
 
 def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The values of both by name, those of `a` first; 0 where one has none."""
-    return {name: (a.get(name, 0), b.get(name, 0)) for name in [*a, *(name for name in b if name not in a)]}
+    return {name: (a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
 
 
 def _number(value: float) -> str:
