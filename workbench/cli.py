@@ -167,6 +167,17 @@ def _schedule(args: argparse.Namespace) -> int:
     return FAILED if found.verdict.outcome == "FAIL" else PASSED
 
 
+def _order(args: argparse.Namespace) -> int:
+    from workbench.tools.traces.order import read_order
+
+    _writable(args.json)
+    found = read_order(args.traces, args.step, args.device)
+    print(found)
+    if args.json is not None:
+        args.json.write_text(found.to_json(), encoding="utf-8")
+    return PASSED
+
+
 def _writable(path: Path | None, option: str = "--json") -> None:
     if path is not None and path.is_dir():
         raise WorkbenchError(f"{option} {path}: is a folder: give a file")
@@ -278,7 +289,7 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
-             "explain": _explain, "schedule": _schedule, "worker": _worker,
+             "explain": _explain, "schedule": _schedule, "order": _order, "worker": _worker,
              "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour,
              "course": commands.course, "lessons": commands.lessons, "check": commands.check,
              "hint": commands.hint}

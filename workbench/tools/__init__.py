@@ -16,6 +16,7 @@
     propose          propose a contract from a pass's first run
     schedule         do all ranks launch the same collectives
     source_code      source of a user's functions and files
+    traces           what a traced job communicates and hides
     user_kernel      a user's Triton kernel
     variant          one variant in figures and verdicts
     what_if          change a recipe, run again what changes

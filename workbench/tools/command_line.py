@@ -97,6 +97,15 @@ def parser() -> argparse.ArgumentParser:
                           help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
                           "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
 
+    order = commands.add_parser("order", help="what a traced job communicates, and what hides it or does not",
+                                description="Read a trace that torch.profiler made of any job, or one of each rank. "
+                                "Show for each step how much communication is exposed, how long the GPU is idle, and "
+                                "the collectives that cost most, each with what keeps it from being hidden.")
+    order.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files of export_chrome_trace, or .gz")
+    order.add_argument("--step", metavar="N", help="one step, by its number in the trace (default: all)")
+    order.add_argument("--device", type=int, metavar="N", help="the GPU, where a trace holds several")
+    order.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+
     worker = commands.add_parser("worker", help="one rank of a pool that listens: start it with torchrun",
                                  description="One rank of a pool that `ranks(n, listen=...)` opened elsewhere. Start "
                                  "it with torchrun, once for each rank: torchrun ... -m workbench worker --connect ...")

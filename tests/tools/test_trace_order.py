@@ -1,0 +1,216 @@
+"""`workbench order`: traces made by hand, one cause each, and what is no trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+import torch
+
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.notebook.show import outputs
+from workbench.tools.traces import trace_file
+from workbench.tools.traces.order import gaps, overlap, read_order
+from workbench.tools.traces.trace_file import COMPUTE, COPY, NCCL, SYMMETRIC, kind_of, read_trace
+
+GATHER, MM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "sm90_xmma_gemm_bf16"
+LONG_AGO = -1000.0
+
+
+def kernel(name, begin, end, *, stream=7, launched=LONG_AGO, call="cudaLaunchKernel", cat="kernel", device=0, **about):
+    """A kernel and the CPU's call for it, which ends at `launched`; times in microseconds."""
+    return [(cat, name, begin, end, {"device": device, "stream": stream, **about}),
+            *([("cuda_runtime", call, launched - 5, launched, {})] if call else [])]
+
+
+def trace(path, *kernels, marks=(), rank=None):
+    events = []
+    for number, parts in enumerate(kernels):
+        events += [{"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": end - begin, "pid": 0, "tid": 1,
+                    "args": {**args, "correlation": number}} for cat, name, begin, end, args in parts]
+    events += [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": a, "dur": b - a}
+               for i, a, b in marks]
+    data = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+    if rank is not None:
+        data["distributedInfo"] = {"rank": rank, "world_size": 2}
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.fixture
+def order(tmp_path):
+    """The one step of a trace of these kernels."""
+    return lambda *kernels: read_order([trace(tmp_path / "t.json", *kernels)]).steps[0]
+
+
+def test_a_collective_behind_a_product_is_hidden(order):
+    step = order(kernel(MM, 0, 100), kernel(GATHER, 10, 90, stream=20), kernel(MM, 100, 150))
+    (found,) = step.collectives
+    assert found.hidden and found.exposed_ms == 0 and found.behind == {MM: 0.08}
+    assert (step.span_ms, step.compute_ms, step.communication_ms, step.exposed_ms, step.idle_ms, step.launches) == (
+        0.15, 0.15, 0.08, 0, 0, 3)
+
+
+REASONS = {
+    "its reader": ([kernel(MM, 0, 50), kernel(GATHER, 80, 180, stream=20), kernel("softmax", 182, 190)],
+                   "softmax waits for it"),
+    "its input": ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20)],
+                  "it starts when cat ends, whose result it may send"),
+    "both": ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190)],
+             f"it starts when cat ends, whose result it may send; {MM} waits for it"),
+    "its stream": ([kernel(MM, 0, 99), kernel("ncclA", 10, 100, stream=20), kernel("ncclB", 101, 300, stream=20)],
+                   "its stream was busy with ncclA"),
+    "the CPU": ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195)],
+                "the CPU launched it late, when the GPU had nothing else to do"),
+    "a replay": ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195, call="cudaGraphLaunch")],
+                 "no compute was ready to run meanwhile"),
+}
+
+
+@pytest.mark.parametrize(("kernels", "why"), REASONS.values(), ids=REASONS)
+def test_why_a_collective_is_exposed(order, kernels, why):
+    last = order(*kernels).collectives[-1]
+    assert last.why == why and last.exposed_ms > 0
+
+
+def test_communication_hides_no_communication(order):
+    step = order(kernel("ncclA", 0, 100, stream=20), kernel("ncclB", 50, 150, stream=21))
+    assert step.exposed_ms == step.communication_ms == 0.15 and step.compute_ms == 0
+    assert [c.exposed_ms for c in step.collectives] == [0.1, 0.1] and [c.shared_ms for c in step.collectives] == [
+        0.05, 0.05]
+
+
+KINDS = {  # name, category and kind
+    "nccl": (GATHER, "kernel", NCCL), "symmetric nccl": ("ncclSymkDevKernel_AllGather_LL", "kernel", NCCL),
+    "copy": ("Memcpy PtoP (Device -> Device)", "gpu_memcpy", COPY),
+    "copy at home": ("Memcpy DtoD (Device -> Device)", "gpu_memcpy", COMPUTE),
+    "barrier": ("(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "kernel",
+                SYMMETRIC),
+    "multimem": ("void multimem_all_reduce_kernel<4>(__nv_bfloat16*)", "kernel", SYMMETRIC),
+    "one shot": ("one_shot_all_reduce_kernel", "kernel", SYMMETRIC),
+    "product": (MM, "kernel", COMPUTE),
+}
+
+
+@pytest.mark.parametrize(("name", "category", "kind"), KINDS.values(), ids=KINDS)
+def test_what_communicates(name, category, kind):
+    assert kind_of(name, category) == kind
+
+
+def test_a_copy_that_waits_hides_no_collective(order):
+    step = order(kernel(GATHER, 0, 100, stream=20),
+                 kernel("Memcpy PtoP (Device -> Device)", 0, 100, stream=21, cat="gpu_memcpy"))
+    assert step.exposed_ms == 0.1 and not any(c.hidden for c in step.collectives)
+
+
+def test_steps_are_told_apart_by_when_their_kernels_were_launched(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 90, launched=-5), kernel(GATHER, 95, 130, stream=20, launched=40),
+                 kernel(MM, 140, 200, launched=120), kernel("warm-up", -500, -400, launched=-550),
+                 marks=((3, -20, 50), (4, 100, 130)))
+    found = read_order([path])
+    assert [(s.step, s.launches, len(s.collectives)) for s in found.steps] == [
+        ("ProfilerStep#3", 2, 1), ("ProfilerStep#4", 1, 0)]
+    assert read_order([path], step="4").steps == found.steps[1:]
+    with pytest.raises(WorkbenchError, match="t.json: no step 5: it has 3, 4$"):
+        read_order([path], step="5")
+
+
+def test_what_the_trace_says_of_a_collective_is_shown(order, tmp_path):
+    step = order(kernel(GATHER, 0, 10, **{"Collective name": "_allgather_base", "In msg nelems": 1024,
+                                          "dtype": "BFloat16", "Group size": 2}))
+    assert step.collectives[0].about == "_allgather_base, 1024 elements, BFloat16, 2 ranks"
+    assert "_allgather_base" in str(read_order([tmp_path / "t.json"]))
+
+
+def test_of_two_ranks_the_one_that_comes_first_waits(tmp_path):
+    early = trace(tmp_path / "0.json", kernel(GATHER, 0, 100, stream=20), rank=0)
+    late = trace(tmp_path / "1.json", kernel(GATHER, 70, 100, stream=20), rank=1)
+    found = read_order([early, late])
+    assert [(s.rank, s.collectives[0].waits_ms) for s in found.steps] == [(0, 0.07), (1, 0.0)]
+    assert "rank" in str(found).splitlines()[1]
+    with pytest.raises(WorkbenchError, match="0.json: traces of ranks 0, 0: give one of each rank"):
+        read_order([early, early])
+
+
+def test_one_gpu_of_several_is_chosen(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 1), kernel(MM, 0, 9, device=1))
+    with pytest.raises(WorkbenchError, match="holds GPUs 0, 1: choose one with --device"):
+        read_trace(path)
+    with pytest.raises(WorkbenchError, match="holds no GPU 2: it holds 0, 1"):
+        read_trace(path, 2)
+    assert read_trace(path, 1).steps[0].events[0].end == 9
+
+
+def test_a_step_is_shown_as_a_timeline(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190))
+    timeline = read_order([path]).timeline()
+    assert timeline.lanes == ["compute", "stream 20"] and timeline.exposed_ms == pytest.approx(0.128)
+    assert str(timeline).startswith("measured on NVIDIA H200: 0.19 ms")
+    assert len(outputs(timeline, "timeline")) == 2
+
+
+def brute(intervals, begin, end):
+    return sum(any(a <= t < b for a, b in intervals) for t in range(begin, end))
+
+
+def test_overlaps_are_those_that_counting_gives():
+    chosen = random.Random(0)
+    for _ in range(200):
+        cuts = sorted(chosen.sample(range(40), 8))
+        intervals = list(zip(cuts[::2], cuts[1::2], strict=True))
+        begin, end = sorted(chosen.sample(range(40), 2))
+        covered = brute(intervals, begin, end)
+        assert overlap(intervals, begin, end) == covered
+        assert sum(b - a for a, b in gaps(intervals, begin, end)) == end - begin - covered
+
+
+def on_cpu(path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    seen.export_chrome_trace(str(path))
+
+
+def written(text):
+    return lambda path: path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+BAD = {
+    "of no GPU": ("cpu.json", on_cpu, "and none of a GPU \\(category kernel\\): profile with ProfilerActivity.CUDA"),
+    "truncated": ("t.json", written('{"traceEvents": [{"ph": "X", "na'), "the file is truncated: export one with"),
+    "empty": ("t.json", written(""), "line 1: Expecting value: the file is truncated"),
+    "no JSON": ("t.json", written("step,ms\n1,2\n"), "this is no JSON|the file is truncated"),
+    "of another tool": ("t.json", written('{"spans": []}'), "no list of traceEvents, so this is no trace"),
+    "binary": ("t.pftrace", written(b"\x0a\xff\xfe\x00"), "a binary file, and a trace is JSON"),
+    "half a gzip": ("t.json.gz", written(gzip.compress(b'{"traceEvents": []}' * 99)[:-9]), "not a whole gzip file"),
+    "no gzip": ("t.json.gz", written("{}"), "not a whole gzip file"),
+}
+
+
+@pytest.mark.parametrize(("name", "write", "said"), BAD.values(), ids=BAD)
+def test_what_is_no_trace_is_refused_with_its_name(tmp_path, capsys, name, write, said):
+    write(tmp_path / name)
+    with pytest.raises(WorkbenchError, match=f"{name}: .*({said})"):
+        read_trace(tmp_path / name)
+    assert main(["order", str(tmp_path / name)]) == 2 and name in capsys.readouterr().err
+
+
+def test_a_trace_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_file, "MOST_BYTES", 100)
+    for name, text in (("t.json", b"[" * 101), ("t.json.gz", gzip.compress(b"[" * 101))):
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(WorkbenchError, match=f"{name}: larger than .*: profile fewer steps"):
+            read_trace(tmp_path / name)
+
+
+def test_the_command_prints_and_writes_what_it_found(tmp_path, capsys):
+    path = trace(tmp_path / "t.json", kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190))
+    assert main(["order", str(path), "--json", str(tmp_path / "o.json")]) == 0
+    text = capsys.readouterr().out
+    assert "whole trace" in text and "0.128 of 0.128 ms exposed: it starts when cat ends" in text
+    data = json.loads((tmp_path / "o.json").read_text())
+    assert data["device"] == "NVIDIA H200" and data["steps"][0]["collectives"][0]["why"].startswith("it starts when")
+    assert main(["order", str(tmp_path / "gone.json")]) == 2
+    assert "gone.json: No such file" in capsys.readouterr().err
