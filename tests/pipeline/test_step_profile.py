@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.profiler import profile, record_function
 
@@ -22,6 +23,12 @@ def test_exposed_is_what_no_compute_kernel_covers():
     found = step_profile(spans, 3)
     assert found == StepProfile(5.5, 4.0, 1.5, kernels=4, launches=3, exposed_by=by, longest=found.longest)
     assert str(step_profile(spans, 3)) == "kernels 5.5 ms, NCCL 4.0 ms, 1.5 ms of it exposed; 4 kernels in 3 launches"
+
+
+def test_a_peer_copy_and_a_barrier_hide_no_collective():
+    waiting = [("Memcpy PtoP (Device -> Device)", 0, 100), ("(anonymous namespace)::barrier_kernel(int)", 100, 150)]
+    found = step_profile([("ncclDevKernel_AllGather_RING_LL(x)", 0, 100), *waiting, ("gemm", 140, 200)])
+    assert (found.nccl_ms, found.exposed_nccl_ms, found.kernels_ms) == pytest.approx((0.15, 0.14, 0.06))
 
 
 def test_what_ran_before_the_mark_does_not_count():

@@ -12,9 +12,10 @@ import torch
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.notebook.show import outputs
+from workbench.pipeline.gpu_communication import COMPUTE, COPY, NCCL, SYMMETRIC, kind_of
 from workbench.tools.traces import trace_file
 from workbench.tools.traces.order import gaps, overlap, read_order
-from workbench.tools.traces.trace_file import COMPUTE, COPY, NCCL, SYMMETRIC, kind_of, read_trace
+from workbench.tools.traces.trace_file import read_trace
 
 GATHER, MM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "sm90_xmma_gemm_bf16"
 LONG_AGO = -1000.0
@@ -83,21 +84,18 @@ def test_communication_hides_no_communication(order):
         0.05, 0.05]
 
 
-KINDS = {  # name, category and kind
-    "nccl": (GATHER, "kernel", NCCL), "symmetric nccl": ("ncclSymkDevKernel_AllGather_LL", "kernel", NCCL),
-    "copy": ("Memcpy PtoP (Device -> Device)", "gpu_memcpy", COPY),
-    "copy at home": ("Memcpy DtoD (Device -> Device)", "gpu_memcpy", COMPUTE),
-    "barrier": ("(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "kernel",
-                SYMMETRIC),
-    "multimem": ("void multimem_all_reduce_kernel<4>(__nv_bfloat16*)", "kernel", SYMMETRIC),
-    "one shot": ("one_shot_all_reduce_kernel", "kernel", SYMMETRIC),
-    "product": (MM, "kernel", COMPUTE),
+KINDS = {
+    GATHER: NCCL, "ncclSymkDevKernel_AllGather_LL": NCCL,
+    "Memcpy PtoP (Device -> Device)": COPY, "Memcpy DtoD (Device -> Device)": COMPUTE,
+    "(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int, unsigned long)": SYMMETRIC,
+    "void multimem_all_reduce_kernel<4>(__nv_bfloat16*)": SYMMETRIC, "one_shot_all_reduce_kernel": SYMMETRIC,
+    MM: COMPUTE,
 }
 
 
-@pytest.mark.parametrize(("name", "category", "kind"), KINDS.values(), ids=KINDS)
-def test_what_communicates(name, category, kind):
-    assert kind_of(name, category) == kind
+@pytest.mark.parametrize(("name", "kind"), KINDS.items(), ids=lambda value: value[:24])
+def test_what_communicates(name, kind):
+    assert kind_of(name) == kind
 
 
 def test_a_copy_that_waits_hides_no_collective(order):

@@ -2,6 +2,7 @@
 
     build           recipe to compiled step
     expert_load     tokens that each expert got
+    gpu_communication  which events of a GPU's profile communicate
     graph_files     graphs of a build as Python files
     machine         machine and versions of a figure
     measured_run    a profiled step, compared with the simulated one

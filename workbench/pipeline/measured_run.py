@@ -12,6 +12,8 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Span, StepTimeline, simulated
+from workbench.pipeline.gpu_communication import COMPUTE as IS_COMPUTE
+from workbench.pipeline.gpu_communication import kind_of
 from workbench.pipeline.step_profile import covered, profiled
 from workbench.torch_api.unchanged import unchanged
 
@@ -51,10 +53,10 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     A stream whose kernels fit no process group keeps a lane of its own, by number.
     """
     start = min((k.begin for k in kernels), default=0.0)
-    nccl = sorted((k for k in kernels if "nccl" in k.name.lower()), key=lambda k: k.begin)
-    compute = [(k.begin, k.end) for k in kernels if "nccl" not in k.name.lower()]
+    nccl = sorted((k for k in kernels if kind_of(k.name) != IS_COMPUTE), key=lambda k: k.begin)
+    compute = [(k.begin, k.end) for k in kernels if kind_of(k.name) == IS_COMPUTE]
     spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3)
-             for k in kernels if "nccl" not in k.name.lower()]
+             for k in kernels if kind_of(k.name) == IS_COMPUTE]
     lanes: dict[str, list[tuple[str, Span]]] = {}
     for span in simulated(graphs).collectives:
         lanes.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))

@@ -1,4 +1,4 @@
-"""One step under torch's profiler: how long kernels ran, and how much of NCCL nothing hid."""
+"""One step under torch's profiler: how long kernels ran, and how much of the communication nothing hid."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from workbench.pipeline.gpu_communication import COMPUTE, kind_of
 from workbench.torch_api.unchanged import unchanged
 
 LONGEST, NAME = 20, 120
@@ -21,7 +22,9 @@ _KIND = re.compile(r"^ncclDevKernel_([A-Za-z]+).*$")
 
 @dataclass(frozen=True)
 class StepProfile:
-    """One step of one rank's GPU, in milliseconds. launches: calls that start kernels; a CUDA graph's is one.
+    """One step of one rank's GPU, in milliseconds. nccl_ms: communication, also by peer copies and symmetric memory.
+
+    launches: calls that start kernels; a CUDA graph's is one.
 
     exposed_by: what would be exposed if this kind of collective were the only one, by the name of NCCL's kernel.
     longest: the kernels, by name, that take most of all, with their time together.
@@ -56,7 +59,7 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
     spent: Counter[str] = Counter()
     for name, begin, end in kernels:
         spent[name[:NAME]] += (end - begin) / 1e3  # type: ignore[assignment]
-        if "nccl" in name.lower():
+        if kind_of(name) != COMPUTE:
             nccl.setdefault(_KIND.sub(r"\1", name), []).append((begin, end))
         else:
             compute.append((begin, end))

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.pipeline.gpu_communication import kind_of
 
 MOST_BYTES = 1 << 30
 """The largest trace that is read; Python needs about ten times as much memory."""
 EXPORT = "export one with torch.profiler's prof.export_chrome_trace(path)"
-COMPUTE, NCCL, COPY, SYMMETRIC = "compute", "NCCL", "peer copy", "symmetric memory"
-_SYMMETRIC = re.compile(r"(barrier|put_signal|wait_signal)_kernel|(one|two)_shot_all_reduce|multimem_|nvshmem|symm_mem|"
-                        r"stream_(write|wait)_value|(all_gather|reduce_scatter)_matmul", re.I)
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -28,7 +26,7 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 class GpuEvent:
     """A kernel, copy or fill. begin, end: microseconds. launched: when the CPU's call ended; None where unknown.
 
-    kind: COMPUTE, or how it communicates. graph: whether a CUDA graph launched it. about: what the trace says of a
+    kind: see `kind_of`. graph: whether a CUDA graph launched it. about: what the trace says of a
     collective: its name, group and bytes.
     """
 
@@ -124,15 +122,6 @@ def _of_one_device(path: Path, gpu: list[dict[str, Any]], device: int | None) ->
     return [e for e in gpu if int(_args(e).get("device", 0)) == wanted]
 
 
-def kind_of(name: str, category: str = "kernel") -> str:
-    """COMPUTE, or how it communicates: by NCCL, by a copy from GPU to GPU, or through symmetric memory."""
-    if "nccl" in name.lower():
-        return NCCL
-    if category == "gpu_memcpy":
-        return COPY if "PtoP" in name else COMPUTE
-    return SYMMETRIC if _SYMMETRIC.search(name) else COMPUTE
-
-
 def _steps(spans: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> tuple[TracedStep, ...]:
     calls = {_args(e)["correlation"]: e for e in spans
              if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in _args(e)}
@@ -167,5 +156,5 @@ def _event(e: Mapping[str, Any], call: Mapping[str, Any] | None) -> GpuEvent:
         about = ", ".join(part.strip() for part in parts)
     stream = int(args.get("stream", e.get("tid", 0)) or 0)
     launched = None if call is None else float(call["ts"] + call["dur"])
-    return GpuEvent(e["name"], kind_of(e["name"], e["cat"]), stream, float(e["ts"]), float(e["ts"] + e["dur"]),
+    return GpuEvent(e["name"], kind_of(e["name"]), stream, float(e["ts"]), float(e["ts"] + e["dur"]),
                     launched, call is not None and "GraphLaunch" in call["name"], about)
