@@ -25,7 +25,8 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     graph: Dynamo's, of `authored.module` called with `args`. A recipe's model must return one scalar loss; a module
     that came without a recipe may return what its caller can call `backward` on.
     """
-    problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph))
+    problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph),
+                     _of_side_effects(graph))
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -83,6 +84,15 @@ def _of_norms(graph: GraphModule) -> Iterator[str]:
             yield (f"the input of {_module(node, 'a batch norm')} is not contiguous: its shape is {list(given.shape)} "
                    f"and its strides are {list(given.stride())}. The strides of a batch norm's output would be "
                    "captured wrong: call .contiguous() on what goes into it")
+
+
+def _of_side_effects(graph: GraphModule) -> Iterator[str]:
+    """What the compiled step would leave as it was, at every step."""
+    for effect in graph.meta["side_effects"]:
+        where, what = f"module {effect.module}" if effect.module else "it", "buffer" if effect.buffer else "attribute"
+        remedy = "" if effect.buffer else "make it a buffer, and "
+        yield (f"{where} assigns its {what} {effect.attribute!r} in its forward, which the compiled step would not do: "
+               f"{remedy}write into it in place, with copy_, add_ or lerp_")
 
 
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}

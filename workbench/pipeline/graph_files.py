@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.pipeline.build import Built
 from workbench.recipe.contracts import Stage
 from workbench.torch_api import aot
@@ -70,7 +71,7 @@ def module_text(graph: Any, title: str, size: int, rank: int) -> str:
     body = re.sub(r"(?m)^class \w+\(", "class Graph(", flat.print_readable(print_output=False), count=1)
     inputs = "".join(f"    {item!r},\n" for item in map(_input, flat.graph.find_nodes(op="placeholder")))
     constants = "".join(f"    {name!r}: {text},\n" for name, text in _constants(flat))
-    groups = flat.meta.get("workbench", {}).get("group_sizes", {})
+    groups = facts_of(flat).group_sizes
     return f'''"""{title}.
 
 Read it, change it, run it: `python FILE` calls it with random inputs, on a process group that only pretends.

@@ -26,6 +26,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
+from workbench.torch_api.side_effects import noted_side_effects
 
 Graph = torch.fx.GraphModule
 
@@ -43,15 +44,18 @@ def capture_settings() -> Iterator[None]:
 
 
 def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
-    """The module as one FX graph over its own parameters; `meta["tracing_context"]` holds Dynamo's context.
+    """The module as one FX graph over its own parameters; `meta["tracing_context"]` holds Dynamo's context, and
+    `meta["side_effects"]` what the graph leaves out.
 
     The graph can be called until `contexts` closes, which removes the globals that Dynamo's code reads.
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _noted_globals() as hooks:
+    with _noted_globals() as hooks, noted_side_effects() as effects:
         contexts.callback(_remove_globals, hooks)
-        return capture(module)(*args)
+        graph: Graph = capture(module)(*args)
+    graph.meta["side_effects"] = effects
+    return graph
 
 
 @contextlib.contextmanager

@@ -194,7 +194,7 @@ def _adopting() -> Iterator[None]:
 
 def _serve(channel: socket.socket) -> None:
     """Import, then fork a rank for each request until the owner has gone."""
-    from workbench.torch_api.preload import PRELOAD
+    from workbench.torch_api.distributed.preload import PRELOAD
 
     for name in PRELOAD:
         with suppress(ImportError):  # not in this version of torch

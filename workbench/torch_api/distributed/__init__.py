@@ -6,5 +6,6 @@
     flight_recorder  collectives launched by this process
     gloo             gloo with one thread a group
     named_groups     process groups under chosen names
+    preload          what a rank imports before its first call
     simulated        torch's local-tensor mode
 """

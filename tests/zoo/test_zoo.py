@@ -1,0 +1,136 @@
+"""Modules of odd kinds train as in eager PyTorch, to the last parameter and buffer, or they are refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from workbench import author_module, capture, compile_step, current_world, partition, run_joint
+from workbench.authoring.plans import ParallelPlan
+from workbench.errors import WorkbenchError
+from zoo.models import DIM, SEQ, VOCAB, ZOO, Odd
+
+STEPS, BATCH = 3, 2
+MESHES = {"dp_shard": {"dp_shard": 2}, "tp": {"tp": 2}, "dp_shard x tp": {"dp_shard": 2, "tp": 2}}
+CUT = ParallelPlan(tensor={"body.layer": {"style": "colwise", "output": "replicate"}})
+
+pytestmark = [pytest.mark.integration, pytest.mark.ranks]
+
+
+class Loss(nn.Module):
+    """The mean square distance of what `body` gives from one half."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, given: Tensor) -> Tensor:
+        found = self.body(given)
+        return (getattr(found, "last_hidden_state", found) - 0.5).square().mean()
+
+
+def made(odd: Odd) -> nn.Module:
+    torch.manual_seed(0)
+    return Loss(odd.make())
+
+
+def batch(odd: Odd, step: int, row: int) -> Tensor:
+    """Of one step, for one row of data-parallel ranks."""
+    generator = torch.Generator().manual_seed(100 * step + row)
+    if odd.tokens:
+        return torch.randint(VOCAB, (BATCH, SEQ), generator=generator)
+    return torch.randn(BATCH, SEQ, DIM, generator=generator)
+
+
+def whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def trained(step: Any, module: nn.Module, odd: Odd, row: int, rows: int) -> dict[str, Tensor]:
+    """Each step's loss, and the parameters and buffers that are left. Gradients are averaged over the rows here only
+    where the module does not do so itself.
+    """
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    found = {}
+    for i in range(STEPS):
+        torch.manual_seed(i)
+        loss = step(batch(odd, i, row))
+        loss.backward()
+        for p in module.parameters():
+            if p.grad is not None and not isinstance(p, DTensor):
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found[f"loss {i}"] = loss.detach()
+    found |= {name: whole(p) for name, p in module.named_parameters()}
+    return found | {name: whole(b) for name, b in module.named_buffers()}
+
+
+def tried(name: str, axes: dict[str, int], broken: bool = False) -> tuple[str, str]:
+    """On a rank: ("equal", ""), ("refused", the sentence), or ("differs", what)."""
+    odd, world = ZOO[name], current_world()
+    mesh = world.mesh_of(axes)
+    rows = axes.get("dp_shard", 1)
+    row = mesh["dp_shard"].get_local_rank() if rows > 1 else 0
+    module = made(odd)
+    try:
+        plan = CUT if "tp" in axes else None
+        authored = author_module(module, world, mesh, plan, batch=lambda: (batch(odd, 0, row),))
+        with capture(authored) as joint:
+            if rows > 1:
+                run_joint(joint, ["reshard_after_forward"])
+            step = compile_step(partition(joint))
+    except WorkbenchError as refused:
+        return "refused", str(refused)
+    ours = trained(step, authored.module, odd, row, rows)
+    plain = made(odd)
+    theirs = trained(plain, plain, odd, row, rows)
+    if broken:
+        next(iter(theirs.values())).mul_(1.001)
+    for key, value in theirs.items():
+        if key not in ours:
+            return "differs", f"{key} is gone"
+        if not torch.allclose(ours[key].to(value.dtype), value, rtol=2e-5, atol=1e-6):
+            return "differs", f"{key}: {(ours[key] - value).abs().max():.2e} apart"
+    return ("differs", f"{set(ours) - set(theirs)} are new") if set(ours) - set(theirs) else ("equal", "")
+
+
+def check(pool: Any, name: str, axes: dict[str, int]) -> None:
+    odd = ZOO[name]
+    pattern = odd.refused or ("tp" in axes and odd.cut_refused)
+    for outcome, said in pool.run(tried, name, axes):
+        if pattern:
+            assert outcome == "refused" and re.search(pattern, said), said
+        else:
+            assert outcome == "equal", f"{outcome}: {said}"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_under_fsdp(pool2: Any, name: str) -> None:
+    check(pool2, name, MESHES["dp_shard"])
+
+
+CUTTABLE = [name for name, odd in ZOO.items() if not odd.refused and hasattr(made(odd).body, "layer")]
+
+
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_under_tensor_parallelism(pool2: Any, name: str) -> None:
+    check(pool2, name, MESHES["tp"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_under_both(pool4: Any, name: str) -> None:
+    check(pool4, name, MESHES["dp_shard x tp"])
+
+
+def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
+    assert len(ZOO) >= 60
+    assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["dp_shard"], True)] == ["differs"] * 2

@@ -1,0 +1,68 @@
+"""What a traced forward does beside computing its result: Dynamo notes it, and a capture for export leaves it out.
+
+Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
+torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+_REFS = "get_replayed_side_effect_source_refs"
+_MODULE = re.compile(r"_modules\['([^']+)'\]")
+
+
+class SideEffect(NamedTuple):
+    """An attribute of a module, by the module's path, that was assigned another tensor, number or text."""
+
+    module: str
+    attribute: str
+    buffer: bool
+
+
+@contextmanager
+def noted_side_effects() -> Iterator[list[SideEffect]]:
+    """Inside, the buffers, numbers and texts of modules that a traced forward assigns are collected.
+
+    A buffer that is written in place is not: a capture holds that. Nor are tensors and lists that a module keeps for
+    its caller to read, nor anything where this torch has no such method.
+    """
+    found: list[SideEffect] = []
+    refs = getattr(OutputGraph, _REFS, None)
+    if refs is None:
+        yield found
+        return
+
+    def noted(self: Any, **options: Any) -> Any:
+        for variable in self.side_effects._get_modified_vars():
+            assigned = self.side_effects.store_attr_mutations.get(variable, {})
+            found.extend(effect for effect in _effects(variable, assigned) if effect not in found)  # asked twice
+        return refs(self, **options)
+
+    with mock.patch.object(OutputGraph, _REFS, noted):
+        yield found
+
+
+def _effects(variable: Any, assigned: dict[str, Any]) -> Iterator[SideEffect]:
+    source = str(variable.source.name) if variable.source is not None else ""
+    path = ".".join(_MODULE.findall(source))
+    if isinstance(variable, UnspecializedNNModuleVariable):
+        yield from (SideEffect(path, name, False) for name, value in assigned.items()
+                    if isinstance(value, ConstantVariable))
+    elif source.endswith("._buffers"):
+        for key, value in variable.items.items():
+            if isinstance(value, TensorVariable) and value.source is None and not _in_place(value.as_proxy().node):
+                yield SideEffect(path, key.vt.as_python_constant(), True)
+
+
+def _in_place(node: Any) -> bool:
+    """Whether the node's result is a tensor that it wrote into, as `x.add_(1)` and `torch.mv(a, b, out=x)` give."""
+    return "out" in node.kwargs or (node.op == "call_method" and node.target.endswith("_"))
