@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.nodes import kind_of
-from workbench.torch_api import aot
-
-_MOVES = frozenset({"view", "copy", "wait", "collective", "bookkeeping"})
-_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+from workbench.graph.read.memory import Flow, parameter_gathers
 
 
 def is_backward(node: Node) -> bool:
@@ -19,22 +14,21 @@ def is_backward(node: Node) -> bool:
 
 
 def gather_chains(graph: GraphModule) -> Iterator[tuple[Node, list[Node]]]:
-    """Each parameter placeholder whose value is all-gathered, with the forward nodes derived from it alone.
+    """Each parameter placeholder that is all-gathered on its own, with the forward nodes that hold it alone.
 
     The chain holds casts, the gather, its wait, and every view, slice, cat or cast after it (`t > t > view` too),
     up to the first operator that computes or reads anything else.
     """
+    flow = Flow(graph)
+    gathered = {flow.parameters(gather) for gather in parameter_gathers(graph, flow) if not is_backward(gather)}
     for placeholder in graph.graph.find_nodes(op="placeholder"):
-        if not aot.is_parameter(placeholder):
-            continue
+        alone = frozenset([placeholder])
         chain: dict[Node, None] = {}
-        frontier = [placeholder]
+        frontier = [placeholder] if alone in gathered else []
         while frontier:
             for user in frontier.pop().users:
-                alone = all(i is placeholder or i in chain for i in user.all_input_nodes)
-                moves = user.op == "call_function" and kind_of(user) in _MOVES
-                if moves and user not in chain and alone and not is_backward(user):
+                if user not in chain and not is_backward(user) and flow.parameters(user) == alone:
                     chain[user] = None
                     frontier.append(user)
-        if any(n.target is _GATHER for n in chain):
+        if chain:
             yield placeholder, list(chain)

@@ -84,14 +84,24 @@ _CARRIES = ("view", "copy", "create", "wait", "collective")
 
 
 class Flow:
-    """Where values come from, also through buffers that are filled after they are made, as buckets are."""
+    """Where values come from, including buffers that are filled after they are created, as buckets are.
 
-    def __init__(self, gm: Graph):
+    saved: a backward's saved tensors count as parameters too, since one may be a gathered parameter.
+    """
+
+    def __init__(self, gm: Graph, *, saved: bool = False):
         self.owner = roots(gm)
         self.writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         for node in calls_of(gm.graph, lambda target: writes(target) and collective_kind(target) is None):
             for buffer in written_inputs(node):
                 self.writers.setdefault(self.owner[buffer], []).append(node)
+        inputs = gm.graph.find_nodes(op="placeholder")
+        if not saved and any("desc" in n.meta for n in inputs):
+            found = set(filter(is_parameter, inputs))
+        else:  # a graph without descriptors: only the names of tangents tell them apart
+            found = {n for n in inputs if (is_parameter(n) if "desc" in n.meta else not n.name.startswith("tangents"))}
+        self._parameters: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {
+            n: frozenset([n]) if n in found else None for n in inputs}
 
     def sources(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes whose values `node` holds: its inputs, and for a buffer what is written into it."""
@@ -101,36 +111,32 @@ class Flow:
             found += [n for n in writer.all_input_nodes if self.owner[n] not in filled]
         return [n for n in found if isinstance(n.meta.get("val"), torch.Tensor | list | tuple)]
 
+    def parameters(self, node: torch.fx.Node) -> frozenset[torch.fx.Node] | None:
+        """The parameters whose values `node` holds, through views, casts, pads, collectives and bucketing alone.
+
+        None for a node that holds anything else.
+        """
+        if node not in self._parameters:
+            self._parameters[node] = frozenset()  # a buffer may be reached again through its own writers
+            held: list[frozenset[torch.fx.Node] | None] = [None]
+            if node.op == "call_function" and (kind_of(node) in _CARRIES or aliased_inputs(node)):
+                held = [self.parameters(source) for source in self.sources(node)]
+            self._parameters[node] = None if None in held else frozenset().union(*held)  # type: ignore[arg-type]
+        return self._parameters[node]
+
 
 def parameter_moves(gm: Graph) -> set[torch.fx.Node]:
-    """The nodes that hold parameters and nothing else: what gathers, casts, buckets and views them."""
-    flow, memo = Flow(gm), {}  # type: ignore[var-annotated]
-    return {n for n in gm.graph.nodes if n.op == "call_function" and flow.sources(n) and _carries(n, memo, flow)}
-
-
-def _carries(start: torch.fx.Node, memo: dict[torch.fx.Node, bool], flow: Flow) -> bool:
-    """True if the node's value is parameters only: through views, casts, pads, collectives and bucketing."""
-
-    def carried(node: torch.fx.Node) -> bool:
-        if node not in memo:
-            memo[node] = True
-            if node.op == "placeholder":
-                known = "desc" in node.meta
-                memo[node] = is_parameter(node) if known else not node.name.startswith("tangents")
-            elif node.op == "call_function":
-                kind = kind_of(node)
-                memo[node] = (kind in _CARRIES or bool(aliased_inputs(node))) and all(map(carried, flow.sources(node)))
-        return memo[node]
-
-    return carried(start)
+    """The nodes that hold parameters and nothing else: gathers, casts, buckets and views, also of saved tensors."""
+    flow = Flow(gm, saved=True)
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    return {n for n in calls if flow.sources(n) and flow.parameters(n) is not None}
 
 
 def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node]:
     """The all-gathers that move parameters only (FSDP's), bucketed ones included, and not activations (TP's)."""
-    memo: dict[torch.fx.Node, bool] = {}
     flow = flow or Flow(gm)
     gathers = calls_of(gm.graph, lambda target: collective_kind(target) == "all_gather")
-    return [n for n in gathers if _carries(n, memo, flow)]
+    return [n for n in gathers if flow.parameters(n)]
 
 
 @dataclass(frozen=True)
