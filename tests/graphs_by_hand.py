@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.graph.facts import GraphFacts, Part, set_facts
+from workbench.torch_api.ops import storage_key
 
 C10D = torch.ops._c10d_functional
 DIM = 8
@@ -57,3 +58,17 @@ def two_layer_graph() -> torch.fx.GraphModule:
 def named(gm: torch.fx.GraphModule, part: str) -> list[torch.fx.Node]:
     """Operator nodes whose target's name contains `part`."""
     return [n for n in gm.graph.nodes if n.op == "call_function" and part in str(n.target)]
+
+
+def backward_of(forward: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph that takes all that `forward` returns but its first output, the result."""
+    graph = torch.fx.Graph()
+    graph.output([graph.placeholder(f"saved_{i}") for i in range(len(forward.graph.output_node().args[0]) - 1)])
+    return torch.fx.GraphModule({}, graph)
+
+
+def storage_roots(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The first node that has each node's storage, by the fake tensors: what `roots` finds by schemas."""
+    first: dict[int, torch.fx.Node] = {}
+    keys = {n: storage_key(n.meta.get("val")) for n in gm.graph.nodes}
+    return {n: n if key is None else first.setdefault(key, n) for n, key in keys.items()}

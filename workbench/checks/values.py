@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from workbench.graph.read.memory import Flow
-from workbench.graph.read.snapshot import output_values
+from workbench.graph.read.nodes import output_values
 from workbench.recipe.wording import first_line
 from workbench.torch_api.determinism import seeded
 from workbench.torch_api.ops import aliased_inputs, blocks, collective_kind, is_wait, op_name, written_inputs

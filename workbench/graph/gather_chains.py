@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.memory import Flow, parameter_gathers
-
-
-def is_backward(node: Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"
+from workbench.graph.read.nodes import is_backward
 
 
 def gather_chains(graph: GraphModule) -> Iterator[tuple[Node, list[Node]]]:

@@ -17,7 +17,7 @@ from workbench.graph.callables import Body
 from workbench.graph.lower import CompiledStep
 from workbench.graph.partition import saved_order
 from workbench.graph.read.memory import inputs_written
-from workbench.graph.read.snapshot import output_values
+from workbench.graph.read.nodes import output_values
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage

@@ -1,12 +1,13 @@
 """The analyses on a captured llama3: what graphs by hand do not have."""
 
 import pytest
+from graphs_by_hand import storage_roots
 
 from workbench.authoring.author import author
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives
-from workbench.graph.read.memory import gathered_parameters_kept, parameter_gathers, saved_tensors, storage_roots
+from workbench.graph.read.memory import gathered_parameters_kept, parameter_gathers, saved_tensors
 from workbench.graph.read.nodes import nodes_from_line, nodes_in_module, provenance
 from workbench.recipe.recipe import load_recipe
 from workbench.torch_api.aot import clone

@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workbench.checks.lint import lint
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives, payload_bytes
+from workbench.graph.read.collectives import exposed_in_node_order, launches, list_collectives
 from workbench.graph.read.memory import live_bytes
 from workbench.graph.read.simulated_run import simulated
 
@@ -18,7 +18,7 @@ def test_listing_says_what_moves_where(fake4):
     assert (first.bytes_in, first.bytes_out, first.payload) == (64, 256, 256)
     assert first.wait is not None and first.wait != second.wait
     assert launches([first, second]) == {("all_gather", "dp_shard"): 2}
-    assert payload_bytes([first, second]) == {("all_gather", "dp_shard"): 512}
+    assert first.payload + second.payload == 512
 
 
 def test_only_what_no_matmul_can_hide_is_exposed(fake4):

@@ -5,13 +5,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from workbench.graph.read.collectives import list_collectives
-from workbench.graph.read.cost import DEVICES, collective_ms, flops, flops_per_token, graph_cost, node_flops, node_ms
+from workbench.graph.read.cost import DEVICES, collective_ms, flops, graph_cost, node_flops, node_ms
 
 
 def test_matmuls_count_two_flop_a_product(fake4):
     gm = two_layer_graph()
     assert flops(gm) == {"aten.mm": 2 * (2 * 3 * 8 * 8)}
-    assert flops_per_token([gm, gm], 3) == 2 * 2 * 2 * 8 * 8
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2])

@@ -60,5 +60,5 @@ def test_the_backward_begins_after_the_forward():
 
 
 def test_time_does_not_run_backwards():
-    with pytest.raises(WorkbenchError, match=r"launch_us=-1\): a launch takes no less than no time"):
+    with pytest.raises(WorkbenchError, match=r"launch_us=-1\): the time of a launch must be 0 or more"):
         paced({"step": graph(8)}, launch_us=-1)

@@ -1,5 +1,5 @@
 import torch
-from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace, two_layer_graph
+from graphs_by_hand import C10D, DIM, backward_of, gather, group_name, shards, storage_roots, trace, two_layer_graph
 
 from workbench.graph.read.memory import (
     alias_chain,
@@ -9,7 +9,6 @@ from workbench.graph.read.memory import (
     parameter_gathers,
     roots,
     saved_tensors,
-    storage_roots,
 )
 
 WEIGHT = DIM * DIM * 4
@@ -29,7 +28,7 @@ def chain_of_views(weight):
 
 def test_a_weight_kept_through_four_views_is_found(fake4):
     gm = forward_that_saves(chain_of_views)
-    (kept,) = gathered_parameters_kept(gm, 1)
+    (kept,) = gathered_parameters_kept(gm, backward_of(gm))
     assert len(kept.alias) == 6 and "wait" in kept.alias[4] and "all_gather" in kept.alias[5]
     assert kept.held_bytes == WEIGHT and not kept.copied
     waits = {n for n in gm.graph.nodes if "wait" in n.name}
@@ -37,15 +36,16 @@ def test_a_weight_kept_through_four_views_is_found(fake4):
 
 
 def test_items_of_split_views_alias_their_weight(fake4):
-    (kept,) = gathered_parameters_kept(forward_that_saves(lambda w: w.split(2)[1]), 1)
+    gm = forward_that_saves(lambda w: w.split(2)[1])
+    (kept,) = gathered_parameters_kept(gm, backward_of(gm))
     assert (kept.bytes, kept.held_bytes) == (WEIGHT // 4, WEIGHT)
 
 
 def test_copies_have_a_rule_of_their_own(fake4):
     for copy in (torch.clone, lambda w: w.to(torch.float64), lambda w: torch.cat([w, w])):
         gm = forward_that_saves(copy)
-        assert gathered_parameters_kept(gm, 1) == []
-        (kept,) = gathered_parameters_kept(gm, 1, copies=True)
+        assert gathered_parameters_kept(gm, backward_of(gm)) == []
+        (kept,) = gathered_parameters_kept(gm, backward_of(gm), copies=True)
         assert kept.copied
 
 
@@ -56,12 +56,13 @@ def test_activations_gathered_by_tensor_parallelism_are_not_parameters(fake4):
 
     gm = trace(forward, shards(4)[0], shards(4)[2])
     assert len(parameter_gathers(gm)) == 1
-    assert gathered_parameters_kept(gm, 1) == []
-    assert [row.name for row in saved_tensors(gm, 1)] == [gm.graph.output_node().all_input_nodes[1].name]
+    assert gathered_parameters_kept(gm, backward_of(gm)) == []
+    assert [row.name for row in saved_tensors(gm, backward_of(gm))] == [gm.graph.output_node().all_input_nodes[1].name]
 
 
 def test_inputs_that_are_saved_hold_nothing_more(fake4):
-    rows = saved_tensors(forward_that_saves(chain_of_views), 1)
+    gm = forward_that_saves(chain_of_views)
+    rows = saved_tensors(gm, backward_of(gm))
     assert [row.held_bytes for row in rows] == [WEIGHT, 0]
 
 
@@ -122,8 +123,8 @@ def test_a_weight_copied_out_of_a_bucket_is_a_copy_and_still_found(fake4):
 
     gm = trace(forward, *shards(4))
     assert len(parameter_gathers(gm)) == 1
-    assert gathered_parameters_kept(gm, 1) == []
-    assert len(gathered_parameters_kept(gm, 1, copies=True)) == 2
+    assert gathered_parameters_kept(gm, backward_of(gm)) == []
+    assert len(gathered_parameters_kept(gm, backward_of(gm), copies=True)) == 2
 
 
 def test_activations_written_into_a_bucket_are_not_parameters(fake4):
@@ -132,7 +133,7 @@ def test_activations_written_into_a_bucket_are_not_parameters(fake4):
         return [x @ a, a]
 
     gm = trace(forward, *shards(4))
-    assert parameter_gathers(gm) == [] == gathered_parameters_kept(gm, 1, copies=True)
+    assert parameter_gathers(gm) == [] == gathered_parameters_kept(gm, backward_of(gm), copies=True)
 
 
 def normed(x):
@@ -144,7 +145,8 @@ def test_of_a_tuple_only_the_items_that_are_saved_are_held(fake4):
         out, mean, rstd = normed(x)
         return [out.sum(), mean, rstd, rstd.view(-1)]
 
-    rows = saved_tensors(trace(forward, torch.randn(1024, 8)), 1)
+    gm = trace(forward, torch.randn(1024, 8))
+    rows = saved_tensors(gm, backward_of(gm))
     assert [row.held_bytes for row in rows] == [4096, 4096, 0]
     assert {row.root for row in rows} == {"native_layer_norm"}
 

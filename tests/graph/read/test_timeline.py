@@ -36,5 +36,5 @@ def chain(order: str) -> tuple[list, Costs]:
 ])
 def test_compute_stands_still_for_what_is_not_there_yet(order, total, exposed):
     found = simulate(*chain(order))
-    assert (found.total_ms, found.exposed_ms) == (total, exposed)
-    assert found.total_ms == found.compute_ms + found.exposed_ms
+    assert (found.now, found.exposed_ms) == (total, exposed)
+    assert found.now == found.compute_ms + found.exposed_ms

@@ -1,4 +1,4 @@
-"""Which memory the code that Inductor writes takes: read from that code, statement by statement."""
+"""The memory of the code that Inductor generates, read from that code statement by statement."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _QUIET = ("assert_size_stride", "assert_alignment", "args.clear", "print", "run_
 
 @dataclass(frozen=True)
 class Buffer:
-    """A name in the code. bytes: None where a run decides. memory: number of the piece of memory that it lies in.
+    """A name in the code. bytes: None where known only at run time. memory: index of the allocation that holds it.
 
-    how: `allocated`, `reuses` (another's memory, that is not read any more), `from a pool` or `by eager` (an operator
-    returned it). first, last: of the calls at which it is alive.
+    how: `allocated`, `reuses` (the memory of a dead buffer), `from a pool` or `by eager` (an operator returned it).
+    first, last: the calls between which it is alive.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Buffers:
-    """calls: in their order, by name. alive: bytes at each call, inputs left out. memory: bytes of each piece of it.
+    """calls: names in calling order. alive: bytes at each call, without inputs. memory: bytes of each allocation.
 
-    unknown: buffers whose bytes a run decides; `alive`, `asked` and `peak` leave them out.
+    unknown: buffers whose size is known only at run time. `alive`, `asked` and `peak` leave them out.
     """
 
     buffers: tuple[Buffer, ...]
@@ -48,12 +48,12 @@ class Buffers:
 
     @property
     def allocations(self) -> int:
-        """Pieces of memory that are asked for."""
+        """Number of allocations."""
         return len(self.memory)
 
     @property
     def asked(self) -> int:
-        """Bytes of all pieces."""
+        """Bytes of all allocations."""
         return sum(size or 0 for size in self.memory)
 
     @property
@@ -104,7 +104,7 @@ class _Walk:
             held, giver = self.lives_in[value.id], self.found.get(value.id)
             if giver is None or giver.bytes != 0:
                 return self.take(name, held, "reuses")
-            # what an operator returned had no size under its first name, and keeps that name
+            # an operator's result had no size under its first name, and keeps that name
             size = self.memory[held] = self.sizes.get(name)
             self.found[giver.name] = replace(giver, bytes=size)
             self.lives_in[name] = held
@@ -122,7 +122,7 @@ class _Walk:
                 return self.take(name, self.lives_in[first.id], "reuses")
             if called == "alloc_from_pool":
                 return self.take(name, self.lives_in[first.id], "from a pool")
-        if _BUFFER.fullmatch(name):  # an operator that makes its own memory, which is there while it runs
+        if _BUFFER.fullmatch(name):  # the operator allocates its result, which is alive while it runs
             self.new(name, self.sizes.get(name), "by eager")
             self.call(called)
         return None
@@ -147,13 +147,13 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def read_buffers(code: str, sizes: Mapping[str, int | None]) -> Buffers:
-    """Follow the `call` of Inductor's Python code. `sizes`: bytes of each buffer, None where a run decides.
+    """Follow the function `call` of Inductor's Python code. sizes: bytes of each buffer, None if unknown.
 
-    Raises WorkbenchError for code that has no such function.
+    Raises WorkbenchError for code without that function.
     """
     calls = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef) and n.name == "call"]
     if not calls:
-        raise WorkbenchError("this is no code of Inductor's: it has no function `call`")
+        raise WorkbenchError("this code is not from Inductor: it has no function `call`")
     walk = _Walk(sizes)
     for line in _statements(calls[-1].body):
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):

@@ -1,9 +1,9 @@
-"""The collectives of a graph, in node order: what moves, over which mesh axis, and what could hide it."""
+"""The collectives of a graph in node order: bytes, mesh axis, and the compute that could hide them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,11 +29,10 @@ from workbench.torch_api.ops import (
 
 @dataclass(frozen=True)
 class Collective:
-    """One launch. `shape` and `dtype` are the first input's; `bytes_in`, `bytes_out` are of this rank.
+    """One launch. shape, dtype: of the first input. bytes_in, bytes_out: on this rank.
 
-    `axis` is the mesh axis, or None if the graph's facts do not name the group.
-    `waits` are the nodes that wait for it: several for a coalesced launch, itself where the operator returns when it
-    has ended, none if the wait is missing.
+    axis: the mesh axis; None where the graph's facts do not name the group. waits: the nodes that wait for it. A
+    coalesced launch has several, a blocking operator waits for itself, and a launch without a wait has none.
     """
 
     kind: str
@@ -56,7 +55,7 @@ class Collective:
 
     @property
     def payload(self) -> int:
-        """Bytes that bucketing must conserve: the unsharded side (all-gather's output, otherwise the input)."""
+        """Bytes of the unsharded side, which bucketing conserves: an all-gather's output, else the input."""
         return self.bytes_out if self.kind == "all_gather" else self.bytes_in
 
     def to_json(self) -> dict[str, Any]:
@@ -69,9 +68,9 @@ class Collective:
 
 
 class Groups:
-    """Process-group names to mesh axes and sizes, from a graph's facts and from the process.
+    """Mesh axes and sizes of process groups by name, from a graph's facts and from the process.
 
-    A second process group over the same ranks (a gather group of its own) counts as the same axis.
+    A second process group over the same ranks, such as one for all-gathers alone, belongs to the same axis.
     """
 
     def __init__(self, facts: GraphFacts):
@@ -81,7 +80,7 @@ class Groups:
         self._ranks: dict[str, tuple[int, ...] | None] = {}
 
     def names(self) -> list[str]:
-        """The groups that the facts name, in the order in which their axes were named."""
+        """The groups that the facts name, in the order of the facts."""
         return list(self._axes)
 
     def ranks(self, name: str) -> tuple[int, ...] | None:
@@ -102,24 +101,21 @@ class Groups:
 
 
 def axis_names(gm: torch.fx.GraphModule) -> dict[str, str]:
-    """Process groups' names to axes; a second group of an axis keeps its own name, `dp_shard.gather`."""
+    """Axis by process group. A second group of an axis has a name of its own, such as `dp_shard.gather`."""
     return {name: axis for axis, name in facts_of(gm).groups.items()}
 
 
 def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
-    """The waits that a collective's result reaches through views and items of a list; itself where it blocks."""
+    """The waits that a collective's result reaches through views and list items. A blocking one waits for itself."""
     if blocks(start.target):
         return [start]
     return [node for node in readers_of(start) if node.op == "call_function" and is_wait(node.target)]
 
 
 def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes that read or write a collective's result, also through views and items of a list: its waits, and
-    those that do not wait for it.
-    """
+    """The nodes that read or write a collective's result, also through views and list items: waits and others."""
     found, todo, seen = [], [start], {start}
-    while todo:
-        node = todo.pop(0)
+    for node in todo:
         for user in node.users:
             if user in seen:
                 continue
@@ -133,13 +129,14 @@ def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
-def _collective(node: torch.fx.Node, kind: str, groups: Groups) -> Collective:
+def _collective(node: torch.fx.Node, groups: Groups) -> Collective:
+    kind = collective_kind(node.target) or ""
     first = node.args[0] if node.args else next(iter(node.kwargs.values()))
     inputs = [n.meta.get("val") for n in (first if isinstance(first, list | tuple) else [first])
               if isinstance(n, torch.fx.Node)]
     value = inputs[0] if inputs else None
     group = group_name_of(node)
-    size = argument(node, "group_size")  # None for an operator that has no such argument
+    size = argument(node, "group_size")
     reduce_op = argument(node, "reduce_op") if kind in ("all_reduce", "reduce_scatter") else None
     return Collective(
         kind, op_name(node.target), reduce_op, group, size if isinstance(size, int) else groups.size(group),
@@ -152,36 +149,24 @@ def _collective(node: torch.fx.Node, kind: str, groups: Groups) -> Collective:
 
 
 def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
-    """Every functional collective of the graph, in node order, bucketed and coalesced launches included."""
+    """Every functional collective of the graph in node order, including bucketed and coalesced launches."""
     groups = Groups(facts_of(gm))
-    starts = [(n, collective_kind(n.target)) for n in calls_of(gm.graph, lambda t: collective_kind(t) is not None)]
-    return [_collective(node, kind, groups) for node, kind in starts if kind is not None]
+    return [_collective(n, groups) for n in calls_of(gm.graph, lambda target: collective_kind(target) is not None)]
 
 
 def launches(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:
-    """Number of launches by (kind, axis; the group's name where the axis is unknown)."""
+    """Number of launches by (kind, axis). Where the axis is unknown, the group's name stands in its place."""
     return dict(Counter((c.kind, c.axis or c.group) for c in collectives))
 
 
-def payload_bytes(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:
-    """Bytes by (kind, axis; the group's name where the axis is unknown): see `Collective.payload`."""
-    total: Counter[tuple[str, str]] = Counter()
-    for c in collectives:
-        total[c.kind, c.axis or c.group] += c.payload
-    return dict(total)
+def exposed_in_node_order(gm: torch.fx.GraphModule) -> list[Collective]:
+    """Collectives with neither a matmul nor attention between launch and first wait: nothing can hide them.
 
-
-def exposed_in_node_order(
-    gm: torch.fx.GraphModule, collectives: Sequence[Collective] | None = None
-) -> list[Collective]:
-    """Collectives with no matmul and no attention between start and first wait: nothing can hide them.
-
-    Order alone: whether what stands between is long enough is the cost model's question.
+    Only the order counts here. The cost model decides whether the compute in between takes long enough.
     """
     before: dict[str, int] = {}
     compute = 0
     for node in gm.graph.nodes:
         before[node.name] = compute
         compute += is_compute(node)
-    found = list_collectives(gm) if collectives is None else collectives
-    return [c for c in found if not c.waits or min(before[w] for w in c.waits) == before[c.node]]
+    return [c for c in list_collectives(gm) if not c.waits or min(before[w] for w in c.waits) == before[c.node]]

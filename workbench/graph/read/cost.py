@@ -1,10 +1,10 @@
-"""How long a node would take on a device, and how many FLOP a graph does: estimates, from shapes alone."""
+"""Estimated time of a node on a device, and the FLOP of a graph, from shapes alone."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -15,13 +15,13 @@ from workbench.torch_api.device_specs import DEVICES, DeviceSpec, Known, device_
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
 
 __all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
-           "flops_per_token", "graph_cost", "node_flops", "node_ms"]
+           "graph_cost", "node_flops", "node_ms"]
 
 _FREE = ("view", "bookkeeping", "wait", "collective")
 
 
 def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
-    """Matmuls of attention, unmasked: 2 forward, 5 backward (one repeats the scores). Fewer key heads are repeated."""
+    """Unmasked matmuls of attention: 2 forward, 5 backward (one recomputes the scores). Key heads count as repeated."""
     given = (a.meta.get("val") for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.fx.Node))
     tensors = [t for t in given if isinstance(t, torch.Tensor)]  # one tensor may be query, key and value
     tensors = [t for t in tensors if t.dim() == 4]
@@ -33,14 +33,14 @@ def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
 
 
 def _grouped_flops(node: torch.fx.Node) -> int:
-    """Every row of a grouped product meets one group's matrix; where both are 2-D, the groups cut the summed dim."""
+    """Each row of a grouped matmul is multiplied by one group's matrix. Two 2-D inputs split the summed dimension."""
     left, right = (n.meta["val"] for n in node.args[:2])  # type: ignore[union-attr]
     groups = left.shape[0] if (left.dim(), right.dim()) == (3, 2) else 1
     return 2 * hint(left.numel()) * hint(right.shape[-1]) // groups
 
 
 def node_flops(node: torch.fx.Node) -> int:
-    """FLOP of a matmul, a convolution or attention; 0 for anything else. Source: torch.utils.flop_counter."""
+    """FLOP of a matmul, a convolution or attention, else 0. Source: torch.utils.flop_counter."""
     if node.op != "call_function":
         return 0
     name = op_name(node.target)
@@ -57,21 +57,15 @@ def node_flops(node: torch.fx.Node) -> int:
 
 def flops(gm: torch.fx.GraphModule) -> dict[str, int]:
     """FLOP by operator, largest first."""
-    found: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     for node in gm.graph.nodes:
         if count := node_flops(node):
-            found[op_name(node.target)] += count
-    return dict(found.most_common())
-
-
-def flops_per_token(gm: torch.fx.GraphModule | Sequence[torch.fx.GraphModule], tokens: int) -> float:
-    """FLOP of this rank's graph, or graphs, for each token of its batch; recomputation counts."""
-    graphs = [gm] if isinstance(gm, torch.fx.GraphModule) else gm
-    return sum(sum(flops(g).values()) for g in graphs) / tokens
+            counted[op_name(node.target)] += count
+    return dict(counted.most_common())
 
 
 def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
-    """Ring model: a start, and the bytes that each rank sends over its slowest link. Groups of one are free."""
+    """Ring model: latency, and the bytes that each rank sends over its slowest link. A group of one costs nothing."""
     spec = device_spec(device)
     if c.group_size <= 1:
         return 0.0
@@ -82,9 +76,9 @@ def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
 
 
 def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0.75) -> float:
-    """Roofline of one node: the longer of its FLOP at `efficiency` of the peak and its bytes read and written.
+    """Roofline of one node: the larger of its FLOP at `efficiency` of the peak, and its bytes at full memory bandwidth.
 
-    0 for views, waits and collectives (see `collective_ms`). Every operator counts as a kernel of its own.
+    0 for views, waits and collectives (see `collective_ms`). Each operator counts as a separate kernel.
     """
     if node.op != "call_function" or kind_of(node) in _FREE:
         return 0.0
@@ -99,7 +93,7 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Estimated milliseconds of one graph, nothing overlapped; `by_module` for compute alone."""
+    """Estimated milliseconds of one graph without overlap. by_module: of compute only."""
 
     device: str
     compute_ms: float
@@ -109,19 +103,15 @@ class GraphCost:
     by_module: dict[str, float] = field(repr=False)
 
 
-def _largest(times: dict[str, float]) -> dict[str, float]:
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
-
-
 def graph_cost(gm: torch.fx.GraphModule, device: str | DeviceSpec) -> GraphCost:
-    """Add up the nodes and the collectives of a graph on a device."""
+    """The estimated times of a graph's nodes and collectives on a device, added up."""
     spec = device_spec(device)
-    kinds: dict[str, float] = {}
-    modules: dict[str, float] = {}
+    kinds: Any = Counter()  # of floats
+    modules: Any = Counter()
     for node in gm.graph.nodes:
         if ms := node_ms(node, spec):
-            kind, module = kind_of(node), module_path(node)
-            kinds[kind] = kinds.get(kind, 0.0) + ms
-            modules[module] = modules.get(module, 0.0) + ms
-    talk = sum(collective_ms(c, spec) for c in list_collectives(gm))
-    return GraphCost(spec.name, sum(kinds.values()), talk, sum(flops(gm).values()), _largest(kinds), _largest(modules))
+            kinds[kind_of(node)] += ms
+            modules[module_path(node)] += ms
+    sent = sum(collective_ms(c, spec) for c in list_collectives(gm))
+    return GraphCost(spec.name, sum(kinds.values()), sent, sum(flops(gm).values()), dict(kinds.most_common()),
+                     dict(modules.most_common()))

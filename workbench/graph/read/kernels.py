@@ -1,10 +1,12 @@
-"""What Inductor made of a graph: which kernel computes which nodes, in which order, from which source."""
+"""The kernels that Inductor made of a graph: their nodes, calling order and source."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -22,11 +24,11 @@ _NEEDS_NONE = ("view", "bookkeeping")
 
 @dataclass(frozen=True)
 class Kernel:
-    """One call of a kernel. kind: `triton` and `cpp` are generated, `extern` is a library's or an operator's (matmuls).
+    """One kernel call. kind: `triton` and `cpp` are generated, `extern` calls a library or an operator (matmuls).
 
-    number: of the call, from 0, in calling order. nodes: of the graph, by name, in its order; one may be in several
-    kernels, which compute it anew, or bring the inputs of a library's call into its layout. others: nodes that
-    Inductor's own passes put in. modules and places: of the nodes, each once. source: of a generated kernel; "" else.
+    number: position in calling order, from 0. nodes: names of the graph's nodes that it computes, in their order. A
+    node may be in several kernels, which recompute it or prepare the layout of a library call's inputs. others: nodes
+    that Inductor's own passes added. modules, places: of the nodes, each once. source: of a generated kernel, else "".
     """
 
     number: int
@@ -40,7 +42,7 @@ class Kernel:
 
     @property
     def launches(self) -> bool:
-        """Whether it starts work; a wait does not."""
+        """Whether the call launches work. A wait does not."""
         return self.kind != "wait"
 
     def __repr__(self) -> str:
@@ -50,11 +52,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of one graph in calling order, and what became of every operator node of it.
+    """The kernels of one graph in calling order, and what became of each of its operator nodes.
 
-    nodes: all. views: in no kernel, and need none, since they compute nothing. same: taken out by Inductor's passes,
-    with the node that is read instead. removed: taken out for nothing. not_found: in no kernel that was seen, and not
-    known why. missing: what could not be observed, a sentence each. code: the whole wrapper, as Inductor wrote it.
+    nodes: all operator nodes. views: nodes that need no kernel, since they compute nothing. same: nodes that Inductor's
+    passes removed, with the node that replaces each. removed: nodes that they removed without replacement. not_found:
+    nodes in no observed kernel, for an unknown reason. missing: what could not be observed, one sentence each. code:
+    the whole wrapper, as Inductor wrote it.
     """
 
     graph: str
@@ -68,9 +71,9 @@ class Kernels:
     code: str = field(default="", repr=False)
 
     def by_node(self, name: str) -> list[Kernel]:
-        """The kernels that compute a node, or what is read instead of it; none for views and what was not found.
+        """The kernels that compute a node or its replacement; none for a view or a node that was not found.
 
-        Raises WorkbenchError where the graph has no such operator node.
+        Raises WorkbenchError if the graph has no such operator node.
         """
         if name not in self.nodes:
             near = get_close_matches(name, self.nodes, 3)
@@ -87,20 +90,20 @@ class Kernels:
 
     @property
     def fused(self) -> tuple[int, int]:
-        """(nodes, kernels): how many different nodes in how many generated kernels; libraries' calls left out."""
+        """(nodes, kernels): number of distinct nodes in generated kernels, and of these kernels."""
         generated = [k for k in self.kernels if k.kind in GENERATED]
         return len({n for k in generated for n in k.nodes}), len(generated)
 
     @property
     def launches(self) -> int:
-        """Calls that start work: all but waits. A call of a library may launch more than one kernel."""
+        """Number of calls that launch work: all but waits. A library call may launch several kernels."""
         return sum(k.launches for k in self.kernels)
 
     def __repr__(self) -> str:
         return f"Kernels({self.summary()})"
 
     def summary(self) -> str:
-        """One line: counts, and what was not found by name."""
+        """One line: counts, and the names of nodes that were not found."""
         nodes, kernels = self.fused
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items()) or "none seen"
         parts = [f"{self.graph}: {len(self.nodes)} nodes, {len(self.kernels)} calls ({kinds})",
@@ -115,42 +118,41 @@ def _few(names: tuple[str, ...], most: int = 5) -> str:
 
 
 def find_kernels(compiled: Any, graph: GraphModule) -> Kernels | None:
-    """The kernels of what Inductor compiled from `graph`; None where Inductor did not make `compiled`."""
+    """The kernels of `compiled`, which Inductor compiled from `graph`; None if Inductor did not compile it."""
     seen = inductor_kernels.seen(compiled)
     if seen is None:
         return None
     calls = {n.name: n for n in graph.graph.nodes if n.op == "call_function"}
-    written = inductor_kernels.sources(seen.code)
-    kernels = tuple(
-        Kernel(i, c.name, c.kind, c.nodes, c.others, *_origins([calls[n] for n in c.nodes if n in calls]),
-               written.get(c.name, ""))
-        for i, c in enumerate(seen.calls))
     gone = {*seen.same, *seen.removed}.union(*(c.nodes for c in seen.calls))
     left = [n for name, n in calls.items() if name not in gone]
     views = tuple(n.name for n in left if kind_of(n) in _NEEDS_NONE) if seen.calls else ()
-    return Kernels(facts_of(graph).part, kernels, tuple(calls), views, dict(seen.same), seen.removed,
+    return Kernels(facts_of(graph).part, _kernels(seen, calls), tuple(calls), views, dict(seen.same), seen.removed,
                    tuple(n.name for n in left if n.name not in views), seen.missing, seen.code)
 
 
 def region_kernels(graph: GraphModule) -> tuple[Kernels, ...]:
-    """The kernels of each compiled region of a graph, in the order of their calls, with their number; or none.
+    """The kernels of each compiled region of a graph, in calling order.
 
-    Inductor traces a region again: nodes are what it made of the region's operators, by the names that it gave them,
-    and have no module and no source line. A region that was compiled alike before shares that one's kernels.
+    Inductor traces a region again and renames its operators, so these nodes have no module and no source line. A region
+    that was compiled identically before shares the kernels of that one.
     """
     which, found = facts_of(graph).part, []
     for number, call in enumerate(n for n in graph.graph.nodes if COMPILED_REGION in n.meta):
         for seen in seen_of(call):
-            written = inductor_kernels.sources(seen.code)
-            kernels = tuple(Kernel(i, c.name, c.kind, c.nodes, c.others, source=written.get(c.name, ""))
-                            for i, c in enumerate(seen.calls))
             nodes = dict.fromkeys(n for c in seen.calls for n in c.nodes)
             name = f"{which} {number}, {getattr(call.target, '__name__', call.name)}"
-            found.append(Kernels(name, kernels, tuple(nodes), (), dict(seen.same), seen.removed, (), seen.missing,
-                                 seen.code))
+            found.append(Kernels(name, _kernels(seen), tuple(nodes), (), dict(seen.same), seen.removed, (),
+                                 seen.missing, seen.code))
     return tuple(found)
 
 
-def _origins(nodes: list[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    modules = dict.fromkeys(m for n in nodes if (m := module_path(n)))
-    return tuple(modules), tuple(dict.fromkeys(p for n in nodes if (p := provenance(n).place)))
+def _kernels(seen: inductor_kernels.Seen, known: Mapping[str, Node] = MappingProxyType({})) -> tuple[Kernel, ...]:
+    """The calls as kernels, with module and source line of the `known` nodes."""
+    written, made = inductor_kernels.sources(seen.code), []
+    for i, call in enumerate(seen.calls):
+        nodes = [known[n] for n in call.nodes if n in known]
+        modules = tuple(dict.fromkeys(m for n in nodes if (m := module_path(n))))
+        places = tuple(dict.fromkeys(p for n in nodes if (p := provenance(n).place)))
+        made.append(Kernel(i, call.name, call.kind, call.nodes, call.others, modules, places,
+                           written.get(call.name, "")))
+    return tuple(made)

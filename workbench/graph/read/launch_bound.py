@@ -1,4 +1,4 @@
-"""Who sets the pace of a step: the CPU that starts operators one by one, or the device that works them off."""
+"""What limits a step: the CPU, which launches operators one by one, or the device, which executes them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Spans = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Pace:
-    """One step on two clocks, in microseconds; estimates.
+    """Estimated microseconds of one step, on the CPU and on the device.
 
-    launches: how often the CPU starts something. cpu_us: what that takes. gpu_us: what the device would take if
-    everything were started at once. step_us: both together. started and worked: when the CPU starts something and when
-    the device works.
+    launches: number of launches by the CPU. cpu_us: time of these launches. gpu_us: time of the device if everything
+    were launched at once. step_us: time of both together. started, worked: intervals of the launches, and of the
+    device's work.
     """
 
     source: str
@@ -36,7 +36,7 @@ class Pace:
 
     @property
     def bound(self) -> str:
-        """"launches" where the CPU needs longer than the device, else "work"."""
+        """"launches" where the CPU takes longer than the device, else "work"."""
         return "launches" if self.cpu_us > self.gpu_us else "work"
 
     def __str__(self) -> str:
@@ -47,14 +47,14 @@ class Pace:
 def paced(
     graphs: Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *, launch_us: float, replayed: bool = False
 ) -> Pace:
-    """The step of these graphs, one after another, on the cost model's clock.
+    """Simulate a step of these graphs, one after another, with the cost model and `launch_us` for each launch.
 
-    An operator begins when the CPU has started it, `launch_us` after the one before, and the device has come to it.
-    replayed: each graph is one launch. What a device takes to begin a kernel is not in the estimate, nor the copies
-    before a replay. Raises WorkbenchError for a negative `launch_us`, and what `simulated` raises.
+    An operator begins when the CPU has launched it and the device has finished the ones before. replayed: each graph is
+    one launch. The estimate leaves out the device's own latency per kernel, and the copies before a replay. Raises
+    WorkbenchError for a negative `launch_us`, and what `simulated` raises.
     """
     if launch_us < 0:
-        raise WorkbenchError(f"paced(launch_us={launch_us}): a launch takes no less than no time: 0 or more")
+        raise WorkbenchError(f"paced(launch_us={launch_us}): the time of a launch must be 0 or more")
     spec = device_spec(device)
     alone = simulated(graphs, spec).total_ms * 1e3
     cpu = now = 0.0
@@ -62,8 +62,7 @@ def paced(
     worked: list[tuple[float, float]] = []
     for gm in graphs.values():
         costs = costs_of(gm, spec)
-        clock = Clock(costs)
-        clock.now = now
+        clock = Clock(costs, now)
         for i, node in enumerate(gm.graph.nodes):
             if (i == 0) if replayed else starts_work(node):
                 started.append((cpu, cpu + launch_us))
@@ -71,7 +70,7 @@ def paced(
                 clock.now = max(clock.now, cpu / 1e3)
             clock.issue(node)
         worked += ((1e3 * clock.begin[n], 1e3 * clock.finish[n]) for n in _working(costs))
-        now = max([clock.now, *(clock.finish[n] for n in costs.collective)])
+        now = clock.end
     return Pace(f"simulated on {spec.name}, {launch_us:g} µs a launch", len(started), cpu, alone,
                 max(cpu, 1e3 * now), tuple(started), tuple(sorted(worked)))
 

@@ -1,4 +1,4 @@
-"""Estimates that were measured: matmuls and attention timed once, by one rank for all, and kept in a file."""
+"""Measured estimates: rank 0 times each matmul and attention once for all ranks, and keeps the times in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 
 
 class Estimates:
-    """Milliseconds by operator signature, the same on every rank; nodes that are not known have none."""
+    """Milliseconds by operator signature, equal on every rank; None for a node that was not measured."""
 
     def __init__(self, times: dict[str, float]):
         self.times = times
@@ -29,16 +29,16 @@ class Estimates:
 
 
 def estimates_of(gm: GraphModule, options: EstimateOptions) -> Estimates:
-    """What a pass's options ask for: measured times, or none, which leaves all to the device's figures."""
+    """Measured times where a pass's options ask for them, else none: then the device's figures decide."""
     return measure(gm, options.estimates_file) if options.estimates == "measured" else Estimates({})
 
 
 def measure(gm: GraphModule, path: str = "") -> Estimates:
-    """Time each distinct matmul and attention of the graph on rank 0; every rank calls it and gets rank 0's times.
+    """Time each distinct matmul and attention of the graph on rank 0. Every rank calls this and gets rank 0's times.
 
-    path: a JSON file that keeps them; what it holds is not measured again.
+    path: a JSON file that keeps the times; those that it holds already are not measured again.
 
-    Raises WorkbenchError on a world without values, and where the file is of another torch or another device.
+    Raises WorkbenchError on a world without values, and for a file from another torch version or device.
     """
     if world_kind() not in ("gloo", "nccl"):
         raise WorkbenchError(f"estimates = \"measured\" needs ranks that run, and this world is {world_kind()}: take "
@@ -47,7 +47,7 @@ def measure(gm: GraphModule, path: str = "") -> Estimates:
     if dist.get_rank() == 0:
         try:
             shared[0] = _measured(gm, path)
-        except Exception as error:  # the other ranks wait for what comes of it
+        except Exception as error:  # the other ranks wait for the result
             shared[0] = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
     dist.broadcast_object_list(shared, src=0)
     found = shared[0]

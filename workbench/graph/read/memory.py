@@ -1,4 +1,4 @@
-"""Which node owns each value's memory, what is saved between forward and backward, and the peak in node order."""
+"""The node that owns each value's memory, the tensors saved for the backward, and the peak in node order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from workbench.graph.facts import facts_of
-from workbench.graph.read.nodes import kind_of, module_path, provenance
+from workbench.graph.read.nodes import kind_of, module_path, output_values, provenance
 from workbench.torch_api.aot import is_parameter, parameter_of
 from workbench.torch_api.ops import (
     aliased_inputs,
@@ -16,7 +16,6 @@ from workbench.torch_api.ops import (
     collective_kind,
     op_name,
     own_bytes,
-    storage_key,
     tensor_bytes,
     writes,
     written_inputs,
@@ -26,9 +25,9 @@ Graph = torch.fx.GraphModule
 
 
 def roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Each node's storage owner: views, in-place results and waits are followed through any chain to it.
+    """The node that owns each node's storage, through any chain of views, in-place results and waits.
 
-    A wait shares its collective's storage; an `_out` collective shares its `out` buffer's.
+    A wait shares the storage of its collective, and an `_out` collective that of its `out` buffer.
     """
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
@@ -38,7 +37,7 @@ def roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
 
 
 def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
-    """The same, where an item of a tuple that an operator has made is the owner of its own memory."""
+    """Like `roots`, but each item of an operator's tuple owns its own memory."""
     items: dict[tuple[torch.fx.Node, object], torch.fx.Node] = {}
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
@@ -53,31 +52,18 @@ def item_roots(gm: Graph, owner: dict[torch.fx.Node, torch.fx.Node]) -> dict[tor
 
 
 def inputs_written(gm: Graph) -> list[torch.fx.Node]:
-    """The graph's inputs whose memory a node writes into."""
+    """The graph's inputs that some node writes to."""
     owner = roots(gm)
     found = [owner[n] for node in calls_of(gm.graph, writes) for n in written_inputs(node)]
     return [node for node in dict.fromkeys(found) if node.op == "placeholder"]
 
 
 def alias_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The node and what it aliases, step by step to the storage's owner: `t, t, view, view, wait, all-gather`."""
+    """The node and what it aliases, up to the storage's owner: `t, t, view, view, wait, all-gather`."""
     chain = [node]
     while aliased := aliased_inputs(chain[-1]):
         chain.append(aliased[0])
     return chain
-
-
-def storage_roots(gm: Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """The same by the fake tensors' storages, for a cross-check: the first node that has each storage.
-
-    Valid as long as no pass has replaced nodes without keeping their values' storages.
-    """
-    first: dict[int, torch.fx.Node] = {}
-    owner: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in gm.graph.nodes:
-        key = storage_key(node.meta.get("val"))
-        owner[node] = node if key is None else first.setdefault(key, node)
-    return owner
 
 
 _CARRIES = ("view", "copy", "create", "wait", "collective")
@@ -126,14 +112,14 @@ class Flow:
 
 
 def parameter_moves(gm: Graph) -> set[torch.fx.Node]:
-    """The nodes that hold parameters and nothing else: gathers, casts, buckets and views, also of saved tensors."""
+    """The nodes that hold parameters or saved tensors only: gathers, casts, buckets and views of them."""
     flow = Flow(gm, saved=True)
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     return {n for n in calls if flow.sources(n) and flow.parameters(n) is not None}
 
 
 def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node]:
-    """The all-gathers that move parameters only (FSDP's), bucketed ones included, and not activations (TP's)."""
+    """The all-gathers of parameters alone (FSDP's), bucketed ones included; not those of activations (TP's)."""
     flow = flow or Flow(gm)
     gathers = calls_of(gm.graph, lambda target: collective_kind(target) == "all_gather")
     return [n for n in gathers if flow.parameters(n)]
@@ -143,12 +129,11 @@ def parameter_gathers(gm: Graph, flow: Flow | None = None) -> list[torch.fx.Node
 class SavedTensor:
     """One forward output that the backward reads.
 
-    `held_bytes`: what keeping it adds: its whole storage, once for each storage, 0 for the graph's inputs.
-    `source`: file and line of the model's code. `policy`: its tag, by the name in
-    torch.utils.checkpoint.CheckpointPolicy, from a checkpointing pass or, for a collective's result, from the
-    partitioner; "none" without one.
-    `alias`: the chain from the node to its storage's owner. `gathered`: the all-gather of a parameter whose memory
-    (`copied` False) or a plain copy of it (`copied` True) this keeps alive.
+    held_bytes: memory that saving it adds: its whole storage, counted once per storage, 0 for the graph's inputs.
+    source: file and line of the model's code. policy: the name of its torch.utils.checkpoint.CheckpointPolicy, set by
+    a checkpointing pass or, for a collective's result, by the partitioner; "none" without one.
+    alias: the chain from the node to its storage's owner. gathered: the all-gather of a parameter whose memory
+    (`copied` False), or a plain copy of it (`copied` True), this tensor keeps alive.
     """
 
     name: str
@@ -168,7 +153,7 @@ class SavedTensor:
 def _gather_behind(
     node: torch.fx.Node, gathers: Collection[torch.fx.Node], flow: Flow
 ) -> tuple[torch.fx.Node | None, bool]:
-    """(the parameter gather whose value `node` is, whether copies stand between)."""
+    """(the parameter gather whose value `node` holds, whether a copy lies between them)."""
     copied, todo, seen = False, [node], set()
     while todo:
         current = todo.pop()
@@ -186,33 +171,18 @@ def _gather_behind(
     return None, False
 
 
-Saved = int | Collection[str] | Graph
+def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
+    """The tensors that the forward saves for the backward: its last outputs, one for each backward input but tangents.
 
-
-def _saved_nodes(forward: Graph, saved: Saved) -> list[torch.fx.Node]:
-    outputs = next(iter(reversed(forward.graph.nodes))).args[0]
-    if isinstance(saved, Graph):  # by place: a pass may give a saved value another name
-        taken = [n for n in saved.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
-        saved = len(outputs) - len(taken)  # type: ignore[arg-type]
-    nodes = [n for n in outputs if isinstance(n, torch.fx.Node)] if isinstance(outputs, list | tuple) else []
-    if isinstance(saved, int):
-        nodes = [n for n in list(outputs)[saved:] if isinstance(n, torch.fx.Node)]  # type: ignore[arg-type]
-    else:
-        nodes = [n for n in nodes if n.name in saved]
-    return list(dict.fromkeys(nodes))
-
-
-def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
-    """What the forward graph keeps for the backward; values that are not tensors are left out.
-
-    `saved`: the number of forward outputs that are results (what follows is saved), the saved nodes' names, or the
-    backward graph, whose placeholders before the tangents they are.
+    Values that are not tensors are left out.
     """
     flow = Flow(forward)
     gathers = set(parameter_gathers(forward, flow))
     owner, counted, rows = flow.owner, set(), []
     holder = item_roots(forward, owner)
-    for node in _saved_nodes(forward, saved):
+    taken = [n for n in backward.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
+    outputs = output_values(forward)
+    for node in dict.fromkeys(n for n in outputs[len(outputs) - len(taken):] if isinstance(n, torch.fx.Node)):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             continue
@@ -230,14 +200,17 @@ def saved_tensors(forward: Graph, saved: Saved) -> list[SavedTensor]:
     return rows
 
 
-def gathered_parameters_kept(forward: Graph, saved: Saved, copies: bool = False) -> list[SavedTensor]:
-    """Saved tensors that keep a gathered parameter's memory alive; with `copies`, plain copies of it too."""
-    return [row for row in saved_tensors(forward, saved) if row.gathered and (copies or not row.copied)]
+def gathered_parameters_kept(forward: Graph, backward: Graph, copies: bool = False) -> list[SavedTensor]:
+    """Saved tensors that keep the memory of a gathered parameter alive; with `copies`, also plain copies of one."""
+    return [row for row in saved_tensors(forward, backward) if row.gathered and (copies or not row.copied)]
 
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Estimated bytes alive while each node runs, in node order. Workspaces and fragmentation are not in it."""
+    """Estimated bytes alive while each node runs, in node order, without workspaces and fragmentation.
+
+    holders: (name, bytes, parameter or module) of the largest values alive at the peak. curve: bytes at each node.
+    """
 
     peak_bytes: int
     peak_node: str
@@ -256,9 +229,9 @@ def _freed_by_graph(node: torch.fx.Node, backward: bool) -> bool:
 
 
 def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
-    """Peak of the memory that the graph's values need when each is freed after its last use.
+    """Peak memory of the graph's values, where each is freed after its last use.
 
-    Inputs stay until the end, but for a backward graph's saved tensors and tangents, which it frees.
+    Inputs live until the end, except the saved tensors and tangents of a backward graph, which it frees.
     """
     nodes: Sequence[torch.fx.Node] = list(gm.graph.nodes)
     tensor = roots(gm)
@@ -273,7 +246,7 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
     position = {n: i for i, n in enumerate(nodes)}
     made = [0] * len(nodes)
     for node in last:
-        if tensor[node] is not node:  # an item, there as soon as its tuple is, which keeps the rest
+        if tensor[node] is not node:  # an item: made with its tuple, whose other items are counted apart
             size[tensor[node]] -= size[node]
     inputs = {n for n in last if n.op in ("placeholder", "get_attr")}
     freed = [0] * len(nodes)
@@ -296,5 +269,3 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
     named = tuple((n.name, size[n], parameter_of(n) or module_path(n)) for n in alive[:holders])
     return MemoryProfile(peak, nodes[at].name if nodes else "", start, named, tuple(curve),
                          tuple(n.name for n in nodes))
-
-

@@ -1,4 +1,4 @@
-"""Everything that a graph knows of one node, as lines for a reader."""
+"""All that a graph records about one node, as rows for a reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.torch_api.ops import argument, collective_kind, group_name_of, op
 
 
 def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str, str]]:
-    """(what, value) of a node: operator, shape, dtype, bytes, estimated cost, where it came from, its neighbours."""
+    """(name, value) rows of a node: operator, shape, dtype, bytes, estimated cost, origin, neighbours."""
     value, where = node.meta.get("val"), provenance(node)
     rows = [("operator", op_name(node.target) if node.op == "call_function" else node.op), ("kind", kind_of(node)),
             ("result", described(value))]
@@ -44,7 +44,7 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
 
 
 def described(value: Any) -> str:
-    """`float32 [2, 64]`; of a list, each."""
+    """`float32 [2, 64]`; the first four items of a list."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]"
     if isinstance(value, list | tuple):
@@ -53,5 +53,5 @@ def described(value: Any) -> str:
 
 
 def names(nodes: list[Node], most: int = 8) -> str:
-    said = ", ".join(n.name for n in nodes[:most]) or "nothing"
-    return said + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
+    listed = ", ".join(n.name for n in nodes[:most]) or "nothing"
+    return listed + (f" and {len(nodes) - most} more" if len(nodes) > most else "")

@@ -1,4 +1,4 @@
-"""What a graph is made of, and where each node came from: module, source line, parameter; forward and backward."""
+"""Kinds of nodes, and the module, source line and parameter that each node came from."""
 
 from __future__ import annotations
 
@@ -69,8 +69,13 @@ def kind_of(node: torch.fx.Node) -> str:
 
 
 def is_compute(node: torch.fx.Node) -> bool:
-    """True for matmuls and attention: what is long enough to hide a collective."""
+    """Whether the node is a matmul or attention, which are long enough to hide a collective."""
     return node.op == "call_function" and _kind(node.target) in ("matmul", "attention")
+
+
+def is_backward(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph belongs to the backward."""
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 _LIBRARIES = (str(Path(torch.__file__).parent), *map(str, (Path(__file__).parents[2] / "authoring").glob("*.py")))
@@ -79,9 +84,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.+))?')
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a node came from; empty strings and None for what its metadata does not say.
+    """The origin of a node. A field is empty or None where the node's metadata has no entry.
 
-    The line is the innermost one outside torch and outside `workbench.authoring`.
+    file, line: the innermost frame outside torch and outside `workbench.authoring`. text: that source line.
     """
 
     module: str = ""
@@ -113,25 +118,32 @@ def _source(trace: str) -> tuple[str, int, str]:
 
 
 def provenance(node: torch.fx.Node) -> Provenance:
-    """Module path, source line and parameter of a node; a backward node gives its forward node's."""
+    """Module path, source line and parameter of a node. A backward node has those of its forward node."""
     file, line, text = _source(node.meta.get("stack_trace") or "")
-    backward = node.meta.get("partitioner_tag") == "is_backward" or "fwd_nn_module_stack" in node.meta
+    backward = is_backward(node) or "fwd_nn_module_stack" in node.meta
     return Provenance(module_path(node), file, line, text, parameter_of(node), backward)
 
 
+def output_values(gm: torch.fx.GraphModule) -> list[Any]:
+    """The output node's arguments as a flat list: nodes, and constants such as None."""
+    output = next(iter(reversed(gm.graph.nodes)))
+    values = output.args[0] if output.op == "output" else ()
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
 def nodes_from_line(gm: torch.fx.GraphModule, file: str, line: int) -> list[torch.fx.Node]:
-    """Nodes whose source line is `line` of a file whose path ends in `file`."""
+    """The nodes from line `line` of a file whose path ends in `file`."""
     return [n for n in gm.graph.nodes if (p := provenance(n)).line == line and p.file.endswith(file)]
 
 
 def nodes_in_module(gm: torch.fx.GraphModule, path: str) -> list[torch.fx.Node]:
-    """Nodes of the module `path` and of the modules inside it."""
+    """The nodes of the module `path` and of its submodules."""
     return [n for n in gm.graph.nodes if (m := module_path(n)) == path or m.startswith(f"{path}.")]
 
 
 @dataclass(frozen=True)
 class Census:
-    """Counts of a graph's nodes: all, operators by name, by kind, and by innermost module path."""
+    """Number of nodes of a graph: in total, and of operators by name, by kind and by innermost module path."""
 
     nodes: int
     placeholders: int
@@ -152,12 +164,9 @@ class Census:
 
 def census(gm: torch.fx.GraphModule) -> Census:
     """Count a graph's nodes by operator, kind and module path, most frequent first."""
-    nodes = list(gm.graph.nodes)
-    calls = [n for n in nodes if n.op == "call_function"]
-    outputs = nodes[-1].args[0] if nodes and nodes[-1].op == "output" else ()
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     return Census(
-        len(nodes), sum(n.op == "placeholder" for n in nodes),
-        len(outputs) if isinstance(outputs, list | tuple) else 1,
+        len(gm.graph.nodes), len(gm.graph.find_nodes(op="placeholder")), len(output_values(gm)),
         dict(Counter(op_name(n.target) for n in calls).most_common()),
         dict(Counter(map(kind_of, calls)).most_common()),
         dict(Counter(map(module_path, calls)).most_common()),

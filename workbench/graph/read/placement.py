@@ -1,8 +1,7 @@
-"""What a captured graph can say of a value's placement: a parameter's own, and what collectives beside it tell.
+"""The placement of a value in a captured graph: a parameter's own, or inferred from the collectives around it.
 
-A graph works on one rank's tensors and keeps no placements of what lies between. But a value that enters or leaves a
-collective, be it through views and copies, is cut, repeated or partial over that collective's axis: else the collective
-would be wrong.
+A graph works on one rank's tensors and records no placements of intermediate values. But a value that enters or leaves
+a collective, directly or through views and copies, must be sharded, replicated or partial over the collective's axis.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ Placed = Callable[[str], str]
 
 
 def placement_of(node: Node, parameter: Placed | None = None) -> str:
-    """What is known of the placement of a node's value, axis by axis, and why the rest is not.
+    """The known placement of a node's value for each axis, and why it is unknown for the others.
 
-    `parameter`: words for where the parts of a parameter or buffer live, by its name; "" where it does not know.
+    parameter: describes the placement of a parameter or buffer, by its name; "" where unknown.
     """
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor | list | tuple | None):
         return "none: it is no tensor"
     if node.op == "placeholder":
         name = parameter_of(node)
-        if name and parameter and (said := parameter(name)):
-            return said
+        if name and parameter and (placed := parameter(name)):
+            return placed
     found = {**_entering(node), **_leaving(node)}
     says = [f"{axis}: {what}" for axis, what in found.items()]
     axes = _axes(node)
@@ -52,7 +51,7 @@ def placement_of(node: Node, parameter: Placed | None = None) -> str:
 
 
 def gradients_of(node: Node) -> list[str]:
-    """The parameters whose gradients a node is, by the descriptors of the outputs."""
+    """The parameters whose gradient this node is, by the descriptors of the outputs."""
     found = []
     for user in node.users:
         if user.op == "output" and isinstance(values := user.args[0], list | tuple):
@@ -88,7 +87,7 @@ def _axis(node: Node) -> str:
 
 
 def _may_pick(view: Node, axis: str) -> bool:
-    """Whether a view may be this rank's part of its source over an axis: a slice, or one item of at most so many."""
+    """Whether a view may be this rank's shard of its source: a slice, or an item of at most as many as ranks."""
     source = aliased_inputs(view)[0]
     value, whole = view.meta.get("val"), source.meta.get("val")
     if view.target is operator.getitem and isinstance(whole, list | tuple):
@@ -98,7 +97,7 @@ def _may_pick(view: Node, axis: str) -> bool:
 
 
 def _leaving(node: Node) -> dict[str, str]:
-    """By axis, what the collective says that this value came out of; of a copy of several, what all agree on."""
+    """By axis, the placement after the collective that made this value. Sources of a copy must all agree."""
     if node.op != "call_function":
         return {}
     if kind := collective_kind(node.target):
@@ -108,19 +107,19 @@ def _leaving(node: Node) -> dict[str, str]:
     sources = node.all_input_nodes if kind_of(node) == "copy" else []
     lists = {source.args[0] for source in sources if source.target is operator.getitem}
     if len(lists) == 1 and len(sources) == len(next(iter(lists)).meta.get("val") or ()):  # type: ignore[union-attr]
-        sources = list(lists)  # type: ignore[arg-type]  # all that it was split into, joined in another order
+        sources = list(lists)  # type: ignore[arg-type]  # all items of a split, joined in another order
     first, *others = [_leaving(source) for source in sources] or [{}]
     return {axis: what for axis, what in first.items() if all(other.get(axis) == what for other in others)}
 
 
 def _entering(node: Node) -> dict[str, str]:
-    """By axis, what the collectives need that this value goes into."""
+    """By axis, the placement that the collectives reading this value require."""
     found: dict[str, str] = {}
     for user in node.users:
         if user.op != "call_function":
             continue
         if kind := collective_kind(user.target):
-            if kind != "broadcast":  # of the other ranks' it says nothing
+            if kind != "broadcast":  # which tells nothing of the other ranks' values
                 reduced = f"partial, to be reduced by {argument(user, 'reduce_op')}"
                 found.setdefault(_axis(user), _BEFORE.get(kind, reduced))
         elif kind_of(user) in _CARRIES or isinstance(user.meta.get("val"), list | tuple):

@@ -1,23 +1,23 @@
-"""A graph as a program: one line a node, with dtype and shape of its result."""
+"""A graph as a program: one line a node, with the dtype and shape of its result."""
 
 from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.node_facts import described
-from workbench.graph.read.nodes import module_path
+from workbench.graph.read.nodes import is_backward, module_path
 from workbench.graph.read.snapshot import node_record
 from workbench.torch_api.aot import is_tangent, parameter_of
 
 
 def program(gm: GraphModule) -> str:
-    """The nodes in order: `mm: float32 [4, 8] = aten.mm(view, t)`; inputs say what they are.
+    """The nodes in order, such as `mm: float32 [4, 8] = aten.mm(view, t)`. A comment names each input's role.
 
-    Of a joint graph, a comment says where the backward begins.
+    In a joint graph, a comment marks the first node of the backward.
     """
     lines, backward = [], False
     for node in gm.graph.nodes:
-        if node.op != "placeholder" and not backward and node.meta.get("partitioner_tag") == "is_backward":
+        if node.op != "placeholder" and not backward and is_backward(node):
             backward = True
             lines.append("# backward")
         lines.append(_line(node))

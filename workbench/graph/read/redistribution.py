@@ -1,4 +1,4 @@
-"""The collectives that a DTensor's change of placements becomes, and the bytes that each moves."""
+"""The collectives that change a DTensor's placements, and the bytes that each of them moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.world.mesh import World
 
 
 class Move(NamedTuple):
-    """One collective over one mesh axis; bytes of one rank."""
+    """One collective over one mesh axis, with the bytes of one rank."""
 
     kind: str
     axis: str
@@ -30,10 +30,10 @@ class Move(NamedTuple):
 
 
 def redistribution(tensor: DTensor, placements: Sequence[Placement]) -> list[Move]:
-    """What `tensor.redistribute(placements=...)` launches, in order, on rank 0; empty where no rank sends anything.
+    """The collectives that `tensor.redistribute(placements=...)` launches on rank 0, in order; empty where none is.
 
-    No value moves: a tensor of that shape is redistributed on a fake world of the mesh's size, or, where a process
-    group is open already, on the tensor's own mesh. Raises WorkbenchError where the number of placements is wrong.
+    No values move: a fake tensor of the same shape is redistributed on a fake world of the mesh's size, or on the
+    tensor's own mesh where a process group is open. Raises WorkbenchError for a wrong number of placements.
     """
     mesh = tensor.device_mesh
     if len(placements) != mesh.ndim:

@@ -1,4 +1,4 @@
-"""What a CUDA graph of one direction takes, holds and saves, as plain data."""
+"""Inputs, memory and launches of a CUDA graph of one direction, as plain data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STARTS_NOTHING = ("view", "bookkeeping", "wait")
 
 @dataclass(frozen=True)
 class ReplayInput:
-    """A tensor that goes in. static: read where it lies; else copied into the graph's own memory before each replay.
+    """An input tensor. static: read at its own address; else copied into the graph's memory before each replay.
 
-    bytes: of its elements. parameter: its name in the module, "" for others. address: where the recording reads it;
-    None before a recording and on a CPU.
+    bytes: of its elements. parameter: its qualified name, "" for other inputs. address: the one that the recording
+    reads; None before a recording and on a CPU.
     """
 
     name: str
@@ -33,8 +33,8 @@ class ReplayInput:
 class Replay:
     """One direction of the step as a CUDA graph.
 
-    pool_bytes: what the allocator holds for the pool, which forward and backward share, after this recording; None
-    before it. launches_before: what one call of the body starts, counted in `unit`. replays: so far.
+    pool_bytes: memory of the pool, which forward and backward share, after this recording; None before it.
+    launches_before: number of launches of one call without a replay, counted in `unit`. replays: so far.
     """
 
     graph: str
@@ -54,7 +54,7 @@ class Replay:
 
     @property
     def launches_after(self) -> int:
-        """The graph itself is one launch; the copies of inputs before it and of results after it are not in it."""
+        """The graph is one launch. Copies of inputs before it and of results after it are not counted."""
         return 1
 
     def __repr__(self) -> str:
@@ -71,9 +71,9 @@ class Replay:
 
 
 def count_launches(graph: GraphModule, kernels: Kernels | None) -> tuple[int, str]:
-    """(count, unit): the kernels' calls where Inductor compiled the body, else the operators that compute something.
+    """(count, unit): kernel calls where Inductor compiled the body, else operators that launch work.
 
-    Both are lower bounds: a call of a library and an operator may launch more than one kernel.
+    Both are lower bounds: a library call or an operator may launch several kernels.
     """
     if kernels is not None and kernels.kernels:
         return kernels.launches, "calls of kernels"
@@ -81,5 +81,5 @@ def count_launches(graph: GraphModule, kernels: Kernels | None) -> tuple[int, st
 
 
 def starts_work(node: Node) -> bool:
-    """Whether the device gets something to do: not for views, sizes and waits."""
+    """Whether the node launches work on the device. Views, sizes and waits do not."""
     return node.op == "call_function" and kind_of(node) not in _STARTS_NOTHING

@@ -1,4 +1,4 @@
-"""A step on the clock: what computes when, what each process group sends meanwhile, and what nothing hides."""
+"""A simulated step: what computes when, what each process group sends meanwhile, and which time is exposed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HIDDEN = "hidden"
 
 
 class Span(NamedTuple):
-    """One node on its lane, in milliseconds. `exposed`: of these, how long compute stood still for it.
+    """One node on its lane, in milliseconds. exposed: how long compute stood still for it.
 
-    `limit`: "hidden", or what keeps a collective from it: its bytes over the link, the latency of a start, a queue on
-    its process group, or that nothing computes between its start and its wait. "" for compute.
+    limit: "hidden", or the reason why a collective is exposed: bandwidth, latency, a queue on its process group, or no
+    compute between launch and wait. "" for compute.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """Spans of one step on one rank. `source`: "simulated on h100", or "measured on NVIDIA H200"."""
+    """Spans of one step on one rank. source: "simulated on h100", or "measured on NVIDIA H200"."""
 
     source: str
     spans: tuple[Span, ...] = field(repr=False)
@@ -61,17 +61,16 @@ class StepTimeline:
 
     @property
     def lanes(self) -> list[str]:
-        """Compute, then a lane for each process group."""
+        """Compute first, then one lane for each process group."""
         return list(dict.fromkeys([COMPUTE, *(span.lane for span in self.spans)]))
 
     def __str__(self) -> str:
-        found = self.collectives
-        hidden = sum(span.limit == HIDDEN for span in found)
+        hidden = sum(span.limit == HIDDEN for span in self.collectives)
         return (f"{self.source}: {self.total_ms:,.2f} ms, {self.compute_ms:,.2f} of it compute; {hidden} of "
-                f"{len(found)} collectives hidden, {self.exposed_ms:,.2f} ms exposed")
+                f"{len(self.collectives)} collectives hidden, {self.exposed_ms:,.2f} ms exposed")
 
     def to_perfetto(self, path: Path | str) -> Path:
-        """Write it as a trace that https://ui.perfetto.dev opens (the Chrome trace event format), and return the path.
+        """Write a trace in the Chrome trace event format, which https://ui.perfetto.dev opens, and return the path.
 
         Source: "Trace Event Format", complete events; microseconds, one thread for each lane.
         """
@@ -91,10 +90,10 @@ class StepTimeline:
 
 
 def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100") -> StepTimeline:
-    """Run the graphs one after another on the cost model's clock: kernels in node order, one lane a process group.
+    """Simulate the graphs one after another with the cost model: kernels in node order, one lane per process group.
 
-    `graphs`: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
-    where no node has a value: then there is nothing to estimate from.
+    graphs: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
+    for a graph without values, which has no shapes to estimate from.
     """
     parts = {facts_of(graphs).part: graphs} if isinstance(graphs, GraphModule) else graphs
     spec = device_spec(device)
@@ -117,17 +116,15 @@ def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[l
     clock = Clock(costs)
     about, axes = {c.node: c for c in found}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}
-    computed = 0.0
     spans: list[Span] = []
     idle: dict[str, float] = {}
     for node in gm.graph.nodes:
         if node in costs.collective:
-            issued[node.name] = (clock.now, computed)
+            issued[node.name] = (clock.now, clock.compute_ms)
         elif (launch := costs.waits.get(node)) is not None:
-            idle.setdefault(launch.name, computed - issued[launch.name][1])
+            idle.setdefault(launch.name, clock.compute_ms - issued[launch.name][1])
         clock.issue(node)
         if node not in costs.collective and costs.compute[node]:
-            computed += costs.compute[node]
             spans.append(Span(node.name, COMPUTE, start + clock.begin[node], start + clock.finish[node],
                               label=module_path(node), part=part))
     for node, ms in costs.collective.items():
@@ -146,4 +143,4 @@ def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[l
                 limit = "latency" if spec.latency_us / 1e3 > ms / 2 else "its bytes over the link"
         spans.append(Span(node.name, axes.get(c.group, c.axis or c.group), start + begin, start + clock.finish[node],
                           exposed, limit, f"{c.kind} {c.payload:,} B {c.module}".strip(), part))
-    return spans, max([clock.now, *(clock.finish[n] for n in costs.collective)])
+    return spans, clock.end

@@ -12,6 +12,7 @@ import torch
 
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import roots
+from workbench.graph.read.nodes import output_values
 from workbench.torch_api.ops import calls_of, draws, is_wait, may_draw, op_name, writes, written_inputs
 
 
@@ -57,13 +58,6 @@ class Snapshot:
     unused_waits: int
     effects: Mapping[str, int]
     draws: int
-
-
-def output_values(gm: torch.fx.GraphModule) -> list[Any]:
-    """The output node's arguments as a flat list: nodes, or constants such as None."""
-    output = next(iter(reversed(gm.graph.nodes)))
-    values = output.args[0] if output.op == "output" else ()
-    return list(values) if isinstance(values, list | tuple) else [values]
 
 
 _ASSERTIONS = ("aten._assert_async", "aten._functional_assert_async", "higher_order.with_effects")

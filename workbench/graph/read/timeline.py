@@ -1,4 +1,4 @@
-"""When each node of a graph would run: one stream for compute and one for each process group, from estimates."""
+"""Estimated start and end of each node: one stream for compute, and one for each process group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from workbench.graph.read.cost import DeviceSpec, Known, collective_ms, device_s
 
 @dataclass(frozen=True)
 class Costs:
-    """Estimated milliseconds by node, compute and collectives apart; the group and the start that waits wait for."""
+    """Estimated milliseconds by node, of compute and of collectives.
+
+    group: process group of each collective. waits: the collective that each wait waits for.
+    """
 
     compute: dict[Node, float]
     collective: dict[Node, float]
@@ -23,9 +26,9 @@ class Costs:
 
 def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None,
              found: Sequence[Collective] | None = None) -> Costs:
-    """What each node takes on a device, from shapes alone where it is not known: the same on ranks with one graph.
+    """The time of each node on a device: `known` ones as given, the others from shapes. Equal graphs cost the same.
 
-    `found`: the graph's collectives, where they were listed before.
+    found: the graph's collectives, if they have been listed already.
     """
     spec = device_spec(device)
     named = {node.name: node for node in gm.graph.nodes}
@@ -38,32 +41,22 @@ def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _:
     )
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Milliseconds from start to end, of compute alone, and, by collective, for which compute stood still."""
-
-    total_ms: float
-    compute_ms: float
-    exposed: dict[Node, float]
-
-    @property
-    def exposed_ms(self) -> float:
-        return sum(self.exposed.values())
-
-
 class Clock:
-    """Nodes issued one by one: compute in order, the collectives of one group one after another."""
+    """Nodes issued one by one: compute in order, the collectives of one group one after another. In milliseconds.
 
-    def __init__(self, costs: Costs):
-        self.costs = costs
-        self.now = 0.0
+    now: the end of the compute so far. compute_ms: compute alone. begin, finish: by node. exposed: by collective, how
+    long compute stood still for it.
+    """
+
+    def __init__(self, costs: Costs, now: float = 0.0):
+        self.costs, self.now, self.compute_ms = costs, now, 0.0
         self.begin: dict[Node, float] = {}
         self.finish: dict[Node, float] = {}
         self.exposed: dict[Node, float] = {}
         self._lanes: dict[str, float] = {}
 
     def ready_at(self, node: Node) -> float:
-        """When what a wait, or a collective that blocks, waits for is there; 0 for every other node."""
+        """When the result of a wait, or of a blocking collective, arrives; 0 for every other node."""
         start = self.costs.waits.get(node)
         return self.finish.get(start, 0.0) if start is not None else 0.0
 
@@ -79,12 +72,21 @@ class Clock:
         elif not launches:
             self.begin[node] = self.now
             self.now = self.finish[node] = self.now + self.costs.compute[node]
+            self.compute_ms += self.costs.compute[node]
+
+    @property
+    def exposed_ms(self) -> float:
+        return sum(self.exposed.values())
+
+    @property
+    def end(self) -> float:
+        """When compute and all collectives have ended, also those that nothing waits for."""
+        return max([self.now, *(self.finish[n] for n in self.costs.collective)])
 
 
-def simulate(nodes: Iterable[Node], costs: Costs) -> Timeline:
-    """Issue the nodes in this order."""
-    clock, compute = Clock(costs), 0.0
+def simulate(nodes: Iterable[Node], costs: Costs) -> Clock:
+    """The clock after these nodes, in this order."""
+    clock = Clock(costs)
     for node in nodes:
         clock.issue(node)
-        compute += costs.compute[node]
-    return Timeline(clock.now, compute, clock.exposed)
+    return clock

@@ -11,8 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
-from workbench.graph.gather_chains import is_backward
-from workbench.graph.read.nodes import module_path
+from workbench.graph.read.nodes import is_backward, module_path
 from workbench.passes.activation_checkpointing import CONTRACT, CheckpointOptions
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass, register_pass
