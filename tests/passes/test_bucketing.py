@@ -15,6 +15,7 @@ from workbench.graph.read.collectives import list_collectives
 from workbench.passes.transformer_block_bucketing import module_stack
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import bucketing
+from workbench.torch_api.ops import group_ranks
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +57,7 @@ def test_gathers_have_a_group_of_their_own(variants):
     gathers, scatters = groups_of(pair, "all_gather"), groups_of(pair, "reduce_scatter")
     assert len(gathers) == len(scatters) == 1 and not gathers & scatters
     (gather,), (scatter,) = gathers, scatters
-    assert bucketing.group_ranks(gather) == bucketing.group_ranks(scatter)
+    assert group_ranks(gather) == group_ranks(scatter)
     facts = facts_of(pair.forward)
     assert facts.groups["dp_shard.gather"] == gather and facts.group_sizes[gather] == 2
 

@@ -15,12 +15,12 @@ from workbench.authoring.author import author
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.pipeline.run_passes import run_joint
-from workbench.torch_api import min_cut, partitioning
+from workbench.torch_api import fast_partition, partitioning
 from workbench.world.fake import fake_world
 
 
 def patched():
-    return partitioners.has_recomputable_rng_ops, getattr(*partitioning._CUT), torch.fx.Graph.node_copy
+    return partitioners.has_recomputable_rng_ops, getattr(*fast_partition.CUT), torch.fx.Graph.node_copy
 
 
 as_torch_does = patched()
@@ -37,7 +37,7 @@ def joint():
 
 def plainly(joint, by):
     """Only the decision that torch takes otherwise is left."""
-    def settings():
+    def settings(joint=None):
         return mock.patch.object(partitioners, "has_recomputable_rng_ops", partitioning.recomputes_draws)
 
     with mock.patch.object(partitioning, "settings", settings):
@@ -63,10 +63,10 @@ def test_every_node_is_as_torch_makes_it(joint, by):
 
 def test_another_cut_would_be_seen(joint):
     def nearest(graph, source, sink):
-        before = min_cut._tied(graph.adj, source)  # nothing is computed again that may be saved
+        before = fast_partition._tied(graph.adj, source)  # nothing is computed again that may be saved
         return 0, (before, set(graph) - before)
 
-    with mock.patch.object(partitioning, "minimum_cut", nearest):
+    with mock.patch.object(fast_partition, "minimum_cut", nearest):
         other = partition(joint.fork())
     assert list(each_node(other)) != list(each_node(partition(joint.fork())))
 
@@ -80,5 +80,5 @@ def test_no_code_is_written_that_nobody_reads(joint):
 
 def test_torch_is_left_as_it_was(joint):
     with partitioning.settings():
-        assert getattr(*partitioning._CUT) is min_cut.minimum_cut
+        assert getattr(*fast_partition.CUT) is fast_partition.minimum_cut
     assert patched() == as_torch_does

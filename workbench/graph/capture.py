@@ -13,11 +13,11 @@ from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
-from workbench.errors import NotAlike, UnusableGraph, WorkbenchError, no_exit
+from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.model_contract import NO_TENSOR, named, require_trainable
 from workbench.graph.read.program import program
-from workbench.graph.stamping import find_run, short, stamp
+from workbench.graph.stamping import capture_few
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
@@ -146,18 +146,11 @@ def capture(
     refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.example_batch()
     found: JointGraph | None = None
-    reason = "the whole module was asked for"
+    copied: int | str = "the whole module was asked for"
     if stamped:
-        try:
-            run = find_run(authored.module)
-            found = _capture(authored, short(authored.module, run), args, decompositions)
-            stamp(found.export, found.tracing_context, authored.module, run)
-            found.stamped = run.extra
-        except NotAlike as unlike:
-            found, reason = None, str(unlike)
-    if found is None:
-        found = _capture(authored, authored.module, args, decompositions)
-        found.stamped = reason
+        found, copied = capture_few(authored.module, lambda few: _capture(authored, few, args, decompositions))
+    found = found or _capture(authored, authored.module, args, decompositions)
+    found.stamped = copied
     set_facts(found.graph, authored_facts(authored))
     settle(found.graph)
     return found

@@ -1,4 +1,4 @@
-"""What a model must be so that its training step can be captured: checked once, between Dynamo and AOTAutograd."""
+"""The conditions under which a model's training step can be captured, checked between Dynamo and AOTAutograd."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tenso
 
 
 def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -> None:
-    """Refuse a model that no step can train. WorkbenchError names the model, the parameter or module, and the remedy.
+    """Raise WorkbenchError, with the model, the parameter or module, and the remedy, for a model that cannot train.
 
-    graph: Dynamo's, of `authored.module` called with `args`. A recipe's model must return one scalar loss; a module
-    that came without a recipe may return what its caller can call `backward` on.
+    graph: Dynamo's graph of `authored.module`, called with `args`. A recipe's model must return one scalar loss. A
+    module without a recipe may return anything that its caller can call `backward` on.
     """
     problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph),
                      _of_side_effects(graph))
@@ -76,7 +76,7 @@ def _of_results(authored: Authored, graph: GraphModule, args: tuple[Any, ...]) -
 
 
 def _of_norms(graph: GraphModule) -> Iterator[str]:
-    """Traced, torch's batch norm keeps the strides of its input; its kernels give a result in a memory format."""
+    """When traced, batch norm keeps the strides of its input. Its kernels return a result in a memory format."""
     for node in graph.graph.find_nodes(op="call_function", target=nn.functional.batch_norm):
         given = _value(node.args[0] if node.args else node.kwargs["input"])
         formats = [torch.contiguous_format, *_CHANNELS_LAST.get(given.dim(), ())]

@@ -1,4 +1,4 @@
-"""Find nodes by operator, module or line, and replace one subgraph by another, metadata kept."""
+"""Find nodes by operator, module or line, and replace one subgraph by another with its metadata kept."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import module_path, nodes_from_line, nodes_in_module
+from workbench.graph.read.nodes import module_path, nodes_from_line, nodes_in_module, output_values
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.inductor import lowering
 from workbench.torch_api.matcher import leaks, matches
 from workbench.torch_api.ops import aliased_inputs, op_name, short_name
 
-_OWN = ("val", "tensor_meta", "desc")  # of one node, and never its replacement's
+_OWN = ("val", "tensor_meta", "desc")  # metadata that a replacement does not inherit
 
 
 def find_nodes(
     gm: GraphModule, *, op: str | Callable[..., Any] | None = None, module: str | None = None, line: str | None = None
 ) -> list[Node]:
-    """The operator nodes of a graph for which all that is given holds, in node order.
+    """The operator nodes of a graph that meet all given conditions, in node order.
 
-    op: "aten.mm", "mm" or "aten.mm.default", with `*` for any text, or the operator itself. module: a module's path
-    and all inside it; `*` stands for one component ("layers.*.attention"). line: "llama3.py:98", the end of a path and
-    a line. A backward node has its forward node's module and line. WorkbenchError for a line that is none.
+    op: "aten.mm", "mm" or "aten.mm.default", with `*` for any text, or the operator itself. module: the path of a
+    module, which includes its submodules; `*` stands for one component ("layers.*.attention"). line: "llama3.py:98",
+    the end of a file's path and a line number. A backward node has the module and line of its forward node.
+
+    Raises WorkbenchError for a line of another form.
     """
     found = [n for n in gm.graph.nodes if n.op == "call_function"]
     if op is not None:
@@ -55,7 +57,7 @@ def _is_called(node: Node, op: str | Callable[..., Any]) -> bool:
 
 
 def _modules(nodes: Sequence[Node], pattern: str) -> list[str]:
-    """The paths that a pattern names, of the modules that nodes come from and of those around them."""
+    """The module paths that match a pattern, among the modules of the nodes and the modules around these."""
     if "*" not in pattern:
         return [pattern]
     depth = pattern.count(".") + 1
@@ -66,7 +68,10 @@ def _modules(nodes: Sequence[Node], pattern: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Replaced:
-    """What `replace_pattern` did: how often, the nodes that it put in, and without a match, what comes nearest."""
+    """The result of `replace_pattern`.
+
+    count: number of replacements. nodes: the new nodes. near_miss: without a match, the closest one and what differs.
+    """
 
     count: int
     nodes: tuple[Node, ...] = ()
@@ -85,20 +90,20 @@ def replace_pattern(
     replacement: Callable[..., Any],
     inputs: Sequence[torch.Tensor] | None = None,
 ) -> Replaced:
-    """Replace every place where `gm` computes `pattern` by `replacement`; edits `gm`, as a pass does with its copy.
+    """Replace every match of `pattern` in `gm` by `replacement`. Edits `gm`, as a pass does with its copy.
 
-    Both are functions of as many tensors that return as many, traced to aten operators with `inputs`: tensors of the
-    dtypes and dims that the graph has there, fake ones such as a node's `meta["val"]` included; by default float32
-    matrices. Where the pattern is not found as it is, its form after Inductor's decompositions is looked for, and the
-    replacement takes that form, too.
+    Both are functions with equal numbers of tensor inputs and of results, traced to aten operators with `inputs`:
+    tensors with the dtypes and numbers of dimensions of the graph's, which may be fake, such as a node's `meta["val"]`.
+    The default is float32 matrices. If the pattern does not match, both are decomposed as Inductor does, and tried
+    again.
 
-    Numbers and sizes in the arguments must be equal; two inputs stand for two different nodes; all of a place is
-    forward or all backward. What is read outside the place must be returned by the pattern. The new nodes get fresh
-    fake values, and all else (stack trace, module, forward or backward, tags, annotations) of the matched node with
-    their operator, or of the one whose value they make.
+    Numbers and sizes in the arguments must be equal. Two inputs stand for two different nodes. A match lies in the
+    forward or in the backward as a whole. The pattern must return every value that is read outside the match. New nodes
+    get new fake values. All other metadata (stack trace, module, direction, tags, annotations) comes from the matched
+    node with the same operator, or from the node whose value they compute.
 
-    WorkbenchError, before anything is replaced, where a pattern cannot be traced, and where the replacement's results
-    would differ in number, shape, strides, dtype or device.
+    Raises WorkbenchError, before any replacement, if a pattern cannot be traced, or if the results would differ in
+    number, shape, strides, dtype or device.
     """
     count, other = _count(pattern), _count(replacement)
     if count != other:
@@ -109,14 +114,13 @@ def replace_pattern(
     missed: list[tuple[int, str]] = []
     for table in (None, lowering.decomposition_table()):
         wanted, instead = (_traced(function, given, table) for function in (pattern, replacement))
-        near = _missing(gm, wanted)
-        places = [] if near else [_Place(wanted, instead, match.nodes_map) for match in matches(
-            wanted.graph, gm.graph)]
-        places = [place for place in places if len(place.tags) == 1]
+        absent = _missing(gm, wanted)
+        found = [] if absent else matches(wanted.graph, gm.graph)
+        places = [place for match in found if len((place := _Place(wanted, instead, match.nodes_map)).tags) == 1]
         if places:
             return _replace(gm, places)
-        missed.append((2, near) if near else _near(gm, wanted))
-    return Replaced(0, near_miss=min(missed, key=lambda found: found[0])[1])
+        missed.append((2, absent) if absent else _near(gm, wanted))
+    return Replaced(0, near_miss=min(missed, key=lambda near: near[0])[1])
 
 
 def _count(function: Callable[..., Any]) -> int:
@@ -134,13 +138,13 @@ def _traced(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table:
         raise WorkbenchError(f"{name} cannot be traced: {type(error).__name__}: {error}: give `inputs` like those in "
                              "the graph") from error
     if constant := [n for n in traced.graph.nodes if n.op == "get_attr"]:
-        raise WorkbenchError(f"{name} makes a tensor of its own, {constant[0].target}: take it as an input")
+        raise WorkbenchError(f"{name} makes a tensor of its own, {constant[0].target}: make it an input")
     traced.graph.eliminate_dead_code()
     return traced
 
 
 def _missing(gm: GraphModule, wanted: GraphModule) -> str:
-    """Why the pattern cannot be in the graph, or ""."""
+    """Which operator of the pattern the graph lacks, or ""."""
     calls = [n for n in wanted.graph.nodes if n.op == "call_function"]
     if not calls:
         raise WorkbenchError("the pattern computes nothing: it has no operator to look for")
@@ -151,13 +155,13 @@ def _missing(gm: GraphModule, wanted: GraphModule) -> str:
 
 
 def _near(gm: GraphModule, wanted: GraphModule) -> tuple[int, str]:
-    """How far off it is, and what keeps the operators of a pattern, which are all there, from being a match."""
+    """Why a pattern whose operators are all in the graph does not match, after a rank: 0 is the nearest miss."""
     if places := matches(wanted.graph, gm.graph, contained=False):
         inner, reader = next((leak for place in places for leak in leaks(wanted.graph, place)), (None, None))
         if inner is None:
             return 0, f"{len(places)} places lie in the forward and in the backward"
         return 0, (f"{len(places)} places but for this: {inner.name} is read outside, by {reader}; return it from the "
-                   "pattern and from the replacement, too")
+                   "pattern and from the replacement")
     if places := matches(wanted.graph, gm.graph, contained=False, literals=False):
         pn, gn = next((pn, gn) for pn, gn in places[0].nodes_map.items() if pn.op == "call_function"
                       and _literals(pn) != _literals(gn))
@@ -172,7 +176,7 @@ def _literals(node: Node) -> list[Any]:
 
 
 class _Place:
-    """One match: the nodes that go, and what comes in their place."""
+    """One match: the nodes to erase, and what replaces them."""
 
     def __init__(self, wanted: GraphModule, instead: GraphModule, found: dict[Node, Any]):
         self.instead = instead
@@ -180,7 +184,7 @@ class _Place:
         self.tags = {gn.meta.get("partitioner_tag") for gn in self.old}
         given = [found.get(n) for n in wanted.graph.find_nodes(op="placeholder")]
         self.inputs = dict(zip(instead.graph.find_nodes(op="placeholder"), given, strict=True))
-        results, made = _results(wanted), _results(instead)
+        results, made = output_values(wanted), output_values(instead)
         if len(results) != len(made):
             raise WorkbenchError(f"the pattern returns {len(results)} values, and the replacement {len(made)}")
         if any(not isinstance(n, Node) or n.op == "placeholder" for n in results):
@@ -188,7 +192,7 @@ class _Place:
         self.results: list[tuple[Node, Any]] = [(found[n], m) for n, m in zip(results, made, strict=True)]
 
     def values(self, mode: Any) -> dict[Node, Any]:
-        """The fake value of each node of the replacement, here. Raises where a result would not be like the old."""
+        """The fake value of each node of the replacement. Raises WorkbenchError where a result would differ."""
         known = {n: given.meta["val"] if isinstance(given, Node) else given for n, given in self.inputs.items()}
         for node in self.instead.graph.nodes:
             if node.op == "call_function":
@@ -206,11 +210,6 @@ class _Place:
         return known
 
 
-def _results(traced: GraphModule) -> list[Any]:
-    value = traced.graph.output_node().args[0]
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
 def _like(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
@@ -226,7 +225,7 @@ def _replace(gm: GraphModule, places: Sequence[_Place]) -> Replaced:
     for place in places:
         _require_inputs(place, order)
     news: list[Node] = []
-    now: dict[Node, Any] = {}  # what an earlier place has put there
+    now: dict[Node, Any] = {}  # the replacements so far
     for place, vals in zip(places, known, strict=True):
         news += _put(gm, place, vals, order, now)
     for node in sorted((n for place in places for n in place.old), key=order.__getitem__, reverse=True):
@@ -237,7 +236,7 @@ def _replace(gm: GraphModule, places: Sequence[_Place]) -> Replaced:
 
 
 def _refresh_views(gm: GraphModule, fresh: set[Node], mode: Any) -> None:
-    """Views of a new value get fake values that share its storage, as checks of memory expect."""
+    """Give views of a new value fake values that share its storage, as checks of memory expect."""
     for node in gm.graph.nodes:
         if node not in fresh and fresh.intersection(aliased_inputs(node)):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -247,14 +246,11 @@ def _refresh_views(gm: GraphModule, fresh: set[Node], mode: Any) -> None:
 
 
 def _needed(place: _Place, result: Any) -> set[Node]:
-    """The nodes of the replacement behind one of its results, its inputs included."""
-    todo, found = [result] if isinstance(result, Node) else [], set[Node]()
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
+    """The nodes of the replacement that one of its results depends on, with its inputs."""
+    todo = [result] if isinstance(result, Node) else []
+    for node in todo:
+        todo += [given for given in node.all_input_nodes if given not in todo]
+    return set(todo)
 
 
 def _require_inputs(place: _Place, order: dict[Node, int]) -> None:
@@ -267,7 +263,7 @@ def _require_inputs(place: _Place, order: dict[Node, int]) -> None:
 
 def _put(gm: GraphModule, place: _Place, vals: dict[Node, Any], order: dict[Node, int], now: dict[Node, Any]
          ) -> list[Node]:
-    """Each result is made where the old one stood, so that the order of the graph stays."""
+    """Insert the replacement of each result where the old result was, so that the graph keeps its order."""
     made: dict[Node, Any] = {}
     for node, given in place.inputs.items():
         while isinstance(given, Node) and given in now:

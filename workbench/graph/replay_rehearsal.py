@@ -1,7 +1,7 @@
-"""A stand-in for CUDA graphs where there is no GPU: what a replay reads, writes and refuses, and none of its speed.
+"""A stand-in for CUDA graphs on a CPU, with the same reads, writes and refusals, but no speed.
 
-It reads its inputs where they lay when it recorded, and writes into the outputs that it made then, as a CUDA graph
-does. Between the two it runs the body again, which a CUDA graph does not.
+Like a CUDA graph, it reads the inputs at their recorded addresses, and writes into the recorded outputs. In between it
+runs the body again, which a CUDA graph does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pair = TypeVar("Pair", bound=Partitioned)
 
 
 class Rehearsal:
-    """Stands in for the recorder of the cudagraph pass; for tensors of a CPU."""
+    """A stand-in for the recorder of the cudagraph pass, for CPU tensors."""
 
     def __init__(self) -> None:
         self.recorded = self.closed = 0
@@ -26,12 +26,12 @@ class Rehearsal:
         self._kept: list[Any] = []
 
     def record(self, body: Callable[[list[Any]], Any], inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
-        """What replays, and the outputs that it writes to. They hold NaN: a recording computes nothing.
+        """The replay as a function, and the outputs that it writes to. They hold NaN: a recording computes nothing.
 
-        An old parameter is kept, where a CUDA graph would read whatever lies at its address by then.
+        A replaced parameter is kept alive. A CUDA graph would read whatever its old memory holds by then.
         """
         made = set(map(_address, self._made))
-        # `p.data = ...` gives a parameter other memory; and held, what the forward saved would look as if in use
+        # detached: `p.data = ...` would change the memory of `p`. Not what we made: saved tensors would seem in use
         self._kept += [v.detach() for v in inputs if isinstance(v, torch.Tensor) and _address(v) not in made]
         given = set(map(_address, inputs))
         fixed = [_at_address(value) for value in inputs]
@@ -51,19 +51,19 @@ class Rehearsal:
         return replay, outputs
 
     def pool_bytes(self) -> int | None:
-        """Bytes of the outputs recorded so far, each storage once; a GPU's pool also has what lies between."""
+        """Bytes of the outputs recorded so far, each storage once. A GPU's pool also holds intermediate values."""
         if not self.recorded:
             return None
         return sum({_address(v): v.untyped_storage().nbytes() for v in self._made}.values())
 
     def close(self) -> None:
-        """Let go of what was recorded; may be called twice."""
+        """Release what was recorded. May be called twice."""
         self.closed += 1
         self._made, self._kept = [], []
 
 
 def rehearse(pair: Pair) -> Pair:
-    """The same pair; a cudagraph pass that runs on it from now on rehearses on the CPU."""
+    """Make the cudagraph pass rehearse on the CPU when it runs on this pair, and return the pair."""
     pair.facts.recorder = Rehearsal()
     return pair
 
@@ -73,7 +73,7 @@ def _address(value: Any) -> int | None:
 
 
 def _at_address(value: Any) -> Any:
-    """The same memory without holding it, as a graph knows it: by its address."""
+    """A tensor at the same address that does not keep the memory alive, like a CUDA graph's input."""
     if not isinstance(value, torch.Tensor) or not value.untyped_storage().nbytes():
         return value
     storage = value.untyped_storage()

@@ -1,4 +1,4 @@
-"""AOTAutograd and Dynamo entry points that torch keeps private.
+"""Entry points of AOTAutograd and Dynamo.
 
 Source: torch/_functorch/aot_autograd.py (`aot_export_joint_with_descriptors` and its companion) and
 torch/_dynamo/functional_export.py.
@@ -33,10 +33,9 @@ Graph = torch.fx.GraphModule
 
 @contextlib.contextmanager
 def capture_settings() -> Iterator[None]:
-    """The settings a faithful capture needs.
+    """The settings of a capture: node metadata is kept, and the fake tensor cache is off.
 
-    The fake tensor cache returns shared meshes for Dynamo's DTensor inputs, and node metadata is dropped unless asked
-    for.
+    The cache would return shared meshes for Dynamo's DTensor inputs.
     """
     with (torch._dynamo.config.patch(fake_tensor_cache_enabled=False), torch.fx.traceback.preserve_node_meta(),
           cpu_backward()):
@@ -44,8 +43,9 @@ def capture_settings() -> Iterator[None]:
 
 
 def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
-    """The module as one FX graph over its own parameters; `meta["tracing_context"]` holds Dynamo's context, and
-    `meta["side_effects"]` what the graph leaves out.
+    """The module as one FX graph on its own parameters.
+
+    `meta["tracing_context"]` holds Dynamo's context, and `meta["side_effects"]` the effects that the graph leaves out.
 
     The graph can be called until `contexts` closes, which removes the globals that Dynamo's code reads.
     """
@@ -60,9 +60,9 @@ def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args
 
 @contextlib.contextmanager
 def _noted_globals() -> Iterator[list[CleanupHook]]:
-    """The globals that Dynamo gives the file of the traced forward, such as `__compiled_fn_1`, with graph and guards.
+    """Collect the globals that Dynamo adds to the traced forward's file, such as `__compiled_fn_1`, with their graphs.
 
-    torch.compile removes them with its code; a capture for export never does. Source: torch/_dynamo/output_graph.py
+    torch.compile removes them with its code, and a capture for export never does. Source: torch/_dynamo/output_graph.py
     `install_global_unsafe`.
     """
     hooks: list[CleanupHook] = []
@@ -78,27 +78,27 @@ def _noted_globals() -> Iterator[list[CleanupHook]]:
 
 def _remove_globals(hooks: list[CleanupHook]) -> None:
     for hook in hooks:
-        if hook.name in hook.scope:  # Dynamo itself removes those of an attempt that failed
+        if hook.name in hook.scope:  # Dynamo has removed those of a failed attempt
             hook()
 
 
 def without_results(error: Exception) -> bool:
-    """Whether Dynamo raised this of a module that returns no tensor: it writes `(,)`, which Python does not read."""
+    """Whether the error means that the module returns no tensor: Dynamo then writes `(,)`, a syntax error."""
     return isinstance(error, SyntaxError) and str(error.filename).startswith("<eval_with_key")
 
 
 def kind_of_result(graph: Graph, values: list[Any], args: tuple[Any, ...]) -> str:
-    """What the module that Dynamo captured returns: "tensor", or the name of the class that holds its tensors."""
-    pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)  # torch may lack it
+    """The type of the captured module's result: "tensor", or the name of the class that holds its tensors."""
+    pack: Callable[..., Any] | None = getattr(graph, "_dynamo_bytecode_unflatten", None)  # not in every torch
     result = pack(tuple(values), args) if pack is not None else values[0] if len(values) == 1 else tuple(values)
     return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
 
 class Contexts(contextlib.ExitStack):
-    """An exit stack that remembers what was entered, so that it can be closed and entered `again`.
+    """An exit stack that records its contexts, so that they can be closed and entered `again`.
 
-    torch wants the contexts of an export kept until the compile: its fake mode, no saved-tensor hooks, one autograd
-    thread. Left open they would turn every tensor that is made in between, in a notebook's next cell, into a fake one.
+    torch needs the contexts of an export until the compilation: its fake mode, no saved-tensor hooks, one autograd
+    thread. If they stayed open, tensors made in between, in a notebook's next cell, would be fake.
     """
 
     def __init__(self) -> None:
@@ -118,9 +118,9 @@ class Contexts(contextlib.ExitStack):
 
 
 def _maker(manager: Any) -> Callable[[], Any]:
-    """What gives the same context once more: one made by a generator, or that acts when made, is made anew."""
+    """A function that returns the same context again, as a new object where the old one cannot be entered twice."""
     if isinstance(manager, contextlib._GeneratorContextManager):
-        kind, recipe = type(manager), (manager.func, manager.args, manager.kwds)  # gone once it is entered
+        kind, recipe = type(manager), (manager.func, manager.args, manager.kwds)  # deleted when it is entered
         return lambda: kind(*recipe)
     if isinstance(manager, torch.autograd.set_multithreading_enabled):
         return manager.clone
@@ -130,9 +130,9 @@ def _maker(manager: Any) -> Callable[[], Any]:
 def export_joint(
     contexts: Contexts, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
 ) -> Any:
-    """torch's `JointWithDescriptors`; `contexts` holds what compiling needs.
+    """torch's `JointWithDescriptors`. `contexts` gets the contexts that the compilation needs.
 
-    No DTensor goes through the fake mode here, so its cache, which Dynamo's mode has off, serves: a quarter less time.
+    No DTensor reaches the fake mode here, so its cache, which a capture turns off, may be on: a quarter less time.
     """
     context = graph.meta["tracing_context"]
     contexts.enter_context(tracing(context))
@@ -141,10 +141,10 @@ def export_joint(
 
 
 def fork_joint(export: Any) -> Any:
-    """A `JointWithDescriptors` on the same graph that can be compiled without using `export` up.
+    """A `JointWithDescriptors` on the same graph. Compiling it leaves `export` usable.
 
-    Compiling writes into torch's records of the capture: which inputs are subclasses, what is saved, the wrappers.
-    Those are copied; graphs, tensors and descriptors are shared. `export` must not have been compiled itself.
+    Compiling writes into torch's records of the capture: subclasses of inputs, saved tensors, wrappers. These are
+    copied. Graphs, tensors and descriptors are shared. `export` must not have been compiled.
     """
     return _forked(export, {})
 
@@ -173,16 +173,16 @@ def _forked(value: Any, made: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def pass_context(context: TracingContext) -> Iterator[None]:
-    """The state under which a pass or a compiler may work on a graph after its capture has ended."""
+    """The tracing state around a pass or a compiler that works on a graph after its capture."""
     with tracing(context), torch.no_grad(), torch._C._DisableAutocast():
         yield
 
 
 class LateBound:
-    """A compiler callback's answer whose body is set after torch has returned.
+    """The result of a compiler callback, with a body that is set after torch has returned.
 
-    Keeps the graph, its example inputs and the tracing state that compilers expect around them.
-    Boxed: one list argument, which the body may empty.
+    It keeps the graph, its example inputs, and the tracing state that compilers expect. Boxed: it takes one list, which
+    the body may empty.
     """
 
     _boxed_call = True
@@ -200,7 +200,7 @@ class LateBound:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The state under which a pass or a compiler may work on the graph after the capture has ended."""
+        """The tracing state around a pass or a compiler that works on the graph after the capture."""
         self.tracing_context.fw_metadata = self.fw_metadata
         with pass_context(self.tracing_context):
             yield
@@ -208,44 +208,45 @@ class LateBound:
 
 def parameter_of(node: torch.fx.Node) -> str | None:
     """The qualified name of the parameter or buffer that this placeholder is, or is a component of."""
-    desc = node.meta.get("desc")
-    while isinstance(base := getattr(desc, "base", None), descriptors.AOTInput):
-        desc = base
-    return desc.target if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
+    return _named(node.meta.get("desc"))
 
 
 def gradient_of(desc: Any) -> str | None:
-    """The qualified name of the parameter whose gradient, or a component of it, this output's descriptor says."""
-    while isinstance(base := getattr(desc, "base", None), descriptors.AOTOutput):
-        desc = base
-    source = getattr(desc, "grad_of", None)
-    return source.target if isinstance(source, descriptors.ParamAOTInput) else None
+    """The qualified name of the parameter whose gradient, or a component of it, has this output descriptor."""
+    return _named(getattr(_whole(desc), "grad_of", None))
 
 
 def written_by(desc: Any) -> str | None:
-    """The qualified name of the parameter or buffer whose new value this output's descriptor says it is."""
-    while isinstance(base := getattr(desc, "base", None), descriptors.AOTOutput):
+    """The qualified name of the parameter or buffer whose new value has this output descriptor."""
+    return _named(getattr(_whole(desc), "mutated_input", None))
+
+
+def _whole(desc: Any) -> Any:
+    """The descriptor of the tensor that `desc` describes a component of, such as a DTensor's local tensor."""
+    while isinstance(base := getattr(desc, "base", None), descriptors.AOTInput | descriptors.AOTOutput):
         desc = base
-    source = getattr(desc, "mutated_input", None)
-    while isinstance(base := getattr(source, "base", None), descriptors.AOTInput):
-        source = base
-    return source.target if isinstance(source, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
+    return desc
+
+
+def _named(desc: Any) -> str | None:
+    desc = _whole(desc)
+    return desc.target if isinstance(desc, descriptors.ParamAOTInput | descriptors.BufferAOTInput) else None
 
 
 def is_parameter(node: torch.fx.Node) -> bool:
-    """True for a placeholder that is a parameter, or a tensor component of one."""
+    """Whether a placeholder is a parameter, or a tensor component of one."""
     desc = node.meta.get("desc")
     return desc is not None and desc.is_param() and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_tangent(node: torch.fx.Node) -> bool:
-    """True for a placeholder that is a tangent or a component of one."""
+    """Whether a placeholder is a tangent, or a component of one."""
     desc = node.meta.get("desc")
     return desc is not None and desc.is_tangent()
 
 
 def boxed(graph: Graph) -> Callable[[list[Any]], Any]:
-    """A callable of one list that it empties, so that inputs are freed as soon as they are used."""
+    """A callable of one list, which it empties, so that each input is freed after its last use."""
     copy = clone(graph)
     copy.graph.set_codegen(_BoxedCodeGen())
     copy.recompile()
@@ -253,9 +254,9 @@ def boxed(graph: Graph) -> Callable[[list[Any]], Any]:
 
 
 def clone(graph: Graph) -> Graph:
-    """A copy that shares no node with `graph`: names, metadata dictionaries and the calling convention are kept.
+    """A copy that shares no node with `graph`, and keeps names, metadata entries and the calling convention.
 
-    Node by node as `Graph.create_node` does it, but for its checks of what was checked before: half the time.
+    It copies node by node like `Graph.create_node`, without the checks that the nodes have passed: half the time.
     """
     old = graph.graph
     new = torch.fx.Graph()
@@ -269,9 +270,9 @@ def clone(graph: Graph) -> Graph:
 
 
 def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs: Any, meta: Any) -> torch.fx.Node:
-    """A node at the end of `graph` with the operator of `old`, without the checks that `old` has passed.
+    """Append a node with the operator of `old` to `graph`, without the checks that `old` has passed.
 
-    name: one that `graph` has given, or that is free in it.
+    name: unused in `graph`, or reserved by it.
     """
     node = torch.fx.Node(graph, name, old.op, old.target, args, kwargs, old.type)
     node.meta = meta
@@ -283,8 +284,8 @@ def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs:
 
 
 def like(graph: Graph, new: torch.fx.Graph) -> Graph:
-    """A module around `new` with the calling convention, attributes and metadata of `graph`."""
+    """A module of the graph `new`, with the calling convention, attributes and metadata of `graph`."""
     new.set_codegen(graph.graph._codegen)
-    module = _LazyGraphModule(graph, new)  # its code is written when it is first run or read
+    module = _LazyGraphModule(graph, new)  # writes its code when that is first needed
     module.meta = dict(graph.meta)
     return module

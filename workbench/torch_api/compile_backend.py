@@ -1,4 +1,4 @@
-"""What a backend of `torch.compile` gets, and how its graphs go through AOTAutograd with the bodies left open.
+"""The input of a `torch.compile` backend, and its way through AOTAutograd with both bodies left open.
 
 Source: torch/_dynamo/backends/common.py (`aot_autograd`) and torch/_functorch/aot_autograd.py
 (`aot_module_simplified`); the names of inputs are Dynamo's sources, torch/_guards.py.
@@ -26,9 +26,9 @@ _STEP = re.compile(r"_(modules|parameters|buffers)\['([^']+)'\]")
 
 
 def held_by_module(graph: GraphModule, example_inputs: Sequence[Any]) -> dict[int, tuple[str, bool]]:
-    """By position: the qualified name of each input that is a parameter or a buffer, and whether it is a parameter.
+    """By position: the qualified name of each input that is a parameter or buffer, and whether it is a parameter.
 
-    `graph` is Dynamo's, whose inputs say where they were found: `L['self']._modules['norm']._parameters['weight']`.
+    graph: Dynamo's. Its inputs have sources such as `L['self']._modules['norm']._parameters['weight']`.
     """
     found = {}
     for index, (node, value) in enumerate(zip(graph.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
@@ -40,9 +40,9 @@ def held_by_module(graph: GraphModule, example_inputs: Sequence[Any]) -> dict[in
 
 
 def describe_inputs(joint: GraphModule, held: dict[int, tuple[str, bool]]) -> None:
-    """Let the placeholders of parameters and buffers say so, as a capture of the module itself does.
+    """Give the placeholders of parameters and buffers the descriptors that a capture of the module gives them.
 
-    torch.compile knows every input by its position alone.
+    torch.compile knows inputs by position only.
     """
     for node in joint.graph.find_nodes(op="placeholder"):
         if "desc" in node.meta:
@@ -61,7 +61,7 @@ def _described(desc: Any, held: dict[int, tuple[str, bool]]) -> Any:
 
 @dataclasses.dataclass
 class JointFromCompile:
-    """The joint graph that torch.compile hands over, while its tracing state is open."""
+    """The joint graph of torch.compile, while its tracing state is open."""
 
     graph: GraphModule
     passes: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class JointFromCompile:
         return [n.meta.get("val") for n in self.graph.graph.find_nodes(op="placeholder")]
 
     def require_open(self) -> None:
-        """It is open as long as a backend can see it. Raises what a pass has broken."""
+        """Raise UnusableGraph if a pass has broken the graph. It is always open while a backend has it."""
         if self.broken is not None:
             raise self.broken
 
@@ -91,10 +91,10 @@ def through_autograd(
     joint: Callable[[JointFromCompile], None],
     decompositions: dict[Any, Callable[..., Any]] | None,
 ) -> tuple[Callable[..., Any], tuple[aot.LateBound, aot.LateBound] | None]:
-    """Trace the backward of Dynamo's `graph`, let `joint` transform the joint graph in place, and split by min-cut.
+    """Trace the backward of Dynamo's `graph`, let `joint` transform the joint graph in place, and split it by min-cut.
 
-    The callable for Dynamo, and forward and backward without bodies. None in their place where nothing needs a
-    gradient: such a graph runs as it is.
+    Returns the callable for Dynamo, and the forward and backward, whose bodies are open. The pair is None where nothing
+    needs a gradient; such a graph runs unchanged.
     """
     held = held_by_module(graph, example_inputs)
     found: dict[str, aot.LateBound] = {}
@@ -105,7 +105,7 @@ def through_autograd(
             if which == "inference":
                 slot.body = aot.boxed(traced)
 
-            def call(args: list[Any]) -> Any:
+            def call(args: list[Any]) -> Any:  # a function: torch's wrapper copies the attribute from it
                 return slot(args)
 
             call._boxed_call = True  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def through_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=partition, decompositions=decompositions,
     )
-    # otherwise the backward would be compiled in the middle of the first step
+    # or the backward would be compiled during the first step
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
         function = compiled(graph, example_inputs)
     return function, (found["forward"], found["backward"]) if "backward" in found else None

@@ -1,4 +1,4 @@
-"""torch's process-wide switch for deterministic algorithms and the process's generators, as contexts."""
+"""Contexts for deterministic algorithms and for the random generators of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Deterministic algorithms inside, as they were outside."""
+    """Inside, deterministic algorithms are on if `wanted`; afterwards the setting is as before."""
     before = torch.are_deterministic_algorithms_enabled()
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(wanted or before, warn_only=True)
@@ -25,7 +25,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """torch's, Python's and numpy's random numbers go on outside as if none had been drawn; of this rank's device."""
+    """Random numbers drawn inside change none outside: torch's, on this rank's device too, Python's and numpy's."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     python, arrays = random.getstate(), _numpy_random()
     drawn = arrays.get_state() if arrays else None
@@ -40,7 +40,7 @@ def same_random_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers start at `seed` inside, and go on outside as if none had been drawn."""
+    """Random numbers start at `seed` inside, and none outside change."""
     with same_random_numbers():
         torch.manual_seed(seed)
         random.seed(seed)
@@ -50,5 +50,5 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _numpy_random() -> Any:
-    """numpy's own generator, where something has imported numpy: torch needs none."""
+    """numpy's random module if numpy has been imported, else None."""
     return getattr(sys.modules.get("numpy"), "random", None)

@@ -1,4 +1,4 @@
-"""A device's figures, and a context in which Inductor's schedulers and estimators take them for the machine's own.
+"""Device specifications, and a context in which Inductor's schedulers and estimators use them for this machine.
 
 Source: torch/utils/_runtime_estimation.py, torch/_inductor/{utils,scheduler,comm_analysis,codecache}.py and
 torch/_inductor/fx_passes/overlap_scheduling.py. Works without a GPU and without triton on torch 2.11 to 2.15.
@@ -23,8 +23,10 @@ from workbench.torch_api.ops import with_hints
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Peak figures. `tflops`: dense, by dtype name (1e12 FLOP/s). `dram_gbps`, `link_gbps`, `net_gbps`: 1e9 bytes/s
-    of memory, of one rank's link inside a host, of its link between hosts. `latency_us`: one collective's start.
+    """Peak figures of a device.
+
+    tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
+    inside a host, and of its link between hosts. latency_us: of a collective.
     """
 
     name: str
@@ -37,7 +39,7 @@ class DeviceSpec:
     generation: str = "HOPPER"
 
     def peak(self, dtype: torch.dtype) -> float:
-        """FLOP/s for a dtype; float32's where the dtype is not listed."""
+        """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
         return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
 
 
@@ -46,19 +48,19 @@ def _gpu(name: str, half: float, single: float, double: float, dram: float, link
     return DeviceSpec(name, tflops, dram, link, 50.0 if generation == "HOPPER" else 25.0, generation=generation)
 
 
-# The vendor's data sheets, without sparsity. NVLink per direction.
+# From the vendor's data sheets, without sparsity. NVLink per direction.
 DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
     _gpu("h100", 989.0, 67.0, 67.0, 3350.0, 450.0, "HOPPER"),
     _gpu("h200", 989.0, 67.0, 67.0, 4800.0, 450.0, "HOPPER"),
     _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
-    # One core of a server with AVX2 and its share of memory; gloo over loopback.
+    # One core of a server with AVX2 and its share of the memory bandwidth; gloo over loopback.
     DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
                64, "AMPERE"),
 )}
 
 
 def device_spec(device: str | DeviceSpec) -> DeviceSpec:
-    """The spec of that name; a spec is returned as it is."""
+    """The spec of that name. A spec is returned unchanged."""
     if isinstance(device, DeviceSpec):
         return device
     try:
@@ -69,13 +71,13 @@ def device_spec(device: str | DeviceSpec) -> DeviceSpec:
         ) from None
 
 
-# Imported when first needed: the scheduler's import takes a second.
+# Imported on first use: the scheduler's import takes a second.
 _ESTIMATION = "torch.utils._runtime_estimation"
 _OVERLAP = "torch._inductor.fx_passes.overlap_scheduling"
 
 
 def _scale() -> float:
-    """What torch multiplies a TFLOP figure by, over 1e12: some releases read it as peta-FLOP. Found by a probe."""
+    """The factor by which torch's estimator reads a TFLOP figure too high, measured: some releases read petaFLOP."""
     estimation: Any = import_module(_ESTIMATION)
     a = torch.empty(1000, 1000, device="meta")
     with patch.object(estimation, "get_device_tflops", lambda *_, **__: 1.0):
@@ -84,7 +86,7 @@ def _scale() -> float:
 
 
 def _repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
-    """Attention FLOPs with fewer key than query heads: torch 2.11 refuses them. Keys count as repeated."""
+    """FLOP of attention with fewer key than query heads, which torch 2.11 refuses. Keys count as repeated."""
 
     def counted(*shapes: Any) -> int:
         query = shapes[-3] if len(shapes) == 3 else shapes[1]
@@ -95,7 +97,7 @@ def _repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
 
 
 def _roofline_ms(node: torch.fx.Node) -> float:
-    """The longer of compute and transfer, from torch's own formulas; the figures are whatever is in force."""
+    """The larger of compute time and transfer time, by torch's formulas and the current device's figures."""
     estimation: Any = import_module(_ESTIMATION)
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: with_hints(n.meta["val"]))
     value = with_hints(node.meta["val"])
@@ -106,7 +108,7 @@ def _roofline_ms(node: torch.fx.Node) -> float:
 
 
 Known = Callable[[torch.fx.Node], float | None]
-"""Milliseconds of a node that are known, or None: then an estimate takes their place."""
+"""The known milliseconds of a node, or None: then an estimate replaces them."""
 
 
 def _first_known(known: Known, estimate: Callable[..., float]) -> Callable[..., float]:
@@ -118,9 +120,9 @@ def _first_known(known: Known, estimate: Callable[..., float]) -> Callable[..., 
 
 
 def _without_benchmarks(stack: ExitStack, overlap: Any, known: Known) -> None:
-    """torch 2.11 measures each matmul on a GPU and exchanges the times between ranks: give it estimates.
+    """Give torch 2.11 estimates: it measures each matmul on a GPU and exchanges the times between ranks.
 
-    They follow from shapes alone, so the ranks agree without an exchange; later releases skip it likewise.
+    Estimates depend on shapes only, so the ranks agree without an exchange, which later releases skip too.
     """
     later = "estimate_roofline_runtime_ms"
     if hasattr(overlap, later):
@@ -137,7 +139,7 @@ def _without_benchmarks(stack: ExitStack, overlap: Any, known: Known) -> None:
 
 
 def _clear_estimates() -> None:
-    """Forget what Inductor keeps in this process: the cache's path, and the estimates of collectives."""
+    """Clear Inductor's caches in this process: the path of the disk cache, and the estimates of collectives."""
     import_module("torch._inductor.codecache").CacheBase.get_local_cache_path.cache_clear()
     import_module(_OVERLAP).get_benchmark_cache.cache_clear()
     import_module("torch._inductor.fx_passes.node_runtime_estimation")._get_collective_cache.cache_clear()
@@ -145,11 +147,10 @@ def _clear_estimates() -> None:
 
 @contextmanager
 def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Iterator[DeviceSpec]:
-    """Inside, Inductor estimates for this device, and keeps its estimates in a folder that goes away at the end.
+    """Inside, Inductor estimates for this device, and caches the estimates in a temporary folder.
 
-    known: what a node takes, where that is no question of estimates; the same on every rank.
-
-    The private folder is needed: estimates are looked up on disk before anything asks for the device's figures.
+    known: measured milliseconds of a node, equal on every rank, or None. The folder is needed because Inductor looks up
+    estimates on disk before it asks for the device's figures.
     """
     spec = device_spec(device)
     scale = _scale()

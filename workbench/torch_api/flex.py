@@ -1,7 +1,7 @@
-"""FlexAttention and its block masks; on a CPU with the backward that torch holds back.
+"""FlexAttention and its block masks, and its backward on a CPU, which torch refuses.
 
 Source: torch/nn/attention/flex_attention.py (`flex_attention`, `BlockMask`, and `_validate_device`, which refuses a
-backward on a CPU although eager and traced graphs run it; only Inductor has no lowering for it there).
+backward on a CPU). Eager and traced graphs run that backward; only Inductor has no lowering for it there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 128
 
 @contextlib.contextmanager
 def cpu_backward() -> Iterator[None]:
-    """Let FlexAttention be traced, and run eagerly, on CPU tensors that require gradients."""
+    """Inside, FlexAttention can be traced and run eagerly on CPU tensors that require gradients."""
     with mock.patch.object(flex, "_validate_device", lambda *_: None):
         yield
 
@@ -28,7 +28,7 @@ def cpu_backward() -> Iterator[None]:
 def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask) -> torch.Tensor:
     """Attention under a block mask: q (batch, heads, seq, head_dim), k and v (batch, kv_heads, seq, head_dim)."""
     grouped = q.shape[1] != k.shape[1]
-    if torch.compiler.is_compiling():  # the capture lets the backward through
+    if torch.compiler.is_compiling():  # inside a capture, which allows the backward
         return flex.flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
     with cpu_backward(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
@@ -36,7 +36,7 @@ def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Bloc
 
 
 def causal_mask(seq: int, device: torch.device) -> BlockMask:
-    """Each position sees itself and what stands before it."""
+    """Each position attends to itself and the positions before it."""
 
     def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return q >= kv
@@ -44,17 +44,17 @@ def causal_mask(seq: int, device: torch.device) -> BlockMask:
     blocks = -(-seq // BLOCK)
     order = torch.arange(blocks, dtype=torch.int32, device=device)
     indices = order.expand(1, 1, blocks, blocks)
-    whole = order.expand(1, 1, blocks)  # row i sees i whole blocks, and a part of block i
+    whole = order.expand(1, 1, blocks)  # row i attends to i whole blocks and to a part of block i
     diagonal = order[:, None].expand(1, 1, blocks, blocks)
-    # GPU kernels walk the lists as if they were contiguous
+    # GPU kernels assume contiguous lists
     return BlockMask.from_kv_blocks(torch.ones_like(whole), diagonal.contiguous(), whole.contiguous(),
                                     indices.contiguous(), BLOCK, visible, (seq, seq))
 
 
 def document_mask(tokens: torch.Tensor, end: int) -> BlockMask:
-    """Causal within a document; documents end with the token `end`. tokens: (batch, seq) int64."""
+    """Causal within each document. A document ends with the token `end`. tokens: (batch, seq) int64."""
     ends = (tokens == end).int()
-    document = ends.cumsum(1) - ends  # the end belongs to what it ends
+    document = ends.cumsum(1) - ends  # the end token belongs to its document
 
     def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return (q >= kv) & (document[b, q] == document[b, kv])

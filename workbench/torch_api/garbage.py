@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept waiting where graphs are made: they are many objects, and little of it garbage."""
+"""Pausing Python's garbage collector while graphs are built from many objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """The garbage collector waits: little here is garbage, and it would search the whole process for it."""
+    """Inside, the garbage collector is off: there is little garbage, and it would search the whole process for it."""
     collects = gc.isenabled()
     gc.disable()
     try:

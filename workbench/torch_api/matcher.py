@@ -1,4 +1,4 @@
-"""torch's subgraph matcher, and a laxer one that finds what just misses.
+"""torch's subgraph matcher, and a laxer one that finds near misses.
 
 Source: torch/fx/passes/utils/matcher_utils.py.
 """
@@ -12,24 +12,24 @@ from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 
 class _Leaking(SubgraphMatcher):
-    """Finds places, too, whose inner values are read from outside."""
+    """Also finds places whose inner values are read from outside."""
 
     def _is_contained(self, nodes_map: dict[Node, Node]) -> bool:
         return True
 
 
 def matches(pattern: Graph, graph: Graph, *, contained: bool = True, literals: bool = True) -> list[InternalMatch]:
-    """Places of `pattern` in `graph` that do not overlap; the pattern's inputs stand for any two different values.
+    """Places in `graph` that match `pattern`, without overlap. The pattern's inputs stand for any different values.
 
-    contained: values that the pattern does not return are read inside the place alone. literals: numbers and lists in
-    the arguments are equal, too. Every operator of the pattern must be in the graph.
+    contained: values that the pattern does not return are only read inside the place. literals: numbers and lists in
+    the arguments must be equal. Every operator of the pattern must be in the graph.
     """
     kind: Any = SubgraphMatcher if contained else _Leaking
     return kind(pattern, ignore_literals=not literals).match(graph)
 
 
 def leaks(pattern: Graph, place: InternalMatch) -> list[tuple[Node, Node]]:
-    """(inner node, a reader outside the place) for the values that the pattern would have to return."""
+    """(inner node, reader outside the place) for the values that the pattern would have to return."""
     inside = {gn for pn, gn in place.nodes_map.items() if pn.op != "placeholder"}
     returned = set(pattern.output_node().all_input_nodes)
     return [(gn, user) for pn, gn in place.nodes_map.items() if pn.op != "placeholder" and pn not in returned

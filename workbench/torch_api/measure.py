@@ -1,4 +1,4 @@
-"""How long an operator takes on this machine: run on tensors of its node's shapes, and timed.
+"""The time of an operator on this machine, measured on tensors of its node's shapes.
 
 Source: torch/_subclasses/fake_tensor.py (`unset_fake_temporarily`: passes run under the capture's fake mode).
 """
@@ -17,16 +17,16 @@ WARMUP, REPEATS = 2, 5
 
 
 def signature(node: Node) -> str:
-    """What the time depends on: the operator, its tensors' shapes, strides and dtypes, and its other arguments."""
+    """All that the time depends on: the operator, shapes, strides and dtypes of its tensors, and other arguments."""
 
-    def said(value: Any) -> Any:
+    def face(value: Any) -> Any:
         if isinstance(value, Node):
             value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
             return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}/{list(value.stride())}"
-        return [said(v) for v in value] if isinstance(value, list | tuple) else str(value)
+        return [face(v) for v in value] if isinstance(value, list | tuple) else str(value)
 
-    return f"{node.target}({', '.join(map(str, map(said, node.args)))}; {sorted(map(str, node.kwargs.items()))})"
+    return f"{node.target}({', '.join(map(str, map(face, node.args)))}; {sorted(map(str, node.kwargs.items()))})"
 
 
 def _real(value: Any, device: torch.device) -> Any:
@@ -37,7 +37,7 @@ def _real(value: Any, device: torch.device) -> Any:
 
 
 def measured_ms(node: Node, device: torch.device) -> float:
-    """The median of a few runs of one operator node, after warm-up, in milliseconds; no other rank takes part."""
+    """The median of a few runs of one operator node after warm-up, in milliseconds. No other rank takes part."""
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: _real(n.meta.get("val"), device))
         times = []

@@ -1,4 +1,4 @@
-"""Where a node came from: the module stack that torch keeps in its metadata, and how torch writes a path there."""
+"""The module of a node, from the module stack in its metadata, whose paths torch writes in several ways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clean_path(path: str) -> str:
 
 
 def module_path(node: torch.fx.Node) -> str:
-    """The innermost module's path, of the forward node's module for a backward node; "" outside any module."""
+    """The path of the innermost module, or of the forward node's for a backward node; "" outside any module."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""

@@ -1,4 +1,4 @@
-"""Which torch, Python and platform this package is made for. No torch here: the check comes before its import."""
+"""The supported torch, Python and platform. Imports no torch, since the check comes before that import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOWEST, _ABOVE = (2, 11), (2, 16)
 
 
 def installed_torch() -> str | None:
-    """The installed version, without importing it; None if there is none."""
+    """The installed version of torch, without its import; None if there is none."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -24,7 +24,7 @@ def installed_torch() -> str | None:
 
 
 def torch_problem(found: str | None) -> str:
-    """Why that version cannot be used and what to do, or ""."""
+    """Why that version is not supported and what to do, or ""."""
     remedy = f"pip install '{TORCH_RANGE}'"
     if found is None:
         return f"torch is not installed, and this package needs {TORCH_RANGE}: {remedy}"
@@ -35,7 +35,7 @@ def torch_problem(found: str | None) -> str:
 
 
 def require_torch() -> None:
-    """Raise WorkbenchError where the installed torch is not supported."""
+    """Raise WorkbenchError if the installed torch is not supported."""
     if problem := torch_problem(installed_torch()):
         raise WorkbenchError(problem)
 

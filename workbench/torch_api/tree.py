@@ -1,4 +1,4 @@
-"""torch's own pytree: it has no public name in torch 2.11 to 2.15."""
+"""torch's pytree, which has no public name in torch 2.11 to 2.15."""
 
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 

@@ -1,4 +1,4 @@
-"""Runs of a module, or of its graphs, that leave it as it was: for checks, which no training step may notice."""
+"""Contexts that restore a module after a run of it or of its graphs, so that a check does not affect training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Undo = Callable[[], None]
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module, written: Collection[str] = (), batch: Sequence[Any] = ()) -> Iterator[None]:
-    """What runs inside leaves `module`, the tensors of `batch` and all random numbers as they were.
+    """Restore `module`, the tensors of `batch` and all random numbers at the end.
 
-    Parameters and buffers, by value and by place, gradients (none inside), modes and plain attributes: numbers, and
-    what lies in containers, dataclasses and generators. A replay reads tensors at their addresses, so those that were
-    written get their old values in place, and those that were replaced come back themselves.
+    This covers values and addresses of parameters and buffers, gradients (None inside), modes, and plain attributes:
+    numbers, and the contents of containers, dataclasses and generators. A replay reads tensors at their addresses, so
+    a written tensor gets its old values in place, and a replaced one is put back.
 
-    written: names of the parameters whose values are copied. Others are not, since copies of all would double a
-    model's memory, and a forward writes a parameter only where the capture says so: their version counters tell that
-    nothing wrote them. Raises WorkbenchError where something did, naming the parameter.
+    written: names of the parameters whose values are copied. Copies of all would double a model's memory, and a forward
+    writes a parameter only where the capture says so; version counters show that nothing wrote the others. Raises
+    WorkbenchError, with the parameter's name, if something did.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     copied = {id(parameter) for name, parameter in parameters.items() if name in written}
@@ -56,7 +56,7 @@ def unchanged(module: nn.Module, written: Collection[str] = (), batch: Sequence[
 
 @contextlib.contextmanager
 def kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """These tensors have afterwards the values that they have now, at the same addresses."""
+    """Restore the values of these tensors at the end, at the same addresses."""
     undo = [act for tensor in tensors for act in _undo_of_tensor(tensor, True)]
     try:
         yield
@@ -66,9 +66,9 @@ def kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def _undo_of(roots: Sequence[Any], copied: Collection[int]) -> list[Undo]:
-    """What puts back all that is reached from `roots` through modules, containers and dataclasses."""
+    """The calls that restore everything reachable from `roots` through modules, containers and dataclasses."""
     undo: list[Undo] = []
-    known: dict[int, Any] = {}  # holds them: an id is of one object only as long as that lives
+    known: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
     left = list(roots)
     while left:
         value = left.pop()
@@ -91,12 +91,8 @@ def _undo_of(roots: Sequence[Any], copied: Collection[int]) -> list[Undo]:
         elif isinstance(value, random.Random):
             undo.append(partial(value.setstate, value.getstate()))
         elif isinstance(value, torch.Generator):
-            undo.append(partial(_set_state, value, value.get_state()))
+            undo.append(partial(value.set_state, value.get_state()))  # type: ignore[arg-type]
     return undo
-
-
-def _set_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    generator.set_state(state)
 
 
 def _refill_dict(held: dict[Any, Any], items: dict[Any, Any]) -> None:
@@ -126,7 +122,7 @@ def _undo_of_tensor(tensor: torch.Tensor, values: bool) -> list[Undo]:
 
 
 def _put_back(local: torch.Tensor, place: torch.Tensor, values: torch.UntypedStorage | None) -> None:
-    """As storages and not as tensors: any dtype, overlapping views too, and the version counter stays."""
+    """Restore the storage, not the tensor: for any dtype and overlapping views, and with the same version counter."""
     storage = place.untyped_storage()
     if values is not None:
         if storage.nbytes() != values.nbytes():

@@ -1,9 +1,9 @@
-"""Capture that does not grow with depth: of alike blocks in a row a few are captured, and the rest are stamped.
+"""Capture in a time that does not grow with depth: a few of many alike blocks are captured, the others are copies.
 
-`find_run` compares the modules, `short` leaves blocks out, and after a capture of that `stamp` puts them in again.
-It compares two neighbouring blocks of the graph before it takes one of them as the pattern. Where anything differs,
-NotAlike says what, and the whole module is to be captured. A block that is left out is judged by its module alone:
-what its forward reads elsewhere, of a global or of its class by its own identity, is not seen.
+`capture_few` is the one hook. `find_run` compares the modules, `short` leaves blocks out, and `stamp` copies a captured
+block for each of them. Before that, `stamp` compares two neighbouring blocks in the graph. Where anything differs,
+NotAlike says what, and the whole module has to be captured. A block that is left out is compared by its module alone:
+if its forward reads a global, or asks which block it is, the comparison does not see that.
 
     blocks  which blocks of a model are alike
     graph   copy a block of a joint graph
@@ -14,27 +14,43 @@ what its forward reads elsewhere, of a global or of its class by its own identit
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 
+from workbench.errors import NotAlike
 from workbench.graph.stamping.blocks import AlikeBlocks, find_run, short
 from workbench.graph.stamping.graph import Stamp
 from workbench.graph.stamping.order import Names, longer, turns_of
 from workbench.torch_api import stamping
 from workbench.torch_api.garbage import uncollected
 
-__all__ = ["AlikeBlocks", "find_run", "short", "stamp"]
+__all__ = ["AlikeBlocks", "capture_few", "find_run", "short", "stamp"]
+Captured = TypeVar("Captured")  # with `export` and `tracing_context`
 
 _BLOCK = re.compile(r"^((?:L\['self'\]\W+(?:_modules\W+)?)?layers\W+(?:_modules\W+)?)(\d+)\b")
 
 
+def capture_few(module: nn.Module, capture: Callable[[nn.Module], Captured]) -> tuple[Captured | None, int | str]:
+    """`capture` of a few of the module's blocks, made that of all, and the number of copied blocks.
+
+    None and the reason where the blocks are not alike, or too few.
+    """
+    try:
+        run = find_run(module)
+        few: Any = capture(short(module, run))
+        stamp(few.export, few.tracing_context, module, run)
+    except NotAlike as unlike:
+        return None, str(unlike)
+    return few, run.extra
+
+
 @uncollected()
 def stamp(export: Any, tracing_context: Any, module: nn.Module, run: AlikeBlocks) -> None:
-    """Make `export`, of the short module, that of `module`.
+    """Turn `export`, of the short module, into that of `module`.
 
-    Raises NotAlike where two blocks of the graph differ; `export` is then spoilt.
+    Raises NotAlike where two blocks of the graph differ; `export` can then not be used any more.
     """
     modules = {f"L['self'].{path}": str(id(part)) for path, part in module.named_modules()}
     names = Names(_BLOCK, run.lower, run.extra, modules)

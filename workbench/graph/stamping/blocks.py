@@ -1,4 +1,4 @@
-"""Which blocks of a model are alike, judged by the modules themselves, before anything is captured."""
+"""The alike blocks of a model, found by comparing its modules before anything is captured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from workbench.authoring.models.moe import MoE
 from workbench.errors import NotAlike
 
 SAVED_LAYERS = 2
-"""Stamping pays where it leaves so many blocks uncaptured: the comparison costs about a third of one."""
+"""Stamping pays from this number of uncaptured blocks on: the comparison costs about a third of one block."""
 
 
 @dataclass(frozen=True)
 class AlikeBlocks:
-    """kept: the blocks that are captured, by number. Of these, numbers `lower` and lower + 1 of the small module are
-    the alike ones that the `extra` others are stamped from.
+    """A run of alike blocks. kept: the numbers of the captured blocks.
+
+    Blocks `lower` and lower + 1 of the short module are compared; `extra` copies of the first go between them.
     """
 
     kept: tuple[int, ...]
@@ -34,9 +35,9 @@ class AlikeBlocks:
 
 
 def find_run(module: nn.Module) -> AlikeBlocks:
-    """The longest row of alike blocks; of these the first is captured too, and a block behind them.
+    """The longest run of alike blocks. Its first block, and one block after the run, are captured too.
 
-    Raises NotAlike, with the reason, where there is none that is worth it.
+    Raises NotAlike, with the reason, where no run is long enough.
     """
     if not isinstance(module, Decoder) or type(module).forward is not Decoder.forward or "forward" in vars(module):
         name = type(module).__name__
@@ -46,21 +47,21 @@ def find_run(module: nn.Module) -> AlikeBlocks:
     cuts = [-1, *(i for i, why in enumerate(differences) if why), len(blocks) - 1]
     rows = [(a + 1, b + 1) for a, b in pairwise(cuts)]
     start, stop = max(rows, key=lambda row: row[1] - row[0])
-    # one before: what all share goes by the name that it has in the first of them, as a mesh does
+    # not the first block of the run: a shared object, such as a mesh, is named after the block that uses it first
     lower, upper = start + 1, min(stop, len(blocks) - 1)
     extra = upper - lower - 2
     if extra < SAVED_LAYERS:
         least = f"{stop - start} of {len(blocks)} layers in a row are alike, which saves fewer than {SAVED_LAYERS}"
         raise NotAlike("; ".join([least, *filter(None, differences)]))
     _refuse_shared(module, range(start, stop))
-    for path, part in blocks[lower].named_modules():  # the graph would tell, after a capture in vain
+    for path, part in blocks[lower].named_modules():  # the graph would show it only after a useless capture
         if isinstance(part, MoE) and part.config.dispatch == "dropless":
             raise NotAlike(f"layers.{lower}.{path} is dropless: it reads sizes from the device, each layer its own")
     return AlikeBlocks((*range(lower + 2), *range(upper, len(blocks))), lower, extra)
 
 
 def short(module: nn.Module, run: AlikeBlocks) -> nn.Module:
-    """`module` with the kept blocks alone; everything in it is the original's."""
+    """`module` with the kept blocks only. It shares all its parts with the original."""
     made = copy.copy(module)
     blocks = list(module.layers)  # type: ignore[arg-type]
     made._modules = {**module._modules, "layers": nn.ModuleList(blocks[i] for i in run.kept)}
@@ -68,7 +69,7 @@ def short(module: nn.Module, run: AlikeBlocks) -> nn.Module:
 
 
 def _refuse_shared(module: nn.Module, row: Iterable[int]) -> None:
-    """A parameter, a buffer or a module of an alike block that has a second name."""
+    """Raise NotAlike for a parameter, buffer or module of an alike block that has a second name."""
     inside = tuple(f"layers.{i}." for i in row)
     first: dict[int, str] = {}
     named: list[tuple[str, Any]] = [*module.named_parameters(remove_duplicate=False),
@@ -81,7 +82,7 @@ def _refuse_shared(module: nn.Module, row: Iterable[int]) -> None:
 
 
 def difference(a: Any, b: Any, where: str) -> str:
-    """In what two modules, or values of two modules, differ, so that a capture could; "" where they are alike."""
+    """The first difference of two modules or values that a capture could see; "" where they are alike."""
     return _difference(a, b, where, {})
 
 
@@ -90,7 +91,7 @@ def _difference(a: Any, b: Any, where: str, seen: dict[tuple[int, int], tuple[An
         return ""
     if type(a) is not type(b):
         return f"{where} is a {type(b).__name__}, and a {type(a).__name__} in the layer before"
-    seen[id(a), id(b)] = a, b  # alive: an id is given again
+    seen[id(a), id(b)] = a, b  # keeps both alive, since a later object may get the id of a dead one
     parts = _parts(a, b)
     if parts is None:
         one, two = (_face(x) if isinstance(x, torch.Tensor) else x for x in (a, b))
@@ -99,14 +100,14 @@ def _difference(a: Any, b: Any, where: str, seen: dict[tuple[int, int], tuple[An
     if mine.keys() != theirs.keys():
         return f"{where} has {_keys(theirs, mine)}, and the layer before {_keys(mine, theirs)}"
     for one, two in zip(mine, theirs, strict=True):
-        if one != two:  # a loop over them goes another way
+        if one != two:  # a loop over them runs in another order
             return f"{where} has {two} where the layer before has {one}: another order"
     found = (_difference(mine[k], theirs[k], where if k == "" else f"{where}.{k}", seen) for k in mine)
     return next(filter(None, found), "")
 
 
 def _equal(one: Any, two: Any) -> bool:
-    """False where that cannot be said, as of arrays."""
+    """False where the comparison has no single answer, as for arrays."""
     try:
         return bool(one == two)
     except (ValueError, TypeError):
@@ -118,7 +119,7 @@ def _keys(have: Mapping[Any, Any], other: Mapping[Any, Any]) -> str:
 
 
 def _parts(a: Any, b: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]] | None:
-    """What a value is made of, by name; None for one that is compared as a whole."""
+    """The parts of two values by name; None for values that are compared as a whole."""
     if isinstance(a, nn.Module):
         return _module_parts(a), _module_parts(b)
     if isinstance(a, types.FunctionType):
@@ -137,7 +138,7 @@ def _parts(a: Any, b: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]] | None
 
 
 def _module_parts(module: nn.Module) -> dict[str, Any]:
-    """Attributes; hooks by their order, since the keys they are kept under count through the process."""
+    """The attributes. Hooks are numbered by their order, since torch's keys for them count through the process."""
     parts: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers", "_modules"):

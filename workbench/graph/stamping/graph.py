@@ -1,4 +1,4 @@
-"""A joint graph of a few alike blocks becomes that of many: one of two neighbours is copied again and again."""
+"""A joint graph of a few alike blocks becomes that of many: the lower one of two neighbours is copied."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from workbench.graph.stamping.pairs import STACKS, VALUES, Pairs, Ref
 from workbench.torch_api import stamping
 
 Place = tuple[Node, int | None]
-"""A node of the longer graph: of the lower block with its copy, or one outside, with None."""
+"""A node of the longer graph: a node of the lower block and the number of its copy, or one outside and None."""
 
 
 class Stamp:
-    """`stamped` is the longer graph; NotAlike where the two blocks differ, with the node."""
+    """`stamped` is the longer graph. Raises NotAlike, with the node, where the two blocks differ."""
 
     def __init__(self, graph: GraphModule, names: Names) -> None:
         self.pairs, self.names, self.last = Pairs(graph, names), names, names.extra + 1
@@ -33,7 +33,7 @@ class Stamp:
         self.stamped = self._build(graph)
 
     def _place(self, node: Node) -> Place:
-        """Where a node of the small graph is in the longer one."""
+        """The place in the longer graph of a node of the small one."""
         if node in self.pairs.upper_of:
             return node, 0
         lower = self.pairs.lower_of.get(node)
@@ -60,7 +60,7 @@ class Stamp:
         return builder.module
 
     def _filled(self, args: Any, copy: int) -> Any:
-        """Arguments of the lower block's node as those of its copy."""
+        """The arguments of a node of the lower block, for one of its copies."""
         if isinstance(args, Ref):
             return self.made[self._at(args, copy)]
         if isinstance(args, list | tuple):
@@ -72,7 +72,7 @@ class Stamp:
         return args
 
     def _meta(self, node: Node, lower: Node, copy: int | None) -> dict[str, Any]:
-        """`node` is the one whose metadata is taken: the upper block's for the last copy, else the lower's."""
+        """The metadata for a copy of `lower`. node: its source, of the upper block for the last copy, else `lower`."""
         meta, names, turn = dict(node.meta), self.names, None if node is not lower else copy
         by = names.extra if node is not lower else copy
         for key in STACKS:
@@ -92,7 +92,7 @@ class Stamp:
         return self.pairs.numbers.outside(own, copy is None and self.pairs.side.get(node, -1) < 0)
 
     def _stack(self, stack: dict[str, Any], by: int | None) -> dict[str, Any]:
-        """A module stack whose blocks are `by` further on; None for a stack outside the copies."""
+        """A module stack with its block number raised by `by`; None for a stack outside the copies."""
         known = self.stacks.get((id(stack), by))
         if known is None:
             known = self.stacks[id(stack), by] = {}
@@ -102,13 +102,13 @@ class Stamp:
         return known
 
     def _set_values(self, meta: dict[str, Any], node: Node, lower: Node, copy: int) -> None:
-        """Copies get memory of their own, shared with the same nodes as in the small graph."""
+        """Give a copy storages of its own, shared among the same nodes as in the small graph."""
         wanted = [self._storage(ref, i, copy) for ref, i in self.pairs.values[lower]]
         for key in VALUES:
             have = stamping.storages(meta.get(key))
             given, wanted = wanted[: len(have)], wanted[len(have) :]
-            own = copy in (0, self.last) and all(map(_same, given, have))
-            if have and not own:
+            unchanged = copy in (0, self.last) and given == have
+            if have and not unchanged:
                 meta[key] = stamping.with_storages(meta[key], given)
 
     def _storage(self, ref: Ref, i: int, copy: int) -> Any:
@@ -118,10 +118,10 @@ class Stamp:
         return self.stores[(*place, i)]
 
     def _output(self, builder: stamping.Builder, node: Node) -> None:
-        """The results, the gradients and their descriptors, in a capture's order."""
+        """Results, gradients and their descriptors, in the order of a capture."""
         pairs, results, descs = self.pairs, list(node.args[0]), node.meta["desc"]  # type: ignore[arg-type]
         keys = [stamping.key_of(desc) for desc in descs]
-        # one gradient an input; that of a buffer is None, and has no descriptor
+        # one gradient for each input; a buffer's is None and has no descriptor
         given = [stamping.key_of(n.meta["desc"]) for n in pairs.nodes if n.op == "placeholder"]
         primals = [key for key in given if not key[0].startswith("Tangent")]
         keys[len(keys) - len(primals) :] = [(f"gradient of {kind}", name) for kind, name in primals]
@@ -151,7 +151,7 @@ class Stamp:
 
 
 class _Numbers:
-    """Names as a capture of the whole module gives them: each block takes as many numbers of a name as the next."""
+    """Node names as in a capture of the whole module: each block uses equally many numbers of each name."""
 
     def __init__(self, names: Sequence[str], turns: Sequence[Turns], extra: int) -> None:
         self.names, self.extra = [_number(name) for name in names], extra
@@ -167,7 +167,7 @@ class _Numbers:
             self.shifts.append(before | {base: before.get(base, 0) + extra * step for base, step in steps.items()})
 
     def __call__(self, at: int, copy: int | None) -> str:
-        """The name of the node at this place of the small graph, in this copy."""
+        """The name for a copy of the node at this place of the small graph."""
         base, number = self.names[at]
         region = bisect_right(self.starts, at) - 1
         turn = self.turns[region] if region >= 0 else None
@@ -178,10 +178,6 @@ class _Numbers:
             turns = (copy if upward else self.extra - copy) if copy is not None else self.extra if upward else 0
             number += self.shifts[region].get(base, 0) + turns * self.steps[region].get(base, 0)
         return f"{base}_{number}" if number else base
-
-
-def _same(a: stamping.Storage, b: stamping.Storage) -> bool:
-    return stamping.key_of_storage(a) == stamping.key_of_storage(b)
 
 
 def _number(name: str) -> tuple[str, int]:

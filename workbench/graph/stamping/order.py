@@ -1,8 +1,8 @@
-"""In which order a graph goes through its blocks, and what it becomes with more of them.
+"""The order of a graph's blocks, and the order of a graph with more blocks.
 
-Each part of a joint graph (parameters, buffers, forward, backward, outputs) goes through the blocks in order, the
-backward in the other one. So what belongs to two neighbours in the middle is two stretches of nodes of the same
-length, one behind the other: `Turns`. More blocks go between the two.
+Each section of a joint graph (parameters, buffers, forward, backward, outputs) lists the blocks in order, the backward
+in reverse order. So the nodes of two neighbouring blocks are two adjacent stretches of equal length: `Turns`. Copies go
+between the two.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from workbench.errors import NotAlike
 
 @dataclass(frozen=True)
 class Names:
-    """Which block a path is in, and what paths become.
+    """The block of a path, and the name of each path in the longer graph.
 
-    pattern finds a block's number. The small module's blocks `lower` and lower + 1 are the alike ones; `extra` come
-    between them. modules: each module path of the large module to the key that Dynamo gives it.
+    pattern: finds a block's number. lower, extra: as in `AlikeBlocks`. modules: the key that Dynamo gives each module
+    path of the large module.
     """
 
     pattern: re.Pattern[str]
@@ -35,18 +35,18 @@ class Names:
         return self.pattern.sub(lambda m: f"{m[1]}{int(m[2]) + by}", path, count=1)
 
     def outside(self, path: str) -> str:
-        """What a path outside the alike blocks is called in the large module."""
+        """The name in the large module of a path outside the alike blocks."""
         block = self.block(path)
         return path if block is None or block <= self.lower else self.moved(path, self.extra)
 
     def of_copy(self, path: str, copy: int | None) -> str:
-        """What a path of the lower block is called in one of its copies; None for one outside, or of the upper."""
+        """The name of a path of the lower block in one of its copies; None for a path outside or of the upper block."""
         return self.outside(path) if copy is None else self.moved(path, copy)
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Two stretches of `length` items of a list: the lower block's, from `lower`, and the upper one's."""
+    """Two stretches of `length` items of a list: the lower block's from `lower`, the upper block's from `upper`."""
 
     lower: int
     upper: int
@@ -54,9 +54,9 @@ class Turns:
 
 
 def turns_of(keys: Sequence[tuple[str, int | None]], block: int) -> list[Turns]:
-    """Where the items of `block` and of the next lie, in each section of a list of (section, block or None).
+    """The stretches of `block` and of the next, in each section of a list of (section, block or None).
 
-    Raises NotAlike where they are not two neighbouring stretches.
+    Raises NotAlike where they are not two adjacent stretches.
     """
     found = []
     for section in dict.fromkeys(name for name, _ in keys):
@@ -78,9 +78,9 @@ def turns_of(keys: Sequence[tuple[str, int | None]], block: int) -> list[Turns]:
 
 
 def longer(count: int, turns: Iterable[Turns], extra: int) -> list[tuple[int, int | None]]:
-    """(place in the list, copy) for each item of the longer list; None outside the copies and for the upper block.
+    """(place in the list, copy) for each item of the longer list; copy is None outside and in the upper block.
 
-    The lower block is copy 0; what comes between is a copy of it, in the section's own order.
+    The lower block is copy 0. Its further copies come between the two blocks, in the order of the section.
     """
     order: list[tuple[int, int | None]] = []
     place = 0

@@ -1,8 +1,7 @@
-"""Two neighbouring blocks of a joint graph, matched node by node, with what each reads of the other.
+"""Two neighbouring blocks of a joint graph, matched node by node, with the values that each reads of the other.
 
-A copy between them stands to its neighbours as the two stand to theirs: what both read from outside is read by all,
-what the upper reads of the lower each reads of the one before, and what the lower reads of the upper each reads of the
-one behind.
+A copy between them reads the same: from outside what both read there, from the block before it what the upper block
+reads of the lower, and from the block after it what the lower block reads of the upper.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from workbench.torch_api import stamping
 STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 VALUES = ("val", "eager_input_vals")
 NAMED_BY_DYNAMO = {"from_node", "source_fn_stack", "fwd_source_fn_stack"}
-"""Names of nodes in Dynamo's graph, of which each block has its own; the copies keep those of the lower block."""
+"""Names of nodes in Dynamo's graph, which differ by block. Copies keep those of the lower block."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """What a node reads, seen from any copy: `lower`, a node of the lower block, so many copies further.
+    """An argument as any copy reads it: the node `lower` of the copy `step` further on.
 
-    Where that goes beyond the copies, and where there is no `lower`: `outside`, a node of the graph around them.
+    Beyond the first and last copy, or without `lower`, it is `outside`, a node of the surrounding graph.
     """
 
     lower: Node | None
@@ -37,11 +36,11 @@ class Ref:
 
 
 class Pairs:
-    """The nodes of two neighbouring blocks, matched; NotAlike where they are not the same."""
+    """The matched nodes of two neighbouring blocks. Raises NotAlike where they differ."""
 
     def __init__(self, graph: GraphModule, names: Names) -> None:
         self.names, self.nodes = names, list(graph.graph.nodes)
-        # tags alone would not do: what a backward of the model's own calls has none
+        # not by the tags alone: nodes from a custom backward of the model have none
         self.half = next((i for i, n in enumerate(self.nodes) if n.op == "call_function"
                           and "backward" in str(n.meta.get("partitioner_tag"))), len(self.nodes))
         keys = [self._key(i, node) for i, node in enumerate(self.nodes)]
@@ -75,7 +74,7 @@ class Pairs:
         return ("output", None) if node.op == "output" else (part, next(iter(found), None))
 
     def _owners(self) -> dict[int, tuple[Node, int]]:
-        """For each storage, by its key, the first node that has it, and which of that node's it is."""
+        """By key, the first node that has a storage, and the index of the storage among those of that node."""
         found: dict[int, tuple[Node, int]] = {}
         for node in self.nodes:
             new = 0
@@ -90,7 +89,7 @@ class Pairs:
         return NotAlike(f"{one} and {two} differ at {lower.name} and {upper.name}: {what}")
 
     def ref(self, a: Node, b: Node) -> Ref | None:
-        """What the lower block reads as `a` and the upper one as `b`; None where that is not the same thing."""
+        """The argument that is `a` in the lower block and `b` in the upper one; None where the two do not match."""
         if self.upper_of.get(a) is b:
             return Ref(a, 0, None)
         inside = {a, b} & (self.upper_of.keys() | self.lower_of.keys())
@@ -103,7 +102,7 @@ class Pairs:
         return None
 
     def same(self, a: Any, b: Any, lower: Node, upper: Node) -> Any:
-        """An argument of both nodes, with a `Ref` for each node in it."""
+        """An argument of both nodes, with a `Ref` in place of each node."""
         if isinstance(a, Node) and isinstance(b, Node):
             found = self.ref(a, b)
             if found is None:
@@ -121,7 +120,7 @@ class Pairs:
         return a
 
     def _storages(self, lower: Node, upper: Node) -> list[tuple[Ref, int]]:
-        """Whose storage is under each tensor of the node's values."""
+        """The owner of the storage of each tensor in the node's values."""
         found = []
         mine, theirs = ([self.owners[stamping.key_of_storage(s)] for k in VALUES for s in
                          stamping.storages(n.meta.get(k))] for n in (lower, upper))
@@ -148,7 +147,7 @@ class Pairs:
                 one = stamping.renamed(one, lambda name: self.names.moved(name, 1))
             elif key in VALUES:
                 one, two = stamping.face(one), stamping.face(two)
-            elif key == "original_aten":  # operators, of which metadata holds copies
+            elif key == "original_aten":  # copies of the operators
                 one, two = str(one), str(two)
             elif key == "seq_nr":
                 one, two = self.numbers.by_pair(one, two), True
@@ -156,7 +155,7 @@ class Pairs:
                 raise self.differ(lower, upper, f"{key} {one} and {two}")
 
     def _check_outside(self) -> None:
-        """What lies before the two reads nothing of the upper one, and what lies behind nothing of the lower one."""
+        """Nodes before the two blocks read nothing of the upper one, and nodes after them nothing of the lower one."""
         for node in self.nodes:
             if node in self.upper_of or node in self.lower_of or node.op == "output":
                 continue
@@ -167,11 +166,10 @@ class Pairs:
 
 
 class Numbers:
-    """Autograd's sequence numbers (`seq_nr`): a backward node has that of its forward node.
+    """Autograd's sequence numbers (`seq_nr`). A backward node has the number of its forward node.
 
-    A sum of gradients has none of its own. It gets the number that the counter is at: above all of the forward's, and
-    higher the later it comes in the backward.
-    forward, backward: by how much they rise from one block to the next.
+    A sum of gradients has no forward node and gets the current count, which is above all numbers of the forward, and
+    grows during the backward. forward, backward: the step from one block to the next.
     """
 
     def __init__(self, pairs: Pairs) -> None:
@@ -185,13 +183,13 @@ class Numbers:
         self.extra = pairs.names.extra
 
     def by_pair(self, lower: int, upper: int) -> bool:
-        """Whether the numbers of a node in both blocks are as far apart as those of other nodes."""
+        """Whether the two numbers of a node are as far apart as those of the other nodes."""
         if lower > self.last:
             return lower - upper == self.backward
         return upper - lower in (0, self.forward)
 
     def outside(self, own: int, before: bool) -> int:
-        """The number, in the longer graph, of a node around the blocks; before: it is on the lower block's side."""
+        """The number in the longer graph of a node outside the blocks. before: on the lower block's side."""
         if own > self.last:
             return own + self.extra * (self.forward + (self.backward if before else 0))
         return own + self.extra * self.forward if own >= self.upper else own

@@ -1,4 +1,4 @@
-"""What a rank imports before it builds a recipe, and what takes long: modules that compute nothing."""
+"""The modules that a rank needs for a recipe and that are slow to import. They compute nothing."""
 
 PRELOAD = (
     "torch",

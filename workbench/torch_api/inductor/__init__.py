@@ -1,11 +1,11 @@
 """Private names of Inductor.
 
-    alike_buckets  trace alike buckets once
-    bucketing      Inductor's bucketing and overlap schedulers
-    inside         schedule, memory estimate, partitions, generated code
-    kept_order     Inductor calls kernels in the order of the graph
-    kernels        which kernel computes which nodes
-    lowering       decomposition table and compiler entry point
-    passes         which passes Inductor runs
-    regions        named regions: annotate, cut out, compile
+    bucketing       Inductor's bucketing and overlap schedulers
+    fast_bucketing  torch's bucketing in less time
+    inside          schedule, memory estimate, partitions, generated code
+    kept_order      Inductor calls kernels in the order of the graph
+    kernels         which kernel computes which nodes
+    lowering        decomposition table and compiler entry point
+    passes          which passes Inductor runs
+    regions         named regions: annotate, cut out, compile
 """

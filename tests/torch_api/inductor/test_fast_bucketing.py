@@ -15,7 +15,7 @@ from workbench.authoring.author import author
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.pipeline.run_passes import run_partitioned
-from workbench.torch_api.inductor import alike_buckets, bucketing
+from workbench.torch_api.inductor import bucketing, fast_bucketing
 from workbench.world.fake import fake_world
 
 NOT_COMPARED = {"val", "eager_input_vals", "from_node", "seq_nr", "desc", "original_aten"}
@@ -55,7 +55,7 @@ def nothing(*_, **__):
 
 def test_node_for_node_what_a_trace_of_each_gives_with_every_table_and_no_cache(pair):
     nodes, memory, few = bucketed(pair)
-    with mock.patch.multiple(bucketing, alike_traced_once=nothing, cached=nothing, _without_unread_tables=nothing):
+    with mock.patch.object(bucketing, "faster", nothing):
         every = bucketed(pair)
     assert (nodes, memory) == every[:2]
     assert few <= every[2] - 4  # of three alike blocks one is traced: forward, backward, and their gradients
@@ -63,5 +63,5 @@ def test_node_for_node_what_a_trace_of_each_gives_with_every_table_and_no_cache(
 
 def test_buckets_that_share_memory_would_be_seen(pair):
     memory = bucketed(pair)[1]
-    with mock.patch.object(alike_buckets, "_give_own_values", lambda *_: None):
+    with mock.patch.object(fast_bucketing, "_give_own_values", lambda *_: None):
         assert bucketed(pair)[1] != memory

@@ -8,8 +8,8 @@ import random
 import networkx
 import pytest
 
-from workbench.torch_api import min_cut
-from workbench.torch_api.min_cut import minimum_cut
+from workbench.torch_api import fast_partition
+from workbench.torch_api.fast_partition import minimum_cut
 
 by_networkx = networkx.minimum_cut
 
@@ -53,7 +53,7 @@ def test_of_two_cuts_that_cost_the_same_the_last_one():
 def test_each_dead_end_is_searched_once(monkeypatch):
     """A comb: all teeth enter one way, and its end holds little."""
     graph = networkx.DiGraph()
-    teeth, seen, search = 300, 0, min_cut._search
+    teeth, seen, search = 300, 0, fast_partition._search
 
     def counted(*args):
         nonlocal seen
@@ -66,7 +66,7 @@ def test_each_dead_end_is_searched_once(monkeypatch):
         graph.add_edge(("tooth", i), ("back", i), capacity=5)
         graph.add_edge(("back", i), ("back", i + 1), capacity=5 * teeth)
     graph.add_edge(("back", teeth), "sink", capacity=7)
-    monkeypatch.setattr(min_cut, "_search", counted)
+    monkeypatch.setattr(fast_partition, "_search", counted)
     value, (_, behind) = minimum_cut(graph, "source", "sink")
     assert (value, behind) == (7, {"sink"})
     assert seen < 6 * teeth
