@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from workbench.recipe.sections import MeshSpec
-from workbench.torch_api.distributed.dtensor import open_meshes
 from workbench.world.fake import fake_world
 from workbench.world.mesh import WorldError, coordinates, current_world
 from workbench.world.simulated import shards, simulated_world
@@ -91,7 +91,7 @@ def test_nothing_is_left_behind_even_after_an_error(open_world):
     after = (dict(os.environ), sys.excepthook, torch.get_default_device(), torch.get_rng_state().tolist())
     assert before == after
     assert not dist.is_initialized()
-    assert open_meshes() == 0
+    assert device_mesh._mesh_resources.mesh_stack == []
 
 
 def test_worlds_of_different_sizes_follow_each_other():

@@ -1,4 +1,4 @@
-"""What an operator does to its tensors, read from its schema, and the few private lookups that graph checks need.
+"""The effects of an operator on its tensors, read from its schema, and the private lookups of graph checks.
 
 Source: torch/_ops.py (OpOverload._schema), torch/distributed/distributed_c10d.py (process groups by name).
 """
@@ -21,13 +21,13 @@ COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d_functional", "_c10d_functiona
 COMPILED_REGION = "compiled_region"
 """Key in the metadata of a node that calls a compiled region."""
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-# These return their input or a copy of it, as the input's layout or dtype wants.
+# These return their input or a copy of it, depending on its layout or dtype.
 _MAYBE_COPIES = frozenset({"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"})
 
 
 @functools.cache
 def op_name(target: Any) -> str:
-    """`aten.mm`, `_c10d_functional.wait_tensor`, `operator.getitem`: no overload, the same on every torch."""
+    """`aten.mm`, `_c10d_functional.wait_tensor`, `operator.getitem`: without overload, equal in every torch version."""
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}.{target._schema.name.split('::')[1]}"
     if isinstance(target, torch._ops.HigherOrderOperator):
@@ -42,13 +42,13 @@ _SHAPE_READERS = {"aten.sym_size", "aten.sym_stride", "aten.sym_numel", "aten.sy
 
 
 def reads_shape(target: Any) -> bool:
-    """Whether the operator reads a tensor's sizes and none of its values."""
+    """Whether the operator reads a tensor's sizes and not its values."""
     return op_name(target) in _SHAPE_READERS
 
 
 @functools.cache
 def collective_kind(target: Any) -> str | None:
-    """One of `COLLECTIVE_KINDS` if the operator starts a functional collective, else None (also for its wait)."""
+    """One of `COLLECTIVE_KINDS` if the operator launches a functional collective, else None (a wait too)."""
     if blocks(target):
         return "all_to_all"
     namespace, _, name = op_name(target).partition(".")
@@ -58,10 +58,10 @@ def collective_kind(target: Any) -> str | None:
 
 
 def blocks(target: Any) -> bool:
-    """Whether a collective has ended when its operator returns, so that nothing waits for it.
+    """Whether the operator returns after its collective has ended, and therefore has no wait.
 
-    DTensor's own all-to-all does, from one sharded dimension to another on GPUs (shard_dim_alltoall in
-    torch/distributed/tensor/_collective_utils.py); on a CPU it is an all-gather.
+    On GPUs, DTensor's all-to-all from one sharded dimension to another does (shard_dim_alltoall in
+    torch/distributed/tensor/_collective_utils.py). On a CPU it is an all-gather.
     """
     return op_name(target) == "_dtensor.shard_dim_alltoall"
 
@@ -77,7 +77,7 @@ def _arguments(target: Any) -> dict[str, int]:
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
-    """The value that an operator node was given for the argument of its schema called `name`, or None."""
+    """The value of the operator node's argument called `name` in its schema, or None."""
     if name in node.kwargs:
         return node.kwargs[name]
     position = _arguments(node.target).get(name)
@@ -89,7 +89,7 @@ Places = tuple[tuple[int, str], ...]
 
 @functools.cache
 def _effects(target: Any) -> tuple[Places, Places]:
-    """(arguments whose storage the result shares, arguments written to), as (position, name), by the schema's marks."""
+    """(arguments whose storage the result shares, arguments written to), as (position, name), by the schema."""
     if not isinstance(target, torch._ops.OpOverload):
         return (), ()
     schema = target._schema
@@ -113,14 +113,14 @@ def _nodes_at(node: torch.fx.Node, places: Places) -> list[torch.fx.Node]:
 
 
 def aliased_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The inputs whose storage this node's result shares: views, waits, in-place results, items of a list of views.
+    """The inputs whose storage this node's result shares: of views, waits, in-place operators, and list items.
 
-    `getitem` of a list of fresh tensors shares with the list's node, which stands for all of its items.
+    `getitem` of a list of new tensors counts as sharing with the list's node, which stands for all items.
     """
     if node.op != "call_function":
         return []
     if node.target is operator.getitem:
-        # a compiled region returns tensors of their own
+        # a compiled region returns independent tensors
         return [a for a in node.args[:1] if isinstance(a, torch.fx.Node) and COMPILED_REGION not in a.meta]
     found = _nodes_at(node, _effects(node.target)[0])
     if found and op_name(node.target) in _MAYBE_COPIES:
@@ -134,35 +134,40 @@ def written_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def calls_of(graph: torch.fx.Graph, wanted: Callable[[Any], bool]) -> list[torch.fx.Node]:
-    """The nodes that call an operator for which `wanted` holds, in node order, without a look at the others."""
+    """The nodes whose operator satisfies `wanted`, in node order, from the graph's index by operator."""
     table = graph._find_nodes_lookup_table.table
     return sorted(n for (op, target), nodes in table.items() if op == "call_function" and wanted(target) for n in nodes)
 
 
 def writes(target: Any) -> bool:
-    """True for an operator that writes to one of its arguments."""
+    """Whether the operator writes to one of its arguments."""
     return bool(_effects(target)[1])
 
 
 def may_draw(target: Any) -> bool:
-    """True for an operator whose result may depend on the generator."""
+    """Whether the operator's result may depend on the random generator."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """True for an operator node whose result depends on the generator; attention without dropout does not."""
+    """Whether the node's result depends on the random generator. Attention without dropout does not."""
     if not may_draw(node.target):
         return False
     return "dropout_p" not in _arguments(node.target) or argument(node, "dropout_p") not in (None, 0, 0.0)
 
 
 def storage_key(value: Any) -> int | None:
-    """A key that two tensors share exactly when they share storage, while both live; None for anything else."""
-    return StorageWeakRef(value.untyped_storage()).cdata if isinstance(value, torch.Tensor) else None
+    """A key that two living tensors share exactly when they share storage; None for anything else."""
+    return key_of_storage(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
+
+
+def key_of_storage(storage: torch.UntypedStorage) -> int:
+    """A key that two living storage objects share exactly when they are the same storage."""
+    return StorageWeakRef(storage).cdata
 
 
 def hint(size: Any) -> int:
-    """An int for a size; a symbolic one gives its hint without adding a guard, else what is expected of it, else 0."""
+    """A size as int: the hint of a symbolic one, without a new guard, else its expected value, else 0."""
     if isinstance(size, int):
         return size
     node = getattr(size, "node", None)
@@ -174,7 +179,7 @@ def hint(size: Any) -> int:
 
 
 def with_hints(value: Any) -> Any:
-    """The value itself; where sizes are symbolic, one on the meta device with their hints."""
+    """The value, with hints in place of symbolic sizes; such a tensor becomes a new one on the meta device."""
     if isinstance(value, list | tuple):
         return type(value)(map(with_hints, value))
     if not is_symbolic(value):
@@ -184,11 +189,11 @@ def with_hints(value: Any) -> Any:
 
 
 EXPECTED = "expected_size"
-"""Key of an annotation around the reading of a size from a tensor: what a user expects it to be."""
+"""Key of the annotation with the value that a user expects of a size read from a tensor."""
 
 
 def keep_expected_sizes(graph: torch.fx.GraphModule) -> None:
-    """Have `hint` know what the model expects of the sizes that its graph reads in a step."""
+    """Tell `hint` the values that the model expects of the sizes read during a step."""
     for node in graph.graph.nodes:
         expected, size = (node.meta.get("custom") or {}).get(EXPECTED), node.meta.get("val")
         if expected is not None and isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
@@ -197,7 +202,7 @@ def keep_expected_sizes(graph: torch.fx.GraphModule) -> None:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a value is a size that is known only in a step, or a tensor (a list: one of them) with such a size."""
+    """Whether a value is a size known only during a step, or a tensor, or list with one, of such a size."""
     if isinstance(value, list | tuple):
         return any(map(is_symbolic, value))
     if isinstance(value, torch.Tensor):
@@ -206,19 +211,19 @@ def is_symbolic(value: Any) -> bool:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of a tensor's elements (a list: of all of them); 0 for what is not a tensor."""
+    """Bytes of the elements of a tensor, or of all tensors of a list; 0 for other values."""
     if isinstance(value, torch.Tensor):
         return hint(value.numel()) * value.dtype.itemsize
     return sum(map(tensor_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def own_bytes(node: torch.fx.Node) -> int:
-    """Bytes of memory that a node's result owns where it aliases nothing; a region's belong to its items."""
+    """Bytes of a node's result, if it aliases nothing. Those of a compiled region belong to its items."""
     return 0 if COMPILED_REGION in node.meta else tensor_bytes(node.meta.get("val"))
 
 
 def group_name_of(node: torch.fx.Node) -> str:
-    """The process group's name of a collective node, also where the graph passes the group as a node."""
+    """The name of a collective node's process group, which may be given as a node."""
     value = argument(node, "group_name")
     if isinstance(value, torch.fx.Node):
         value = value.meta["val"].group_name
@@ -226,7 +231,7 @@ def group_name_of(node: torch.fx.Node) -> str:
 
 
 def group_ranks(name: str) -> tuple[int, ...] | None:
-    """Global ranks of a process group by its name; None where no such group lives in this process."""
+    """The global ranks of a process group, by its name; None if this process has no such group."""
     if not dist.is_initialized():
         return None
     try:
@@ -241,7 +246,7 @@ def world_kind() -> str | None:
 
 
 def is_fake(value: Any) -> bool:
-    """True for a tensor without values: fake, meta, or a subclass that wraps one."""
+    """Whether a value is a tensor without values: fake, meta, or a subclass that wraps one."""
     if not isinstance(value, torch.Tensor):
         return False
     inner = getattr(value, "_local_tensor", value)

@@ -1,9 +1,9 @@
-"""What stamping needs of torch's private state: tensors without values, descriptors, and AOTAutograd's books.
+"""The private state of torch that stamping rewrites: fake tensors, descriptors and the records of AOTAutograd.
 
-The graph that was captured of a few blocks gets more of them, and AOTAutograd must then believe that it traced them
-all. Its state is a number of lists, one entry an argument, an input or an output: each is made longer by the entries
-of one block. The other way, min-cut on the graph and an autograd function of our own, would repeat what torch does
-around both: subclasses, buffers that are written to, tensors that are saved, checks of the tangents.
+After stamping, AOTAutograd's records must look as if it had traced all blocks. They are lists with one entry for each
+argument, input or output, and each list is extended by copies of one block's entries. The alternative, a partition and
+an autograd function of our own, would have to repeat what torch does around them: subclasses, written buffers, saved
+tensors, checks of the tangents.
 Source: torch/_functorch/_aot_autograd/schemas.py (AOTState, AOTGraphCapture, ViewAndMutationMeta, SubclassMeta).
 """
 
@@ -18,7 +18,6 @@ import torch
 from torch._functorch._aot_autograd import descriptors, subclass_utils
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from workbench.errors import NotAlike
@@ -26,16 +25,16 @@ from workbench.torch_api.aot import like, put
 from workbench.torch_api.ops import is_symbolic
 
 Key = tuple[str, str | None]
-"""What an entry of a list is for: its kind, and the parameter or buffer, or None."""
+"""The meaning of a list's entry: its kind, and its parameter or buffer, or None."""
 Places = Sequence[tuple[int, int | None]]
 Order = Callable[[Sequence[Key]], Places]
-"""For the keys of a list, the entries of the longer one: each a place in the list, and which copy it is, or None."""
+"""From the keys of a list to the entries of the longer one, each a place in the list and a copy's number or None."""
 Rename = Callable[[str, int | None], str]
-"""The name in the larger module of what a path in the small one became in that copy."""
+"""The name in the large module of a path of the small one, in that copy."""
 
 
 def key_of(desc: Any) -> Key:
-    """The kind of a descriptor without what subclasses add to it, and the parameter or buffer behind it."""
+    """The kind of a descriptor, without wrappers for subclasses, and its parameter or buffer."""
     kinds = []
     while desc is not None:
         if not isinstance(desc, descriptors.SubclassGetAttrAOTInput | descriptors.SubclassGetAttrAOTOutput):
@@ -47,7 +46,7 @@ def key_of(desc: Any) -> Key:
 
 
 def renamed(desc: Any, rename: Callable[[str], str]) -> Any:
-    """The descriptor with its parameter's or buffer's name changed."""
+    """The descriptor with another name for its parameter or buffer."""
     if not isinstance(desc, descriptors.AOTInput | descriptors.AOTOutput):
         return desc
     changes: dict[str, Any] = {}
@@ -58,7 +57,7 @@ def renamed(desc: Any, rename: Callable[[str], str]) -> Any:
 
 
 def copy_of(desc: Any, rename: Rename, turn: int | None) -> Any:
-    """The descriptor that a copy of its block has."""
+    """The descriptor for a copy of its block."""
     return renamed(desc, lambda name: rename(name, turn))
 
 
@@ -66,24 +65,19 @@ Storage = torch.UntypedStorage
 
 
 def storages(value: Any) -> list[Storage]:
-    """Those of every tensor in a value, in its order."""
+    """The storages of all tensors in a value, in their order."""
     if type(value) is FakeTensor:
         return [value.untyped_storage()]
     return [leaf.untyped_storage() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def key_of_storage(storage: Storage) -> int:
-    """A key that two storages share exactly when they are the same one, while both live."""
-    return StorageWeakRef(storage).cdata
-
-
 def new_storage(like: Storage) -> Storage:
-    """One of the same size, without memory."""
+    """A storage of the same size, without memory."""
     return Storage(like.nbytes(), device="meta")
 
 
 def with_storages(value: Any, given: Sequence[Storage]) -> Any:
-    """The value with other storages under its fake tensors."""
+    """The value with other storages for its fake tensors."""
     if type(value) is FakeTensor:
         return _on(value, given[0])
     leaves, spec = pytree.tree_flatten(value)
@@ -99,7 +93,7 @@ def _on(value: Any, storage: Storage) -> FakeTensor:
 
 
 def face(value: Any) -> list[Any]:
-    """What must be equal in two values: of a tensor its layout, of an object that stands for a mesh the mesh."""
+    """What must be equal in two values: the layout of a tensor, the mesh of an object that stands for one."""
     leaves, spec = pytree.tree_flatten(value)
     if is_symbolic(leaves):
         raise NotAlike("a size is read from the device in each step, and each block has its own")
@@ -150,7 +144,7 @@ def _longer(spec: Any, places: Places) -> Any:
 def lengthen(
     export: Any, tracing_context: Any, order: Order, rename: Rename, module: torch.nn.Module, inputs: Sequence[Any]
 ) -> None:
-    """Make `export`, of the small module, that of `module`; its graph has been made longer before.
+    """Turn the records of `export`, of the small module, into those of `module`. Its graph is the longer one already.
 
     inputs: the example values of the longer graph's placeholders.
     """
@@ -199,7 +193,7 @@ def _set_parameters(context: Any, module: torch.nn.Module, names: list[str]) -> 
 
 
 def _refuse_unknown(wrappers: Sequence[Any], metadata: Any) -> None:
-    """Entries that count places, and that this project's models do not fill."""
+    """Raise NotAlike for records that hold positions and that are empty for this project's models."""
     for wrapper in wrappers:
         if getattr(wrapper, "needs_post_compile", False):
             raise NotAlike(f"inputs share storage: torch's {type(wrapper).__name__} rearranged them")
@@ -215,7 +209,7 @@ def _moved(places: Sequence[int], order: Places) -> list[int]:
 
 
 def _metadata(metadata: Any, keys: Sequence[Key], inputs: Places, order: Order) -> Any:
-    """ViewAndMutationMeta for more inputs; what it derives from them it derives anew."""
+    """ViewAndMutationMeta for more inputs. It recomputes the fields that it derives from them."""
     written = [("written", keys[i][1]) for i in metadata.mutated_inp_runtime_indices]
     results = len(metadata.subclass_fw_graph_out_meta) - len(written)
     outputs = order([*written, *[("result", None)] * results])
@@ -231,7 +225,7 @@ def _metadata(metadata: Any, keys: Sequence[Key], inputs: Places, order: Order) 
 
 
 def _renumbered(metas: Sequence[Any]) -> list[Any]:
-    """Copies of the entries that say where among the flat tensors each subclass's parts are, counted anew."""
+    """Copies of the entries with the positions of each subclass's parts among the flat tensors, numbered again."""
     found, at = [], 0
     for meta in metas:
         made = copy.copy(meta)

@@ -81,7 +81,7 @@ def _from_python(target: Any) -> bool:
 
 
 def same_program(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> bool:
-    """True if both hold the same nodes, arguments and values in the same order, as after a pass that only tags."""
+    """Whether both have the same nodes, arguments and values in the same order, as after a pass that only tags."""
     if len(before.graph.nodes) != len(after.graph.nodes):
         return False
     twin: dict[torch.fx.Node, torch.fx.Node] = {}

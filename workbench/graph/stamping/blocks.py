@@ -81,12 +81,9 @@ def _refuse_shared(module: nn.Module, row: Iterable[int]) -> None:
             raise NotAlike(f"{name} is {other} too")
 
 
-def difference(a: Any, b: Any, where: str) -> str:
+def difference(a: Any, b: Any, where: str, seen: dict[tuple[int, int], tuple[Any, Any]] | None = None) -> str:
     """The first difference of two modules or values that a capture could see; "" where they are alike."""
-    return _difference(a, b, where, {})
-
-
-def _difference(a: Any, b: Any, where: str, seen: dict[tuple[int, int], tuple[Any, Any]]) -> str:
+    seen = {} if seen is None else seen
     if a is b or (id(a), id(b)) in seen:
         return ""
     if type(a) is not type(b):
@@ -102,7 +99,7 @@ def _difference(a: Any, b: Any, where: str, seen: dict[tuple[int, int], tuple[An
     for one, two in zip(mine, theirs, strict=True):
         if one != two:  # a loop over them runs in another order
             return f"{where} has {two} where the layer before has {one}: another order"
-    found = (_difference(mine[k], theirs[k], where if k == "" else f"{where}.{k}", seen) for k in mine)
+    found = (difference(mine[k], theirs[k], where if k == "" else f"{where}.{k}", seen) for k in mine)
     return next(filter(None, found), "")
 
 

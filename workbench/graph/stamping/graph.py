@@ -13,6 +13,7 @@ from workbench.errors import NotAlike
 from workbench.graph.stamping.order import Names, Turns, longer, turns_of
 from workbench.graph.stamping.pairs import STACKS, VALUES, Pairs, Ref
 from workbench.torch_api import stamping
+from workbench.torch_api.ops import key_of_storage
 
 Place = tuple[Node, int | None]
 """A node of the longer graph: a node of the lower block and the number of its copy, or one outside and None."""
@@ -27,7 +28,7 @@ class Stamp:
         self.stores: dict[tuple[Node, int | None, int], Any] = {}
         for node in self.pairs.nodes:
             for storage in stamping.storages([node.meta.get(k) for k in VALUES]):
-                owner, i = self.pairs.owners[stamping.key_of_storage(storage)]
+                owner, i = self.pairs.owners[key_of_storage(storage)]
                 self.stores[(*self._place(owner), i)] = storage
         self.stacks: dict[tuple[int, int | None], dict[str, Any]] = {}
         self.stamped = self._build(graph)

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from workbench.errors import NotAlike
 from workbench.graph.stamping.order import Names, turns_of
 from workbench.torch_api import stamping
+from workbench.torch_api.ops import key_of_storage
 
 STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 VALUES = ("val", "eager_input_vals")
@@ -79,7 +80,7 @@ class Pairs:
         for node in self.nodes:
             new = 0
             for storage in stamping.storages([node.meta.get(k) for k in VALUES]):
-                if (key := stamping.key_of_storage(storage)) not in found:
+                if (key := key_of_storage(storage)) not in found:
                     found[key] = node, new
                     new += 1
         return found
@@ -122,7 +123,7 @@ class Pairs:
     def _storages(self, lower: Node, upper: Node) -> list[tuple[Ref, int]]:
         """The owner of the storage of each tensor in the node's values."""
         found = []
-        mine, theirs = ([self.owners[stamping.key_of_storage(s)] for k in VALUES for s in
+        mine, theirs = ([self.owners[key_of_storage(s)] for k in VALUES for s in
                          stamping.storages(n.meta.get(k))] for n in (lower, upper))
         for (a, i), (b, j) in zip(mine, theirs, strict=False):
             ref = self.ref(a, b)

@@ -1,4 +1,4 @@
-"""Private names of DTensor and DeviceMesh that authoring needs."""
+"""Private names of DTensor and DeviceMesh."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.torch_api.ops import collective_kind, tensor_bytes
 
-__all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "open_meshes", "ranks_of", "strided_shard"]
+__all__ = ["CollectiveLog", "clear_dtensor_caches", "local_shape", "ranks_of", "strided_shard"]
 
 
 def ranks_of(mesh: device_mesh.DeviceMesh) -> list[int]:
-    """The ranks of a mesh in row-major order, also where tensors that are made would be fake."""
+    """The ranks of a mesh in row-major order, also under a fake mode."""
     with unset_fake_temporarily():
         return [int(rank) for rank in mesh.mesh.flatten().tolist()]
 
@@ -27,19 +27,19 @@ def ranks_of(mesh: device_mesh.DeviceMesh) -> list[int]:
 def local_shape(
     shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
 ) -> tuple[int, ...]:
-    """Shape of what the rank at `coordinate` of a mesh of that shape holds of a DTensor; no mesh is made."""
+    """The local shape of a DTensor on the rank at `coordinate` of a mesh of that shape. Creates no mesh."""
     return tuple(_compute_local_shape_and_global_offset(tuple(shape), tuple(mesh), list(coordinate), placements)[0])
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
-    """Shard `dim` over an axis that stands left of an axis which splits the same dim `split_factor` ways first."""
+    """Shard `dim` over an axis left of another axis that splits the same dimension `split_factor` ways first."""
     return _StridedShard(dim, split_factor=split_factor)
 
 
 def clear_dtensor_caches() -> None:
-    """Forget every cached sharding decision and open mesh: both hold meshes of process groups that are gone."""
+    """Clear cached sharding decisions and open meshes, which hold meshes of destroyed process groups."""
     for name in (
-        "_clear_fast_path_sharding_prop_cache",  # C++ cache, from 2.10 on
+        "_clear_fast_path_sharding_prop_cache",  # in C++
         "_clear_python_sharding_prop_cache",
         "_clear_sharding_prop_cache",
     ):
@@ -49,13 +49,8 @@ def clear_dtensor_caches() -> None:
     device_mesh._mesh_resources.mesh_stack.clear()
 
 
-def open_meshes() -> int:
-    """How many meshes are open as context managers: none once a world is left."""
-    return len(device_mesh._mesh_resources.mesh_stack)
-
-
 class CollectiveLog(TorchDispatchMode):
-    """Inside it, each functional collective is noted: (kind, process group's name, bytes in, bytes out)."""
+    """Inside, records each functional collective as (kind, process group's name, bytes in, bytes out)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +58,7 @@ class CollectiveLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # what it does to its local tensors comes here, too
+            return NotImplemented  # its operators on local tensors come here too
         result = func(*args, **(kwargs or {}))
         kind = collective_kind(func)
         if kind is not None:

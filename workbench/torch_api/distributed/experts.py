@@ -1,4 +1,4 @@
-"""What routing to experts needs of torch beyond its stable API: all-to-all that autograd knows, grouped products."""
+"""Expert routing on private names of torch: all-to-all with gradients, grouped matmuls, sizes read from a device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workbench.torch_api.ops import EXPECTED
 def all_to_all(
     x: torch.Tensor, mesh: DeviceMesh | None, received: Sequence[int] | None = None, sent: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Rows of x to the ranks of the 1-D `mesh`, in rank order: `sent[i]` rows go to rank i, `received[i]` come from it.
+    """Exchange rows of x over the 1-D `mesh`, in rank order: `sent[i]` rows to rank i, `received[i]` rows from it.
 
-    Without counts each rank gets an equal part. Its gradient goes the way back. Without a mesh: x itself.
+    Without counts, each rank gets an equal part. The gradient takes the reverse way. Without a mesh: x itself.
     """
     if mesh is None:
         return x
@@ -33,9 +33,9 @@ def all_to_all(
 def grouped_matmul(
     rows: torch.Tensor, weights: torch.Tensor, sizes: torch.Tensor, counts: Sequence[int]
 ) -> torch.Tensor:
-    """rows (m, dim) in groups of `counts` rows, each times its own of weights (groups, dim, out) -> (m, out).
+    """rows (m, dim) in groups of `counts` rows, each times its matrix of weights (groups, dim, out) -> (m, out).
 
-    `sizes` holds the counts as a tensor. One kernel in bfloat16 on a GPU, else a product for each group.
+    sizes: the counts as a tensor. One kernel in bfloat16 on a GPU, else one matmul for each group.
     """
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         return grouped_mm(rows, weights, offs=sizes.cumsum(0, dtype=torch.int32))
@@ -46,7 +46,7 @@ def grouped_matmul(
 def known_sizes(counts: torch.Tensor, expected: Sequence[int]) -> list[int]:
     """Counts read from the device, all at once. A trace may assume that none is negative.
 
-    `expected` holds a likely value of each, by which costs are estimated where there are no values.
+    expected: a likely value of each, for cost estimates without values.
     """
     here, sizes = counts.cpu(), []
     for i, value in enumerate(expected):
@@ -58,5 +58,5 @@ def known_sizes(counts: torch.Tensor, expected: Sequence[int]) -> list[int]:
 
 
 def assume_equal(size: int, other: int) -> None:
-    """Have a trace take two sizes for the same; RuntimeError in a step where they are not."""
+    """Let a trace assume that two sizes are equal. Raises RuntimeError in a step where they differ."""
     torch._check(size == other)

@@ -1,4 +1,4 @@
-"""Fake process groups and fake tensors: private names of torch, in one place."""
+"""Private names of fake process groups and fake tensors."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def start_fake_process_group(size: int, rank: int) -> None:
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """A mode in which tensors have a shape, a dtype and a device, and no storage.
+    """A mode in which tensors have a shape, a dtype and a device, but no memory.
 
-    Real inputs are allowed so that a user's constant in a forward does not stop a capture.
+    Real inputs are allowed, so that a constant in a user's forward does not stop a capture.
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextlib.contextmanager
 def cached(graph: Graph, mode: FakeTensorMode | None = None) -> Iterator[None]:
-    """Within, an operator runs once on alike values of the graph's fake mode, whose cache Dynamo's capture has off.
+    """Inside, the graph's fake mode caches an operator's result on equal values, which Dynamo's capture turned off.
 
-    mode: where the placeholders' values do not tell it.
-    Sizes that are read from the device are new at each reading, and stay without it.
+    mode: for a graph whose placeholders have no fake values. A graph with sizes read from a device is not cached, since
+    each reading gives a new size.
     """
     values = [n.meta.get(key) for n in graph.nodes for key in ("val", "example_value")]
     mode = mode or detect_fake_mode([n.meta.get("val") for n in graph.find_nodes(op="placeholder")])
@@ -47,6 +47,6 @@ def cached(graph: Graph, mode: FakeTensorMode | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """Within, an operator that refuses fake values raises, and torch prints no traceback of it besides."""
+    """Inside, torch does not also log the traceback of an operator that raises on fake values."""
     with mock.patch.object(logging.getLogger(FakeTensor.__module__), "disabled", True):
         yield

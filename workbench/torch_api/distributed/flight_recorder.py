@@ -1,4 +1,4 @@
-"""torch's flight recorder: the collectives that this process has launched, whether or not they ever end.
+"""torch's flight recorder: the collectives that this process has launched, ended or not.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp; gloo and NCCL both write to it, TORCH_FR_BUFFER_SIZE entries.
 """
@@ -14,10 +14,11 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
 
 @dataclass(frozen=True)
 class Launch:
-    """One collective of one rank: the `number`-th that it launched on the group of `ranks`.
+    """One collective of one rank.
 
-    `shapes` and `dtypes` are the inputs'; `stack` holds (file, line, function), innermost first; `source` is the
-    text of its first line, where the rank had it; `record` counts all that it has launched, on any group, from 0.
+    number: position among the rank's launches on the group of `ranks`. shapes, dtypes: of the inputs. stack: (file,
+    line, function), innermost first. source: text of the first line, if the rank had it. record: position among the
+    rank's launches on all groups, from 0.
     """
 
     group: str
@@ -34,9 +35,9 @@ class Launch:
 
 
 def launches(stacks: bool) -> list[Launch]:
-    """What the recorder holds, oldest first, without point-to-point operations. Safe in any thread, and never waits.
+    """The recorded launches, oldest first, without point-to-point operations. Safe in any thread, and never waits.
 
-    With `stacks` the first call takes a second, unless `prepare` was called: torch imports its compiler for them.
+    With `stacks`, the first call takes a second unless `prepare` was called: torch imports its compiler for them.
     """
     import torch.distributed as dist
     from torch._C import _distributed_c10d as c10d
@@ -49,13 +50,13 @@ def launches(stacks: bool) -> list[Launch]:
     entries = []
     for dump in ("_dump_fr_trace", "_dump_nccl_trace"):  # CPU backends; NCCL, where torch has it
         if hasattr(c10d, dump):
-            # The binding pickles the dictionary that it has just made.
+            # The bytes are this process's own, from the binding.
             entries += pickle.loads(getattr(c10d, dump)(includeStackTraces=stacks))["entries"]
     return [_launch(entry, groups) for entry in entries if not entry["is_p2p"]]
 
 
 def prepare() -> None:
-    """Have torch import now what it needs to tell source lines."""
+    """Let torch import now what it needs for source lines."""
     from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
     symbolize_tracebacks([gather_traceback(python=True, script=False, cpp=False)])

@@ -1,4 +1,4 @@
-"""Process groups under names of our choosing, so that a printed graph finds the groups it names.
+"""Process groups under chosen names, so that a printed graph finds the groups that it names.
 
 Source: torch/csrc/distributed/c10d/GroupRegistry.cpp, through its Python binding.
 """
@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_proc
 
 
 def name_groups(sizes: dict[str, int]) -> None:
-    """For each name, make ranks 0 to size - 1 a group; a group that had the name before loses it."""
+    """For each name, make a group of ranks 0 to size - 1. A group that had the name loses it."""
     made: dict[Any, Any] = {name: dist.new_group(list(range(size))) for name, size in sizes.items()}
-    for name, group in made.items():  # after all are made: torch's own numbers for them may be among the names
+    for name, group in made.items():  # after all are made, since torch may number one of them with such a name
         with contextlib.suppress(RuntimeError):
             _unregister_process_group(name)
         _register_process_group(name, group)

@@ -1,4 +1,4 @@
-"""Every rank's values in one process: torch's local-tensor mode, behind four functions."""
+"""The values of all ranks in one process: torch's local-tensor mode behind four functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def simulate_ranks(size: int) -> AbstractContextManager[Any]:
 
 def make_per_rank(make: Callable[[int], torch.Tensor], ranks: range) -> torch.Tensor:
     """One tensor that holds `make(rank)` for each rank."""
-    with maybe_disable_local_tensor_mode():  # else each tensor made inside would itself get a value per rank
+    with maybe_disable_local_tensor_mode():  # or each tensor that `make` returns would hold values of all ranks
         values = {rank: make(rank) for rank in ranks}
     return LocalTensor(values)
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from workbench.torch_api import stamping
 from workbench.torch_api.distributed.fake import cached
-from workbench.torch_api.ops import is_symbolic
+from workbench.torch_api.ops import is_symbolic, key_of_storage
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def _key(function: Any, inputs: Sequence[Any]) -> Hashable:
     if is_symbolic(leaves):
         return None
     first: dict[int, int] = {}
-    shared = [first.setdefault(stamping.key_of_storage(s), i) for i, s in enumerate(_storages(inputs))]
+    shared = [first.setdefault(key_of_storage(s), i) for i, s in enumerate(_storages(inputs))]
     return (function, str(spec), tuple(shared), *(
         (x.shape, x.stride(), x.storage_offset(), x.untyped_storage().nbytes(), x.dtype, x.device, x.requires_grad)
         if isinstance(x, torch.Tensor) else x for x in leaves))
@@ -80,13 +80,13 @@ def _key(function: Any, inputs: Sequence[Any]) -> Hashable:
 
 def _give_own_values(graph: GraphModule, before: Sequence[Any], inputs: Sequence[Any]) -> None:
     """Give the nodes values in new storages, which share memory with `inputs` as the old ones did with `before`."""
-    had = map(stamping.key_of_storage, _storages(before))
+    had = map(key_of_storage, _storages(before))
     memory = dict(zip(had, _storages(inputs), strict=True))
     for node in graph.graph.nodes:
         if have := stamping.storages(value := node.meta.get("val")):
             for storage in have:
-                memory.setdefault(stamping.key_of_storage(storage), stamping.new_storage(storage))
-            given = [memory[stamping.key_of_storage(storage)] for storage in have]
+                memory.setdefault(key_of_storage(storage), stamping.new_storage(storage))
+            given = [memory[key_of_storage(storage)] for storage in have]
             node.meta["val"] = stamping.with_storages(value, given)
 
 

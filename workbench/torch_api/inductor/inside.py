@@ -1,4 +1,4 @@
-"""What Inductor does below the graph: its schedule, its estimate of memory, its partitions, the code that it writes.
+"""Inductor below the graph: its schedule, memory estimate, partitions and generated code.
 
 Source: torch/_inductor/scheduler.py (`Scheduler.codegen`, `graph_partition`, `should_partition`),
 torch/_inductor/memory.py (`estimate_peak_memory`, `get_freeable_input_buf`),
@@ -22,13 +22,13 @@ from torch.fx import GraphModule
 from workbench.torch_api.inductor import kernels
 from workbench.torch_api.inductor.lowering import visible_outputs
 
-# For the few small kernels that are run at all: no pool of processes, and no headers compiled ahead.
+# For a few small kernels: no pool of processes, and no precompiled headers.
 _PLAIN = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of the schedule. recorded: it may become one CUDA graph; why_not: each reason once, else empty."""
+    """A part of the schedule. recorded: whether it can become a CUDA graph. why_not: the distinct reasons if not."""
 
     steps: tuple[str, ...]
     recorded: bool
@@ -41,10 +41,10 @@ class Part:
 class Lowered:
     """One graph that Inductor lowered.
 
-    steps: the scheduler's nodes in their order; a fused one joins the names of its parts. estimate: bytes alive at the
-    peak as Inductor estimates them: no kernel writes over its input, a size that is known in a run only is 0, and of
-    inputs only what a backward may free counts. sizes: bytes of each buffer; None where a run decides. parts: empty
-    where Inductor cuts nothing by its options.
+    steps: the scheduler's nodes in order; a fused node joins the names of its parts. estimate: Inductor's estimate of
+    the peak memory in bytes. It assumes no in-place kernels, takes a size known only at run time as 0, and counts only
+    the inputs that a backward may free. sizes: bytes of each buffer, None if known only at run time. parts: empty if
+    Inductor's options ask for no partition.
     """
 
     steps: tuple[str, ...]
@@ -55,13 +55,13 @@ class Lowered:
 
     @property
     def generated(self) -> tuple[str, ...]:
-        """The kernels that the code defines, by name; a user's own Triton kernels are among them."""
+        """The names of the kernels that the code defines, including a user's own Triton kernels."""
         return tuple(kernels.sources(self.code))
 
 
 @contextmanager
 def watched() -> Iterator[list[Lowered]]:
-    """Inside, what Inductor lowers is added to the list, by whatever route it is asked. Caches are off."""
+    """Inside, each graph that Inductor lowers, through any entry point, is added to the list. Caches are off."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.scheduler import Scheduler
 
@@ -107,7 +107,7 @@ def _estimate(scheduler: Any) -> int:
     from torch._inductor.virtualized import V
     from torch.utils._ordered_set import OrderedSet
 
-    # without reorder_for_peak_memory nobody has filled these in
+    # only reorder_for_peak_memory fills these in otherwise
     memory.assign_memory_planning_info_for_scheduler_buffers(scheduler.nodes, scheduler.name_to_buf)
     inputs, outputs = OrderedSet(V.graph.graph_inputs), OrderedSet(V.graph.get_output_names())
     freeable = memory.get_freeable_input_buf(scheduler.nodes, inputs)
@@ -115,7 +115,7 @@ def _estimate(scheduler: Any) -> int:
 
 
 def _size(buffer: Any) -> int | None:
-    """Bytes; 0 for what holds no tensor of its own, None where the number of elements is a symbol."""
+    """Bytes; 0 for a buffer without a tensor, None where the number of elements is a symbol."""
     try:
         return int(buffer.get_numel()) * buffer.get_dtype().itemsize
     except TypeError:  # a symbol is no int
@@ -125,13 +125,13 @@ def _size(buffer: Any) -> int | None:
 
 
 def _text(written: Any) -> str:
-    """The Python of the wrapper, or of the FX graph that stands for it."""
+    """The Python code of the wrapper, or of its FX graph."""
     return str(written.value) if hasattr(written, "value") else str(written.gm.code)
 
 
 @contextmanager
 def _compiled_when_called() -> Iterator[None]:
-    """C++ kernels are written without vector instructions, and compiled by their first call."""
+    """Inside, C++ kernels are written without vector instructions, and compiled by their first call."""
     import torch._inductor.cpu_vec_isa as vectors
     from torch._inductor.async_compile import AsyncCompile
 
@@ -150,7 +150,7 @@ def _compiled_when_called() -> Iterator[None]:
         return kernel
 
     def without_vectors() -> Any:
-        return patch.object(vectors, "valid_vec_isa_list", list)  # finding out what a CPU has compiles programs
+        return patch.object(vectors, "valid_vec_isa_list", list)  # detecting them compiles programs
 
     with patch.object(AsyncCompile, "cpp_pybinding", later), without_vectors():
         yield
@@ -158,7 +158,7 @@ def _compiled_when_called() -> Iterator[None]:
 
 @contextmanager
 def _wrapper_goes_to(device: str, receive: Callable[[GraphModule], Callable[..., Any]]) -> Iterator[None]:
-    """A backend that takes the wrapper as an FX graph is registered for the device, as an out-of-tree one would be."""
+    """Inside, the device has a backend that takes the wrapper as an FX graph, registered like an out-of-tree one."""
     from torch._inductor.codegen import common
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
@@ -182,9 +182,9 @@ def lower(
     config: dict[str, Any],
     receive: Callable[[GraphModule], Callable[..., Any]] | None = None,
 ) -> tuple[Any, Lowered]:
-    """Lower one forward graph for inference: what Inductor returns, boxed, and what it did. C++ is compiled when run.
+    """Lower one forward graph for inference. Returns Inductor's boxed callable, which builds C++ on use, and a record.
 
-    receive: gets the wrapper as an FX graph, and returns what is called in its place.
+    receive: gets the wrapper as an FX graph, and returns the function to call in its place.
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -195,7 +195,7 @@ def lower(
         if receive is not None:
             devices = {v.device.type for v in example_inputs if isinstance(v, torch.Tensor)}
             stack.enter_context(_wrapper_goes_to(devices.pop(), receive))
-            # in one process: of a Triton kernel that a worker compiled, the wrapper gets no source
+            # in one process: the wrapper does not get the source of a Triton kernel that a worker compiled
             config = {**config, "fx_wrapper": True, "compile_threads": 1}
             keywords["fx_wrapper"] = True
         stack.enter_context(torch._inductor.config.patch(config))
@@ -207,18 +207,18 @@ def lower(
 
 
 def name_inputs(graph: GraphModule) -> dict[str, str]:
-    """Name the inputs `arg0_1`, `arg1_1`, ... as AOTAutograd does for inference: each new name, with the one before.
+    """Name the inputs `arg0_1`, `arg1_1`, ... as AOTAutograd does for inference. Returns the old name by new name.
 
-    Inductor goes by names: it takes any other input for memory that it may free (`is_nonfreeable_buffers`).
+    Inductor goes by names: it may free the memory of an input with any other name (`is_nonfreeable_buffers`).
     """
     named = {}
     for i, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         named[f"arg{i}_1"] = node.name
-        node.name = node.target = f"arg{i}_1"  # as torch.export does: torch.fx would find the name used before
+        node.name = node.target = f"arg{i}_1"  # as torch.export does: torch.fx would avoid a used name
     graph.recompile()
     return named
 
 
 def mark_fallback(node: torch.fx.Node) -> None:
-    """Inductor hands this node to the eager operator, and fuses it with nothing."""
+    """Let Inductor call the eager operator for this node, without fusion."""
     node.meta["should_fallback"] = True

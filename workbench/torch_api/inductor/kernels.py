@@ -1,4 +1,4 @@
-"""Which kernels Inductor made of a graph's nodes: seen while it writes their calls, not read from names or comments.
+"""The kernels that Inductor makes of a graph's nodes, observed while it writes their calls.
 
 Source: torch/_inductor/debug.py (`set_kernel_post_grad_provenance_tracing`, called for each call that is written,
 with the scheduler's nodes or the extern kernel), torch/_inductor/ir.py (`IRNode.get_origins`, `origin_node`),
@@ -23,16 +23,16 @@ KINDS = (*GENERATED, "extern", "collective", "wait", "other")
 _MARKS: dict[str, Callable[[Any], Any]] = {"collective": collective_kind, "wait": is_wait}
 _TOLD = "set_kernel_post_grad_provenance_tracing"
 _KEPT = "_workbench_kernels"
-"""Attribute of what Inductor returns. Plain data: it goes through Inductor's cache with the code that it describes."""
+"""Attribute of Inductor's results. Plain data, since Inductor's cache stores it with the code that it describes."""
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call, in calling order. kind: one of `KINDS`.
+    """One kernel call. kind: one of `KINDS`.
 
-    nodes: of the graph that was given, by name and in its order. others: nodes that Inductor's passes put in, which
-    stand for none of these.
+    nodes: names of the given graph's nodes, in their order. others: nodes that Inductor's passes added and that replace
+    none of these.
     """
 
     name: str
@@ -43,10 +43,10 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of one compilation.
+    """The record of one compilation.
 
-    same: a node that Inductor's passes took out, and the node that its readers read now. removed: nodes that they took
-    out for nothing. code: the whole wrapper, Python, with the kernels' sources in it. missing: what could not be seen.
+    same: nodes that Inductor's passes removed, and the node that replaces each. removed: nodes that they removed
+    without replacement. code: the wrapper in Python, with the kernels' sources. missing: what could not be observed.
     """
 
     calls: tuple[KernelCall, ...] = ()
@@ -58,7 +58,10 @@ class Seen:
 
 @dataclass
 class _Told:
-    """exact: the nodes that it computes; around: also those that made its inputs; writes: its buffers."""
+    """A kernel call as Inductor reports it. exact: the nodes that it computes. around: also those of its inputs.
+
+    writes: the buffers that it writes.
+    """
 
     name: str
     kind: str
@@ -68,7 +71,7 @@ class _Told:
 
 
 class _Watch:
-    """One graph while it is compiled; its nodes are known by identity, since passes may rename them."""
+    """The observer of one compilation. It knows the graph's nodes by identity, since passes may rename them."""
 
     def __init__(self, graph: GraphModule):
         self.graph = graph
@@ -86,7 +89,7 @@ class _Watch:
         self.graph._unregister_replace_node_hook(self._replaced)
 
     def tell(self, generated: str, made_of: Any, name: str) -> None:
-        """A kernel's call is being written: `made_of` is a list of the scheduler's nodes, or one extern kernel."""
+        """Note a kernel call that Inductor writes, for a list of the scheduler's nodes or for one extern kernel."""
         from torch._inductor.virtualized import V
 
         self.lowerings[id(V.graph)] = V.graph
@@ -97,7 +100,7 @@ class _Watch:
             self.told.append(_Told(name, generated or "other", list(dict.fromkeys(origins)), [], writes))
             return
         origins, kind = list(made_of.get_origins()), _kind(made_of)
-        # origins hold what made the inputs, too; the node that it is itself is said apart, of a collective wrongly
+        # the origins include the inputs' nodes; origin_node is the kernel's own, but wrong for a collective
         exact = [made_of.origin_node] if made_of.origin_node is not None else [
             o for o in origins if o.target is made_of.op_overload]
         if kind in _MARKS:
@@ -105,7 +108,7 @@ class _Watch:
         self.told.append(_Told(name, kind, exact or origins, origins, {made_of.get_name()}))
 
     def _gone(self) -> tuple[dict[str, str], list[str], dict[Node, list[str]]]:
-        """Our nodes that passes took out: read elsewhere now, for nothing, or by which node of Inductor's own."""
+        """The nodes that passes removed: replaced by another of ours, without replacement, or by Inductor's own."""
         alive = {n.name: n for n in self.graph.graph.nodes}
         stands = {n.name: n for n in self.ours} | alive
         same: dict[str, str] = {}
@@ -127,7 +130,7 @@ class _Watch:
         return same, removed, served
 
     def facts(self) -> dict[str, Any]:
-        """What is kept, as plain data."""
+        """The record as plain data."""
         same, removed, served = self._gone()
         order = {name: i for i, name in enumerate(self.ours.values())}
 
@@ -137,14 +140,14 @@ class _Watch:
         placed = {name for told in self.told for name in named(told.exact)}
         inputs = {id(told): [n for n in named(told.around) if n not in placed] for told in self.told}
         placed.update(*inputs.values())
-        # a cat without a kernel: those of its parts write into it
+        # a cat without a kernel: the kernels of its parts write into it
         joined = [(names, {part.get_name() for part in operation.inputs})
                   for lowering in self.lowerings.values() for operation in lowering.operations
                   if type(operation).__name__ == "ConcatKernel"
                   and (names := [n for n in named(operation.get_origins()) if n not in placed])]
         calls = []
         for told in self.told:
-            # a view that no kernel makes is part of the call that reads through it
+            # a view without a kernel belongs to the call that reads it
             mine = {*named(told.exact), *inputs[id(told)],
                     *(n for names, parts in joined if parts & told.writes for n in names)}
             others = [n.name for n in told.exact if n.op == "call_function" and n not in self.ours and n not in served]
@@ -163,7 +166,7 @@ def _kind(kernel: Any) -> str:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Inside, what `compile_fx_inner` returns carries what `seen` reads. Never makes a compilation fail."""
+    """Inside, the results of `compile_fx_inner` carry the record that `seen` reads. It makes no compilation fail."""
     import torch._inductor.codegen.cpp as cpp
     import torch._inductor.codegen.triton as triton
     import torch._inductor.compile_fx as compile_fx
@@ -215,9 +218,9 @@ def watched() -> Iterator[None]:
 
 @contextmanager
 def collected() -> Iterator[list[Any]]:
-    """`watched`, with a list of what Inductor compiles or takes from its cache inside: `seen` reads each of them.
+    """Like `watched`, with a list of all that Inductor compiles or takes from its cache. `seen` reads each of them.
 
-    For those that are not returned: a compiled region hides them behind functions of AOTAutograd.
+    A compiled region needs it, which hides Inductor's results behind functions of AOTAutograd.
     """
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -233,7 +236,7 @@ def collected() -> Iterator[list[Any]]:
 
 
 def seen(compiled: Any) -> Seen | None:
-    """What was seen of the compilation that returned `compiled`; None for what Inductor did not make."""
+    """The record of the compilation that returned `compiled`; None if Inductor did not compile it."""
     kept = getattr(compiled, _KEPT, None)
     code = getattr(compiled, "source_code", None)
     if kept is None and code is None:

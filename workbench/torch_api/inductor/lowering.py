@@ -1,4 +1,4 @@
-"""Inductor's decomposition table, compiler entry point and bucketing schedulers, with per-version differences."""
+"""Inductor's decomposition table, options and compiler entry point."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 import torch._inductor.config
+from torch import _guards
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
@@ -17,34 +18,33 @@ from workbench.torch_api.inductor import kernels
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """The operators that Inductor replaces, as `select_decomp_table` gives them."""
+    """The operators that Inductor decomposes, with their decompositions."""
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
 
 
 def configured(options: dict[str, Any]) -> AbstractContextManager[None]:
-    """A context in which Inductor has these options."""
+    """A context with these options of Inductor."""
     return torch._inductor.config.patch(options)
 
 
 def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The keywords that this torch's `function` knows; schedulers gain some with every release."""
+    """The keywords that `function` accepts in this torch version; each release adds some."""
     known = inspect.signature(function).parameters
     return {k: v for k, v in keywords.items() if k in known}
 
 
 def detect_fake_mode(values: Any) -> Any:
-    from torch._guards import detect_fake_mode as detect
-
-    return detect(values)
+    """The fake mode of these values, or None."""
+    return _guards.detect_fake_mode(values)
 
 
 @contextmanager
 def _written_only() -> Iterator[None]:
-    """Inside, Inductor writes its C++ kernels and g++ is not called for them, which is nearly all the time it takes.
+    """Inside, Inductor writes its C++ kernels without calling g++, which takes nearly all of the time.
 
-    Source: torch/_inductor/async_compile.py (`AsyncCompile.cpp_pybinding`, which the written wrapper calls for each).
+    Source: torch/_inductor/async_compile.py (`AsyncCompile.cpp_pybinding`, which the wrapper calls for each kernel).
     """
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
@@ -55,14 +55,14 @@ def _written_only() -> Iterator[None]:
 
         return kernel
 
-    # wrappers are kept by their text: one that is loaded here must not serve a compilation whose kernels will run
+    # Inductor caches wrappers by their text: one from here must not serve a compilation whose kernels will run
     with (patch.object(AsyncCompile, "cpp_pybinding", not_built), patch.object(AsyncCompile, "cpp", not_built),
           patch.dict(PyCodeCache.modules_no_attr)):
         yield
 
 
 def visible_outputs(graph: GraphModule, count: int) -> list[int]:
-    """Those of the first `count` outputs that are nodes: on a GPU, Inductor stumbles over None, a mesh's gradient."""
+    """The indices of the nodes among the first `count` outputs. On a GPU, Inductor fails on None, a mesh's gradient."""
     outputs = graph.graph.output_node().args[0]
     assert isinstance(outputs, list | tuple)
     return [i for i, output in enumerate(outputs[:count]) if isinstance(output, Node)]
@@ -78,18 +78,17 @@ def compile_inner(
     config: dict[str, Any],
     build: bool = True,
 ) -> tuple[Any, list[tuple[int, ...] | None]]:
-    """Lower one graph with `compile_fx_inner`: the boxed callable, and the strides it chose for each output.
+    """Lower one graph with `compile_fx_inner`: the boxed callable, and the strides that Inductor chose per output.
 
-    The first `visible` outputs keep the layout that the graph gives them; the others (saved tensors) are free.
-    `inductor_kernels.seen` says of the callable which kernels it runs. Without `build` the C++ kernels are written and
-    not compiled, and the callable cannot be called.
+    The first `visible` outputs keep their layout in the graph; Inductor chooses that of the others (saved tensors).
+    `kernels.seen` reads the kernels of the callable. Without `build`, the C++ kernels are written and not compiled, and
+    the callable cannot be called.
     """
-    from torch._guards import TracingContext
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
-    with (torch._inductor.config.patch(config), TracingContext.report_output_strides() as strides,
+    with (torch._inductor.config.patch(config), _guards.TracingContext.report_output_strides() as strides,
           kernels.watched(), nullcontext() if build else _written_only()):
         compiled = compile_fx_inner(graph, example_inputs, is_backward=is_backward, static_input_idxs=static)
     return compiled, list(strides or [])

@@ -1,4 +1,4 @@
-"""Which passes Inductor runs on a graph: watched while it runs them, not listed from memory.
+"""The passes that Inductor runs on a graph, observed while it runs them.
 
 Source: torch/_inductor/compile_fx.py (`_recursive_pre_grad_passes`, `_recursive_joint_graph_passes`, and the post-grad
 passes inside `compile_fx_inner`), torch/fx/passes/graph_transform_observer.py, torch/_inductor/pattern_matcher.py.
@@ -33,10 +33,10 @@ _MATCHER = str(_TORCH / "_inductor" / "pattern_matcher.py")
 
 @dataclass(frozen=True)
 class InductorPass:
-    """One pass that ran: on which graph, what it changed (operators by name), and where torch defines it.
+    """One pass that ran: its graph, its changes (operators by name), and where torch defines it.
 
-    nodes: before and after. matched: of a pass of patterns, the functions that replaced what was found. seconds: wall
-    time while it was being watched, which slows it down.
+    nodes: numbers before and after. matched: of a pattern pass, the number of replacements by function. seconds: wall
+    time, which includes the slowdown by the observation.
     """
 
     stage: str
@@ -69,7 +69,7 @@ def _place(code: CodeType) -> str:
 
 
 def _graph_given(frame: FrameType) -> Graph | None:
-    """The first argument that is a graph, or has one."""
+    """The graph of the first argument that is a graph or a graph module."""
     code = frame.f_code
     for name in code.co_varnames[: code.co_argcount]:
         value = frame.f_locals.get(name)
@@ -83,7 +83,7 @@ def _passes_through(code: CodeType) -> bool:
 
 
 def _caller(frame: FrameType, drivers: set[CodeType]) -> tuple[FrameType | None, str]:
-    """The driver that calls this frame, itself or through its observer or a lambda, and what the observer calls it."""
+    """The driver that calls this frame, directly or through an observer or lambda, and the observer's name for it."""
     name, up = "", frame.f_back
     while up is not None and _passes_through(up.f_code):
         name = name or str(getattr(up.f_locals.get("self"), "passname", ""))
@@ -92,7 +92,7 @@ def _caller(frame: FrameType, drivers: set[CodeType]) -> tuple[FrameType | None,
 
 
 def _named(frame: FrameType, driver: FrameType, label: str) -> str:
-    """What the driver calls it; the function's own name where it has another, of a method that of its object."""
+    """The driver's name for a pass, with the name of its function, or of a method's object, where they differ."""
     own = frame.f_locals.get("self")
     holder = next((k for k, v in driver.f_globals.items() if v is own), "") if own is not None else ""
     function = holder or ("" if own is not None else frame.f_code.co_name.lstrip("_"))
@@ -108,7 +108,7 @@ def _entry_name(entry: Any) -> str:
 
 @contextmanager
 def watched(graph: str, seen: list[InductorPass]) -> Iterator[None]:
-    """Inside, each pass that Inductor runs is added to `seen`; `graph` says on what."""
+    """Inside, each pass that Inductor runs is added to `seen`, with `graph` as the name of its graph."""
     import torch._inductor.compile_fx as compile_fx
 
     drivers: dict[CodeType, str] = {}
@@ -173,11 +173,11 @@ def watched(graph: str, seen: list[InductorPass]) -> Iterator[None]:
 
 
 class _Enough(BaseException):
-    """The passes have run; what would come next is not wanted. Not an Exception: those would be wrapped."""
+    """Stops a compilation after its passes. Not an Exception, which torch would wrap."""
 
 
 def pre_grad(module: torch.nn.Module, args: tuple[Any, ...]) -> list[InductorPass]:
-    """What a `torch.compile` of the module runs on the graph that Dynamo gives it."""
+    """The passes that `torch.compile` of the module runs on Dynamo's graph."""
     import torch._inductor.compile_fx as compile_fx
 
     seen: list[InductorPass] = []
@@ -194,7 +194,7 @@ def pre_grad(module: torch.nn.Module, args: tuple[Any, ...]) -> list[InductorPas
 
 
 def joint_graph(graph: GraphModule) -> list[InductorPass]:
-    """What Inductor runs on a joint graph before its partition; on a copy that the caller makes."""
+    """The passes that Inductor runs on a joint graph before its partition. The caller passes a copy."""
     import torch._inductor.compile_fx as compile_fx
 
     seen: list[InductorPass] = []
@@ -204,7 +204,7 @@ def joint_graph(graph: GraphModule) -> list[InductorPass]:
 
 
 def post_grad(compile_one: Callable[[], Any], which: str) -> list[InductorPass]:
-    """What `compile_one`, a call of `compile_fx_inner`, runs on its graph; it ends before the graph is lowered."""
+    """The passes that `compile_one`, a call of `compile_fx_inner`, runs. It is stopped before the graph is lowered."""
     import torch._inductor.compile_fx as compile_fx
 
     def stop(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Named regions of a model: annotated while tracing, cut out of a graph, and compiled each for itself.
+"""Named regions of a model: annotated during tracing, cut out of a graph, and compiled separately.
 
 Source: torch/fx/traceback.py (`annotate`), torch/fx/passes/utils/fuser_utils.py,
 torch/_inductor/__init__.py (`standalone_compile`).
@@ -26,22 +26,22 @@ _PREFIX = "region_part_"
 
 
 def region(name: str) -> AbstractContextManager[None]:
-    """What runs inside `with region(name):` in a module's forward is called `name`, in its backward too.
+    """Name the operators inside `with region(name):` in a module's forward, and those of their backward.
 
-    A name costs nothing and changes nothing; passes such as regional_inductor go by it. An inner name wins.
+    A name costs nothing and changes nothing by itself; passes such as regional_inductor use it. An inner name wins.
     """
     return torch.fx.traceback.annotate({_KEY: name})
 
 
 def region_of(node: Node) -> str | None:
-    """The name that the node was traced under, or None."""
+    """The name of the node's region, or None."""
     return (node.meta.get("custom") or {}).get(_KEY)
 
 
 def named_regions(graph: GraphModule, untagged: str = "forward") -> dict[str, set[str]]:
-    """The regions of the nodes that are no views, by the direction they belong to, in whichever graph they stand.
+    """The regions of a graph's nodes, without views, by direction: forward or backward.
 
-    untagged: the direction of nodes that do not say theirs.
+    untagged: the direction of nodes without a tag.
     """
     found: dict[str, set[str]] = {"forward": set(), "backward": set()}
     for node in graph.graph.nodes:
@@ -52,8 +52,9 @@ def named_regions(graph: GraphModule, untagged: str = "forward") -> dict[str, se
 
 
 def check_options(config: Mapping[str, Any], where: str) -> None:
-    """Raise WorkbenchError naming the first key that is no option of Inductor, and the nearest that is; or a text where
-    the option is true or false, since every text is true.
+    """Raise WorkbenchError for a key that is not an option of Inductor, with the nearest option.
+
+    Also for a text as the value of a boolean option, since every text counts as true.
     """
     import torch._inductor.config
 
@@ -68,10 +69,10 @@ def check_options(config: Mapping[str, Any], where: str) -> None:
 
 
 def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, list[Node]]]:
-    """Groups as parts that can each become one call: (group, nodes), in node order. `groups`: a node's group.
+    """Split groups into parts that can each become one call: (group, nodes), in node order. groups: by node.
 
-    A node's level is how often a path to it enters a group. Every way out of a part and into another part raises the
-    level, so parts of one group and one level make no cycle.
+    A node's level is the largest number of times that a path to it enters a group. Leaving a part and entering another
+    raises the level, so that parts of one group and one level form no cycle.
     """
     level: dict[Node, int] = {}
     parts: dict[tuple[str, int], list[Node]] = {}
@@ -87,7 +88,7 @@ def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, 
 
 
 def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
-    """`nodes`, and before each the graphs that it takes (what attention does to a score): its own copies of them."""
+    """`nodes`, each after its own copies of the graphs that it takes, such as attention's score function."""
     out = []
     for node in nodes:
         for given in node.all_input_nodes:
@@ -114,7 +115,7 @@ def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list
 
 
 def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, Any]) -> Node:
-    """Compile the submodule that `call` calls, and call that function, `name`, in its place; both return a tuple."""
+    """Compile the submodule that `call` calls, and replace the call by one of the compiled function, called `name`."""
     import torch._inductor.config
 
     target = str(call.target)
@@ -135,7 +136,7 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
 
 
 def _function(name: str, compiled: Callable[..., Any], made: Sequence[Any]) -> Callable[..., Any]:
-    """FX writes a function's name into the graph's code; an artifact has none. `seen_of` reads `seen`."""
+    """A function around the compiled artifact, with the name that FX writes into code. `seen_of` reads `seen`."""
 
     def run(*args: Any) -> Any:
         return compiled(*args)
@@ -147,5 +148,5 @@ def _function(name: str, compiled: Callable[..., Any], made: Sequence[Any]) -> C
 
 
 def seen_of(call: Node) -> list[kernels.Seen]:
-    """What was seen while the region that `call` calls was compiled."""
+    """The records of the compilation of the region that `call` calls."""
     return list(getattr(call.target, "seen", ()))
