@@ -87,7 +87,7 @@ def _of_norms(graph: GraphModule) -> Iterator[str]:
 
 
 def _of_side_effects(graph: GraphModule) -> Iterator[str]:
-    """What the compiled step would leave as it was, at every step."""
+    """Assignments in the forward that the compiled step would leave out."""
     for effect in graph.meta["side_effects"]:
         where, what = f"module {effect.module}" if effect.module else "it", "buffer" if effect.buffer else "attribute"
         remedy = "" if effect.buffer else "make it a buffer, and "

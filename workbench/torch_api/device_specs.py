@@ -85,8 +85,8 @@ def _scale() -> float:
     return round((1e9 / (0.75 * 1e12) * 1e9) / ns)
 
 
-def _repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
-    """FLOP of attention with fewer key than query heads, which torch 2.11 refuses. Keys count as repeated."""
+def repeat_heads(count: Callable[..., int]) -> Callable[..., int]:
+    """torch's count of attention FLOP, also for fewer key than query heads, which 2.11 refuses: keys are repeated."""
 
     def counted(*shapes: Any) -> int:
         query = shapes[-3] if len(shapes) == 3 else shapes[1]
@@ -176,7 +176,7 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
                     stack.enter_context(patch.object(module, name, figure))
         _without_benchmarks(stack, overlap, known)
         for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
-            stack.enter_context(patch.object(flop_counter, name, _repeat_heads(getattr(flop_counter, name))))
+            stack.enter_context(patch.object(flop_counter, name, repeat_heads(getattr(flop_counter, name))))
         generation = comm.NVIDIA_GPU_TYPE[spec.generation]
         stack.enter_context(patch.object(comm, "get_gpu_type", lambda: generation))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-estimates-"))

@@ -254,8 +254,5 @@ def is_fake(value: Any) -> bool:
 
 
 def short_name(node: torch.fx.Node) -> str:
-    """`mm` for a node that calls `aten.mm.default`; a plain function's own name."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.split("::")[-1]
-    return getattr(target, "__name__", str(target))
+    """`mm` for a node that calls `aten.mm.default`; the name of a plain function."""
+    return op_name(node.target).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What a traced forward does beside computing its result: Dynamo notes it, and a capture for export leaves it out.
+"""Side effects of a traced forward, which Dynamo records and a capture for export leaves out.
 
 Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
 torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`).
@@ -21,7 +21,7 @@ _MODULE = re.compile(r"_modules\['([^']+)'\]")
 
 
 class SideEffect(NamedTuple):
-    """An attribute of a module, by the module's path, that was assigned another tensor, number or text."""
+    """The assignment of a new tensor, number or text to an attribute of a module, which is given by its path."""
 
     module: str
     attribute: str
@@ -30,10 +30,10 @@ class SideEffect(NamedTuple):
 
 @contextmanager
 def noted_side_effects() -> Iterator[list[SideEffect]]:
-    """Inside, the buffers, numbers and texts of modules that a traced forward assigns are collected.
+    """Inside, collects a traced forward's assignments to buffers, numbers and texts of modules.
 
-    A buffer that is written in place is not: a capture holds that. Nor are tensors and lists that a module keeps for
-    its caller to read, nor anything where this torch has no such method.
+    A write into a buffer in place is not collected, since a capture contains it. Neither are tensors and lists that a
+    module keeps for its caller. Nothing is collected where this torch lacks the method.
     """
     found: list[SideEffect] = []
     refs = getattr(OutputGraph, _REFS, None)
@@ -64,5 +64,5 @@ def _effects(variable: Any, assigned: dict[str, Any]) -> Iterator[SideEffect]:
 
 
 def _in_place(node: Any) -> bool:
-    """Whether the node's result is a tensor that it wrote into, as `x.add_(1)` and `torch.mv(a, b, out=x)` give."""
+    """Whether the node's result is a tensor that it wrote to, as in `x.add_(1)` and `torch.mv(a, b, out=x)`."""
     return "out" in node.kwargs or (node.op == "call_method" and node.target.endswith("_"))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.nodes import kind_of, module_path
-from workbench.torch_api.device_specs import DEVICES, DeviceSpec, Known, device_spec, device_specs
+from workbench.torch_api.device_specs import DEVICES, DeviceSpec, Known, device_spec, device_specs, repeat_heads
 from workbench.torch_api.ops import hint, op_name, tensor_bytes
 
 __all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
@@ -23,13 +23,10 @@ _FREE = ("view", "bookkeeping", "wait", "collective")
 def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
     """Unmasked matmuls of attention: 2 forward, 5 backward (one recomputes the scores). Key heads count as repeated."""
     given = (a.meta.get("val") for a in (*node.args, *node.kwargs.values()) if isinstance(a, torch.fx.Node))
-    tensors = [t for t in given if isinstance(t, torch.Tensor)]  # one tensor may be query, key and value
-    tensors = [t for t in tensors if t.dim() == 4]
-    query, key, value = tensors[1:4] if backward else tensors[:3]
-    batch, heads, queries, depth = map(hint, query.shape)
-    keys, value_depth = hint(key.shape[2]), hint(value.shape[3])
-    scores, mix = 2 * batch * heads * queries * keys * depth, 2 * batch * heads * queries * keys * value_depth
-    return 3 * scores + 2 * mix if backward else scores + mix
+    shapes = [tuple(map(hint, t.shape)) for t in given if isinstance(t, torch.Tensor) and t.dim() == 4]
+    if backward:  # of the gradient, query, key and value
+        return int(repeat_heads(sdpa_backward_flop_count)(*shapes[:4]))
+    return int(repeat_heads(sdpa_flop_count)(*shapes[:3]))
 
 
 def _grouped_flops(node: torch.fx.Node) -> int:

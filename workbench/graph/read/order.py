@@ -1,4 +1,4 @@
-"""What stands between a collective's start and its wait: in a graph, and in the code that Inductor made of it."""
+"""The compute between a collective's launch and its wait, in a graph and in the code that Inductor made of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from workbench.graph.read.nodes import is_compute
 
 
 def products_between(graph: GraphModule) -> dict[str, int]:
-    """Matmuls and attention between the start of each collective and its first wait, by the start's name.
+    """The number of matmuls and attentions between each collective's launch and its first wait, by launch.
 
-    A collective without a wait, which blocks until it has ended, is left out.
+    A blocking collective, which has no wait, is left out.
     """
     before: dict[str, int] = {}
     seen = 0
@@ -24,9 +24,9 @@ def products_between(graph: GraphModule) -> dict[str, int]:
 
 
 def products_between_calls(kernels: Kernels, graph: GraphModule) -> dict[str, int]:
-    """The same in calling order: calls that compute a matmul or attention of `graph`, the graph they were made from.
+    """The same in calling order: the number of calls that compute a matmul or attention of `graph`.
 
-    A collective whose start or wait was not seen among the calls is left out.
+    graph: the one that the kernels were made from. A collective without an observed launch or wait is left out.
     """
     computes = {n.name for n in graph.graph.nodes if is_compute(n)}
     start_of = {wait: c.node for c in list_collectives(graph) for wait in c.waits}

@@ -1,4 +1,4 @@
-"""What the checks read of a graph: its boundary, its collectives, its visible effects, and its nodes as text."""
+"""What the checks read of a graph: boundary, collectives, visible effects, and nodes as text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def spec_of(value: Any) -> Spec:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph's boundary, its collectives, its visible effects, and how often it draws random numbers."""
+    """A graph's boundary, collectives, visible effects and number of random operators."""
 
     placeholders: tuple[tuple[str, Spec], ...]
     outputs: tuple[Spec, ...]

@@ -1,9 +1,9 @@
-"""Inductor calls kernels in the order of a graph's nodes: its scheduler's nodes are sorted by it once fusion has ended.
+"""Let Inductor call kernels in the order of the graph: its scheduler's nodes are sorted accordingly after fusion.
 
-Fusion is followed by a depth-first order, which moves waits back to their collectives. Source:
+After fusion, Inductor sorts depth first, which moves waits back to their collectives. Source:
 torch/_inductor/scheduler.py (`Scheduler._init`, which calls `_post_fusion_custom_pass`), torch/_inductor/memory.py
-(`reorder_for_peak_memory`, which comes later and has to be off), torch/_inductor/codecache.py (which keeps no code of
-a pass that is no `CustomSchedulerPass` with a uuid).
+(`reorder_for_peak_memory`, which comes later and must be off), torch/_inductor/codecache.py (which caches code only if
+the pass is a `CustomSchedulerPass` with a uuid).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from workbench.errors import WorkbenchError
 
 
 class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
-    """Sorts the scheduler's nodes: dependencies first, then by the last graph node that each was made from."""
+    """Sorts the scheduler's nodes by dependency, and then by the last graph node that each computes."""
 
     def uuid(self) -> str:
-        """For Inductor's cache; the order follows from the graph, which is part of the key already."""
+        """For Inductor's cache. The order depends on the graph only, which is part of the key."""
         return "workbench: order of the graph, 1"
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -43,11 +43,11 @@ class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # t
 
 
 def _last_origin(node: Any, place: Mapping[Node, int]) -> int:
-    """The position of the last graph node that this node of the scheduler computes; behind all, where it has none."""
+    """The position of the last graph node that this scheduler node computes; after all others if there is none."""
     parts = [part.node for part in node.get_nodes() if part.node is not None]
     return max((place[o] for part in parts for o in part.get_origins() if o in place), default=len(place))
 
 
 def graph_order() -> dict[str, Any]:
-    """Options of Inductor under which it calls kernels in the order of the graph, as far as fusion allows."""
+    """Options of Inductor that keep the order of the graph, as far as fusion allows."""
     return {"reorder_for_peak_memory": False, "_post_fusion_custom_pass": KeptOrder()}
