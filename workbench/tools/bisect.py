@@ -21,11 +21,11 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
 from workbench.pipeline.build import Built, build
-from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
+from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, revealing, run_graphs, written_inputs
 from workbench.pipeline.progress import Post
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.train import Batches, deterministic
+from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line
 from workbench.world.mesh import current_world
@@ -114,8 +114,9 @@ def _searched(
     if not given:
         return told, unchecked
     post.stage("numerics")
-    with deterministic(recipe.training.deterministic):
-        departed, others = first_departure(records, *given[0], group_size(built.authored))
+    primals, tangents = given[0]
+    with deterministic(recipe.training.deterministic), revealing(primals, tangents) as tangents:
+        departed, others = first_departure(records, primals, tangents, group_size(built.authored))
     if departed is not None and told is not None and departed.record == told.record:
         departed = replace(departed, problem=f"{departed.problem}; {told.problem}")
     return departed or told, unchecked | others
@@ -127,11 +128,11 @@ def group_size(authored: Authored) -> int:
 
 
 def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
-    """The flat primals and tangents of the recipe's first step, from a capture that no pass has touched; it stays open.
+    """The flat primals and tangents of one step, as numerics takes them, from a capture that no pass has touched.
 
-    A pass may break the step that is built of it. Every rank must call it.
+    The capture stays open: a pass may break the step that is built of it. Every rank must call it.
     """
-    return real_inputs(compile_step(partition(joint.fork())), Batches(joint.authored).at(0))
+    return real_inputs(compile_step(partition(joint.fork())), joint.authored.example_batch())
 
 
 def first_departure(
