@@ -1,4 +1,4 @@
-"""One direction of a step as a callable, with the graph that says what goes in."""
+"""One direction of a step as a callable, with the graph that names its inputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from workbench.torch_api import aot
 
 @dataclass
 class Body:
-    """Takes one list, which it may empty, and returns the outputs: what a lowering pass made, or the graph itself.
+    """Called with one list, which it may empty, it returns the outputs of `graph`.
 
-    `graph` names the inputs; `function` was made from it.
+    function: what a lowering pass made of `graph`, or a function that runs `graph` node by node.
     """
 
     function: Callable[[list[Any]], Any]
@@ -44,18 +44,24 @@ class Body:
 
     @property
     def kernels(self) -> Kernels | None:
-        """What Inductor made of the graph; None where it did not compile it."""
+        """The kernels that Inductor made of the graph; None where it did not compile it."""
         return find_kernels(self.function, self.graph)
 
     def keeps_address(self, node: torch.fx.Node) -> bool:
-        """Whether an input lies at the same address in each step: parameters, buffers, and what the forward saved."""
+        """Whether an input has the same address in each step: parameters, buffers, and tensors that the forward saved.
+        """
         return not aot.is_tangent(node) if self.backward else aot.parameter_of(node) is not None
 
 
-def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ...]:
-    """The kernels of a lowering or replay pass, by what it got and what it gave, or those of each compiled region.
+def graph_of(given: GraphModule | Body) -> GraphModule:
+    """The graph itself, or the graph of a body."""
+    return given.graph if isinstance(given, Body) else given
 
-    Empty where Inductor made none.
+
+def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ...]:
+    """Inductor's kernels in the input and output of a lowering or replay pass, or in the compiled regions of graphs.
+
+    Empty where Inductor compiled nothing.
     """
     if all(isinstance(made, GraphModule) for made in after):
         return tuple(k for made in after for k in region_kernels(made))
@@ -67,7 +73,7 @@ def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ..
 def bodies_of(
     graphs: tuple[GraphModule, GraphModule], lowered: tuple[Any, Any] | None, step: StepFacts
 ) -> tuple[Body, Body]:
-    """The bodies as they are before a replay pass: `lowered` ones, or the graphs, run node by node."""
+    """The bodies that a replay pass receives: `lowered`, or functions that run the graphs node by node."""
     made = lowered or tuple(aot.boxed(graph) for graph in graphs)
     forward, backward = (Body(function, graph, step) for function, graph in zip(made, graphs, strict=True))
     return forward, backward

@@ -76,11 +76,11 @@ class JointGraph:
             )
 
     @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
-        """torch's tracing state around a pass on this graph."""
+    def context(self) -> Iterator[list[Any]]:
+        """torch's tracing state around a pass on this graph; gives its example inputs."""
         self.require_open()
         with aot.capture_settings(), aot.pass_context(self.tracing_context):
-            yield
+            yield self.example_inputs
 
     def fork(self) -> JointGraph:
         """Another joint graph of the same capture, to be changed and partitioned while this one stays open.

@@ -1,8 +1,7 @@
-"""Compile: bodies for the partitioned pair, and the step that a training loop calls."""
+"""Lower: the partitioned pair gets the functions that run it, and becomes the step that a training loop calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ import torch
 from workbench.graph.capture import title
 from workbench.graph.partition import ForwardBackward, Partitioned
 from workbench.torch_api import aot
-
-Body = Callable[[list[Any]], Any]
 
 
 class CompiledStep:
@@ -31,7 +28,7 @@ class CompiledStep:
         return self.pair.function(*flat, *batch)
 
     def close(self) -> None:
-        """Free what the bodies hold beside memory, CUDA graphs; before the process groups go. May be called twice."""
+        """Free the CUDA graphs that the bodies hold, before the process groups end. May be called twice."""
         for slot in self.pair.slots:
             close = getattr(slot.body, "close", None)
             if close is not None:
@@ -42,17 +39,17 @@ class CompiledStep:
         return f"CompiledStep({title(self.pair.authored)}: {bodies})"
 
 
-def compile_step(pair: ForwardBackward, bodies: tuple[Body, Body] | None = None) -> CompiledStep:
-    """Bind the bodies: those that a lowering pass made, or the graphs themselves, run node by node.
+def compile_step(pair: ForwardBackward, bodies: tuple[Any, ...] | None = None) -> CompiledStep:
+    """The step that runs `bodies`, as a lowering pass returned them, or else the graphs, node by node.
 
-    A body takes one list and may empty it.
+    A body is called with one list, which it may empty.
     """
     bind(pair, bodies)
     return CompiledStep(pair)
 
 
-def bind(pair: Partitioned, bodies: tuple[Body, Body] | None = None) -> None:
-    """Give both directions their bodies: see `compile_step`. Raises UnusableGraph where a pass broke one."""
+def bind(pair: Partitioned, bodies: tuple[Any, ...] | None = None) -> None:
+    """Set the bodies of both directions: see `compile_step`. Raises UnusableGraph where a pass broke a graph."""
     pair.require_usable()
     chosen = bodies or tuple(aot.boxed(graph) for graph in pair.graphs)
     for slot, body in zip(pair.slots, chosen, strict=True):

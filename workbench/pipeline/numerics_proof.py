@@ -11,10 +11,11 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
+from workbench.authoring.author import Authored
 from workbench.checks import numerics
 from workbench.checks.values import copies
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.callables import Body
+from workbench.graph.callables import graph_of
 from workbench.graph.lower import CompiledStep
 from workbench.graph.partition import saved_order
 from workbench.graph.read.memory import inputs_written
@@ -38,9 +39,9 @@ def loosest(records: Sequence[PassRecord]) -> PassContract:
 
 
 def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> dict[str, torch.Tensor]:
-    """Of one step on this rank the loss, every gradient, and every buffer and written parameter as it leaves them.
+    """The loss and every gradient of one step on this rank, and buffers and written parameters as the step leaves them.
 
-    The module stays as it was.
+    The module is unchanged afterwards.
     """
     written = {*step.pair.written, *(name for graph in step.pair.graphs for node in inputs_written(graph)
                                      if (name := aot.parameter_of(node)) is not None)}
@@ -52,11 +53,11 @@ def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> dict[str,
         named = {"loss": loss} | {f"gradient of {name}": grad for name, grad in found.items() if grad is not None}
         named |= {f"buffer {name}": buffer for name, buffer in step.module.named_buffers()}
         named |= {f"parameter {name}": p for name, p in step.module.named_parameters() if name in written}
-        return {name: _own(value) for name, value in named.items()}
+        return {name: _local(value) for name, value in named.items()}
 
 
-def _own(value: torch.Tensor) -> torch.Tensor:
-    """A copy of this rank's part."""
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """A copy of this rank's shard."""
     with torch.no_grad():
         return (value.to_local() if isinstance(value, DTensor) else value).detach().clone()
 
@@ -72,9 +73,7 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
     bodies = [slot.body for slot in step.pair.slots]
     try:
         for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
-            runner = aot.boxed(graph)
-
-            slot.body = partial(_noted, seen, name, runner)
+            slot.body = partial(_noted, seen, name, aot.boxed(graph))
         _run(step, step, batch)
     finally:
         for slot, body in zip(step.pair.slots, bodies, strict=True):
@@ -123,9 +122,9 @@ def _call(function: Any, args: list[Any]) -> list[Any]:
 
 
 def _pair(record: PassRecord, which: tuple[Any, ...], primals: list[Any], tangents: list[Any]) -> list[Any]:
-    """Outputs and gradients of a forward and backward; saved tensors may differ between graphs and are left out."""
+    """Outputs and gradients of a forward and backward, without the saved tensors, which may differ between graphs."""
     forward, backward = which
-    order = saved_order(*(b.graph if isinstance(b, Body) else b for b in record.before))
+    order = saved_order(*map(graph_of, record.before))
     outputs = _call(forward, primals)
     results = len(outputs) - len(order)
     kept = [outputs[results + i] for i in order]
@@ -136,10 +135,10 @@ def run_graphs(
     record: PassRecord, graphs: tuple[Any, ...], primals: list[Any], tangents: list[Any],
     written: Mapping[str, torch.Tensor],
 ) -> list[Any]:
-    """The outputs and gradients of a record's graphs, those it received or those it made, on one step's inputs.
+    """The outputs and gradients of `graphs`, which are `record.before` or `record.after`, on one step's inputs.
 
-    written: what `written_inputs` gives for the record. What the graphs make of them are results too; afterwards they
-    are as before, at the same addresses, where a replay reads them.
+    written: as `written_inputs` returns them. Their new values are results too. Afterwards they have their old values
+    again, at the same addresses, where a replay reads them.
     """
 
     def once() -> list[Any]:
@@ -156,29 +155,24 @@ def run_graphs(
 
 
 def written_inputs(record: PassRecord, primals: list[Any], tangents: list[Any]) -> dict[str, torch.Tensor]:
-    """All tensors that go in, by name, where a graph of the record writes into one itself; else none.
+    """All input tensors by name, if a graph of the record writes into an input in place; otherwise none.
 
-    A step's new buffers are outputs as a rule, which torch writes back: then there is nothing to copy.
+    Usually new buffers are outputs, which torch writes back; then there is nothing to copy.
     """
-    if not any(map(inputs_written, _readable(*record.before, *record.after))):
+    graphs = [graph_of(given) for given in record.before]
+    if not any(map(inputs_written, [*graphs, *(made for made in record.after if isinstance(made, GraphModule))])):
         return {}
-    first, *backward = _readable(*record.before)
+    first, *backward = graphs
     nodes = first.graph.find_nodes(op="placeholder")
     nodes += [n for graph in backward for n in graph.graph.find_nodes(op="placeholder") if aot.is_tangent(n)]
     return {aot.parameter_of(node) or node.name: value for node, value in zip(nodes, [*primals, *tangents], strict=True)
             if isinstance(value, torch.Tensor)}
 
 
-def _readable(*graphs: Any) -> list[GraphModule]:
-    """Those that are graphs, and what callables were made from."""
-    found = (graph if isinstance(graph, GraphModule) else getattr(graph, "graph", None) for graph in graphs)
-    return [graph for graph in found if isinstance(graph, GraphModule)]
-
-
 def result_names(record: PassRecord, results: list[Any], written: Mapping[str, torch.Tensor]) -> list[str]:
-    """What each result of `run_graphs` is, as far as the graphs say: a gradient, or what an input is written to."""
+    """A name for each result of `run_graphs`: a gradient, a new value of an input, or else its place in the outputs."""
     outputs = len(results) - len(written)
-    graphs = _readable(*record.before)
+    graphs = [graph_of(given) for given in record.before]
     descs = [list(graph.graph.output_node().meta.get("desc") or []) for graph in graphs]
     if len(graphs) == 2:
         descs = [descs[0][:outputs - len(output_values(graphs[1]))], descs[1]]
@@ -193,16 +187,21 @@ def result_names(record: PassRecord, results: list[Any], written: Mapping[str, t
 
 def compare_graphs(record: PassRecord, before: list[Any], after: list[Any], written: Mapping[str, torch.Tensor],
                    size: int) -> Verdict:
-    """The numerics verdict on what `run_graphs` gave for both sides of a record; every rank must call it."""
+    """The numerics verdict on the results of `run_graphs` before and after a pass; every rank must call it."""
     return numerics.compare(before, after, CONTRACTS[record.name], group_size=size,
                             names=result_names(record, before, written))
 
 
 def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> Verdict:
-    # in a function of its own: a replay must not find the results of the last one still held
+    # a separate function, so that a replay does not meet results of the previous one that are still referenced
     written = written_inputs(record, primals, tangents)
     before, after = (run_graphs(record, g, primals, tangents, written) for g in (record.before, record.after))
     return compare_graphs(record, before, after, written, size)
+
+
+def group_size(authored: Authored) -> int:
+    """Ranks of the largest mesh axis: the most terms that a reduction between ranks has."""
+    return max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
 
 
 def prove_numerics(
@@ -224,13 +223,13 @@ def prove_numerics(
     recipe = authored.recipe
     if batch is None:
         batch = authored.example_batch()
-    size = max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
+    size = group_size(authored)
     with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(step, batch)
         with revealing(primals, tangents) as tangents:
             for record in records:
-                if getattr(record.options, "at", None) == "capture":
+                if record.options.at_capture:
                     why = "done while tracing, so this pass received no other graph: see the whole list against eager"
                     record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
                     continue

@@ -1,4 +1,4 @@
-"""The ranks that a recipe runs on: one of a fake world, those this process belongs to, a pool's, or new ones."""
+"""The ranks that a recipe runs on: one of a fake world, the ranks of this process's world, a pool's, or new ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeGuard, TypeVar
 import torch
 import torch.distributed as dist
 
+from workbench.checks.collectives import gathered
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import gpus
@@ -56,7 +57,7 @@ def on_ranks(
         with joined(recipe, world, timeout=timeout) as here:
             with bars(stages, steps, progress and here.rank == 0) as draw:
                 mine = function(recipe, *args, Post(draw))
-            return here, all_gathered(mine)
+            return here, gathered(mine)
     with bars(stages, steps, progress) as draw, pool_of(recipe, world, timeout) as pool:
         given = function, recipe, args, draw is not None
         answers = pool.run_on(range(pool.size), _with_post, given, progress=draw)
@@ -66,13 +67,6 @@ def on_ranks(
 
 def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], drawn: bool) -> Answer:
     return function(recipe, *args, Post(send_progress if drawn and current_world().rank == 0 else None))
-
-
-def all_gathered(mine: Answer) -> list[Answer]:
-    """What each rank of this process's world gives; every rank must call it."""
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, mine)
-    return answers
 
 
 @contextmanager

@@ -102,11 +102,6 @@ class StepState:
         """Let go of what the checks read from graphs that a pass has replaced."""
         self.seen = self.seen.of(self.graphs)
 
-    def close(self) -> None:
-        """Let the capture's state go, if `partition` has not done so."""
-        if hasattr(self, "joint"):
-            self.joint_graph.close()
-
 
 @dataclass(frozen=True)
 class RouteStage:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from workbench.checks.collectives import gathered
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.progress import REPORTS, Post
-from workbench.pipeline.recipe_ranks import WorldChoice, all_gathered, among_ranks, on_ranks, runnable
+from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
 from workbench.pipeline.report_data import PassRow, median_step
 from workbench.pipeline.roofline import matmul_ceiling, roofline
@@ -110,7 +111,7 @@ def report_here(built: Built, training: Training) -> Report:
     Every rank calls it, once: it closes the step.
     """
     recipe = recipe_of(built.authored)
-    results = all_gathered(_result(built, recipe, "light", training))
+    results = gathered(_result(built, recipe, "light", training))
     return _report(recipe, built.authored.world, "light", results)
 
 

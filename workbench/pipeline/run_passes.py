@@ -1,9 +1,9 @@
-"""The pipeline runs a visible list of passes, and after each says what it did and what it proved."""
+"""Run a list of passes on a joint graph, or on forward and backward, and record what each did and proved."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -14,7 +14,7 @@ from workbench.checks import collectives, effect, static
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
-from workbench.graph.callables import Body, bodies_of
+from workbench.graph.callables import Body, bodies_of, graph_of
 from workbench.graph.facts import StepFacts, facts_of, set_facts
 from workbench.graph.partition import PARTS, ForwardBackward, Partitioned
 from workbench.graph.read.memory import saved_tensors
@@ -27,8 +27,6 @@ from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.ops import is_symbolic
 
 Level = Literal["light", "full"]
-
-
 JOINT, PARTITIONED = (Stage.JOINT,), (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY)
 
 
@@ -39,17 +37,15 @@ class Joint(Protocol):
     passes: tuple[str, ...]
     broken: UnusableGraph | None
 
-    @property
-    def example_inputs(self) -> list[Any]: ...
-
     def require_open(self) -> None: ...
 
-    def context(self) -> AbstractContextManager[None]: ...
+    def context(self) -> AbstractContextManager[list[Any]]: ...
 
 
 def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple[RegisteredPass, Any]:
-    """The registered pass and its validated options; WorkbenchError where it is unknown, not of these stages, or they
-    are not its options. `where` names the caller.
+    """The registered pass and its validated options. `where` names the caller in messages.
+
+    Raises WorkbenchError for an unknown pass, a pass of another stage, and wrong options.
     """
     spec = PassSpec(name=spec) if isinstance(spec, str) else spec
     item = find_pass(spec.name)
@@ -67,15 +63,15 @@ def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple
 
 @uncollected()
 def copy_graph(graph: GraphModule, step: StepFacts | None = None) -> GraphModule:
-    """A copy that a pass may change: nodes, metadata and facts, but for the StepFacts.
+    """A copy that a pass may change: nodes, metadata and facts. The StepFacts are `step`, or the graph's own, shared.
 
-    Raises WorkbenchError for a graph that reads a node before it is made, as a pass may have left it.
+    Raises WorkbenchError for a graph that reads a node before it is computed, as a pass may have left it.
     """
     try:
         copy = aot.clone(graph)
     except KeyError as error:
-        raise WorkbenchError(f"a graph reads {error.args[0]} before it is made: see the lint verdict of the pass before"
-                             ", or call graph.lint() at its end") from None
+        raise WorkbenchError(f"a graph reads {error.args[0]} before it is computed: see the lint verdict of the "
+                             "pass before, or call graph.lint() at its end") from None
     facts = facts_of(graph)
     set_facts(copy, facts.of(facts.part, step))
     for node in copy.graph.nodes:
@@ -85,9 +81,9 @@ def copy_graph(graph: GraphModule, step: StepFacts | None = None) -> GraphModule
 
 
 def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: list[Any], options: Any) -> Any:
-    """What the pass returns, checked; its own errors come with its name."""
+    """The pass's result, of the type that its stage asks for. Its errors are raised as WorkbenchError with its name."""
     callables = item.contract.stage in (Stage.LOWERING, Stage.REPLAY)
-    graph = given.graph if isinstance(given, Body) else given
+    graph = graph_of(given)
     facts = facts_of(graph)
     where = f"pass {item.name!r} on the {facts.part} graph"
     if "static_shapes" in item.contract.needs:
@@ -115,6 +111,23 @@ def _require_static(graph: GraphModule, where: str) -> None:
                              f"({module_path(read) or 'an input'}) is read from the device: give it a static size")
 
 
+def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...],
+              contexts: Iterable[AbstractContextManager[list[Any]]], step: StepFacts | None = None) -> PassRecord:
+    """Apply a pass to `before`, or to copies with the facts `step`; its record has no verdicts yet.
+
+    contexts: the tracing state around each graph, which gives the graph's example inputs.
+    """
+    after, seconds, copying = [], 0.0, 0.0
+    for graph, context in zip(before, contexts, strict=True):
+        started = time.perf_counter()
+        given = graph if isinstance(graph, Body) else copy_graph(graph, step)
+        copied = time.perf_counter()
+        with context as example_inputs:
+            after.append(apply_pass(item, given, list(example_inputs), options))
+        copying, seconds = copying + copied - started, seconds + time.perf_counter() - copied
+    return PassRecord(item.name, item.contract.stage, options, before, tuple(after), seconds, copying)
+
+
 def run_joint(
     joint: Joint,
     specs: Sequence[PassSpec | str],
@@ -122,11 +135,10 @@ def run_joint(
     progress: Callable[[str], None] = lambda _: None,
     seen: static.Seen | None = None,
 ) -> list[PassRecord]:
-    """Run the joint passes in order, in place; `progress` hears each pass's name before it runs.
+    """Run the joint passes in order, in place; `progress` is called with each pass's name before it runs.
 
-    `specs` are a recipe's, or names. Each pass works on a copy: one that raises leaves `joint.graph` as that pass
-    received it. `seen`: what an earlier call read from the same graphs. Raises WorkbenchError where a pass is unknown,
-    raises, or returns no graph.
+    specs: a recipe's, or names. A pass that raises leaves `joint.graph` as that pass received it. seen: what an earlier
+    call read from the same graphs. Raises WorkbenchError where a pass is unknown, raises, or returns no graph.
     """
     joint.require_open()
     chosen = [choose(spec, JOINT, "run_joint") for spec in listed(specs, "run_joint")]
@@ -135,15 +147,8 @@ def run_joint(
     for item, options in chosen:
         joint.require_open()
         progress(item.name)
-        before = joint.graph
-        started = time.perf_counter()
-        given = copy_graph(before)
-        cloned = time.perf_counter()
-        with joint.context():
-            after = apply_pass(item, given, joint.example_inputs, options)
-        seconds = time.perf_counter() - cloned
-        joint.graph, joint.passes = after, (*joint.passes, item.name)
-        record = PassRecord(item.name, Stage.JOINT, options, (before,), (after,), seconds, cloned - started)
+        record = _run_pass(item, options, (joint.graph,), [joint.context()])
+        joint.graph, joint.passes = record.after[0], (*joint.passes, item.name)
         static.check(item.effect, item.contract, record, seen)
         joint.broken = static.unusable(record)
         records.append(record)
@@ -152,10 +157,10 @@ def run_joint(
 
 @no_exit()
 def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
-    """Add what the partitioner made of the tags to the records of the passes that set them."""
+    """Add an effect verdict on the partitioned graphs to the record of each pass that set tags for the partitioner."""
     for record in records:
-        item, said = find_pass(record.name), record.verdict("effect")
-        idle = said is not None and said.outcome is Outcome.NO_EFFECT  # it has said why
+        item, known = find_pass(record.name), record.verdict("effect")
+        idle = known is not None and known.outcome is Outcome.NO_EFFECT  # that verdict has the reason
         if item.partition_effect is not None and not idle:
             started = time.perf_counter()
             record.verdicts.append(effect.verdict(item.partition_effect(pair.graphs, record.options)))
@@ -172,8 +177,8 @@ def run_partitioned(
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
     """Run the passes on forward and backward; the second result holds the bodies of a lowering or replay pass, or None.
 
-    A pass that raises, on either graph, leaves both as it received them. `seen` and `bodies`: what an earlier call
-    read from the same graphs, and the bodies it made, to go on from there.
+    A pass that raises, on either graph, leaves both as it received them. seen, bodies: what an earlier call read from
+    the same graphs, and the bodies that it returned.
     """
     chosen = [choose(spec, PARTITIONED, "run_partitioned") for spec in listed(specs, "run_partitioned")]
     records: list[PassRecord] = []
@@ -183,21 +188,12 @@ def run_partitioned(
         progress(item.name)
         stage = item.contract.stage
         before: tuple[Any, ...] = bodies_of(pair.graphs, bodies, pair.facts) if stage is Stage.REPLAY else pair.graphs
-        results, seconds, copying = [], 0.0, 0.0
-        for which, graph in zip(PARTS, before, strict=True):
-            started = time.perf_counter()
-            given = graph if stage is Stage.REPLAY else copy_graph(graph, pair.facts)
-            cloned = time.perf_counter()
-            with pair.context(which) as example_inputs:
-                results.append(apply_pass(item, given, list(example_inputs), options))
-            copying, seconds = copying + cloned - started, seconds + time.perf_counter() - cloned
-        after = tuple(results)
+        record = _run_pass(item, options, before, map(pair.context, PARTS), pair.facts)
         if stage in (Stage.LOWERING, Stage.REPLAY):
-            bodies = after
+            bodies = record.after
         else:
-            for which, result in zip(PARTS, after, strict=True):
+            for which, result in zip(PARTS, record.after, strict=True):
                 pair.replace(which, result)
-        record = PassRecord(item.name, stage, options, before, after, seconds, copying)
         static.check(item.effect, item.contract, record, seen)
         pair.broken = static.unusable(record)
         records.append(record)
@@ -206,7 +202,7 @@ def run_partitioned(
 
 @no_exit()
 def prove_replay(records: Sequence[PassRecord]) -> None:
-    """Say anew of replay passes, once the step has run, whether they had their effect."""
+    """Update the effect verdicts of replay passes, once the step has run."""
     for record in records:
         if record.stage is Stage.REPLAY:
             found = effect.verdict(find_pass(record.name).effect(record.before, record.after, record.options))
@@ -214,18 +210,18 @@ def prove_replay(records: Sequence[PassRecord]) -> None:
 
 
 def agree_on_collectives(pair: Partitioned) -> Verdict:
-    """Exchange the ordered list of collectives between the ranks; a difference is refused before any of them runs.
+    """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
 
-    Every rank must call this. Raises WorkbenchError on every rank, naming the first difference.
+    Raises WorkbenchError on every rank, naming the first difference.
     """
-    found = collectives.exchange(pair.graphs)  # of a broken graph, too: one rank's must not keep the others waiting
+    found = collectives.exchange(pair.graphs)  # also of a broken graph: the other ranks would wait for this one
     if found.outcome is Outcome.FAIL:
         raise WorkbenchError(found.message)
     return found
 
 
 def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:
-    """(pass, reason) for each pass that did nothing."""
+    """(pass, reason) for each pass without effect."""
     for record in records:
         for verdict in record.verdicts:
             if verdict.outcome is Outcome.NO_EFFECT:
@@ -233,5 +229,5 @@ def each_no_effect(records: Sequence[PassRecord]) -> Iterator[tuple[str, str]]:
 
 
 def saved_bytes(pair: ForwardBackward) -> int:
-    """Bytes that live between forward and backward because they are saved: each storage once, inputs left out."""
+    """Bytes that the forward saves for the backward: each storage once, without the step's inputs."""
     return sum(row.held_bytes for row in saved_tensors(*pair.graphs))

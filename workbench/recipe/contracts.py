@@ -42,6 +42,11 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def at_capture(self) -> bool:
+        """Whether the capture does the pass's work, so that the pass receives no graph to compare its own with."""
+        return False
+
 
 class EstimateOptions(Options):
     """For passes that schedule: estimated times of a device, or measured times and the file that keeps them."""

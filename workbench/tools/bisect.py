@@ -10,18 +10,24 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored
 from workbench.checks.bisect import CHECKS, Bisection, Found, first_growth, first_node, first_told, over_ranks
 from workbench.checks.collectives import gathered
 from workbench.checks.values import Trace, trace
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
-from workbench.graph.callables import Body
+from workbench.graph.callables import graph_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
 from workbench.pipeline.build import Built, build
-from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, revealing, run_graphs, written_inputs
+from workbench.pipeline.numerics_proof import (
+    compare_graphs,
+    group_size,
+    real_inputs,
+    revealing,
+    run_graphs,
+    written_inputs,
+)
 from workbench.pipeline.progress import Post
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
@@ -122,11 +128,6 @@ def _searched(
     return departed or told, unchecked | others
 
 
-def group_size(authored: Authored) -> int:
-    """Ranks of the largest mesh axis: how many terms a reduction between ranks has at most."""
-    return max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
-
-
 def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
     """The flat primals and tangents of one step, as numerics takes them, from a capture that no pass has touched.
 
@@ -145,7 +146,7 @@ def first_departure(
     """
     unchecked: dict[str, str] = {}
     for record in records:
-        if getattr(record.options, "at", None) == "capture":
+        if record.options.at_capture:
             unchecked[record.name] = "done while tracing, so it received no other graph"
             continue
         problem = _departs(record, inputs, tangents, size)
@@ -174,9 +175,9 @@ def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: i
 
 
 def _traced(record: PassRecord, graphs: Sequence[Any], inputs: list[Any], tangents: list[Any]) -> Trace | None:
-    """None for compiled callables: they have no nodes."""
-    plain = [g.graph if isinstance(g, Body) and graphs is record.before else g for g in graphs]
+    """The values of all nodes; None for compiled callables, which have no nodes."""
+    plain = [graph_of(g) for g in graphs] if graphs is record.before else graphs
     if not all(isinstance(g, GraphModule) for g in plain):
         return None
-    order = saved_order(*(g.graph if isinstance(g, Body) else g for g in record.before)) if len(plain) == 2 else ()
+    order = saved_order(*map(graph_of, record.before)) if len(plain) == 2 else ()
     return trace(plain, inputs, tangents, order)

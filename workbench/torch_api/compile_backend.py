@@ -67,21 +67,16 @@ class JointFromCompile:
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
 
-    @property
-    def example_inputs(self) -> list[Any]:
-        """The flat primals and tangents, without values."""
-        return [n.meta.get("val") for n in self.graph.graph.find_nodes(op="placeholder")]
-
     def require_open(self) -> None:
         """Raise UnusableGraph if a pass has broken the graph. It is always open while a backend has it."""
         if self.broken is not None:
             raise self.broken
 
     @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
-        """torch's tracing state around a pass."""
+    def context(self) -> Iterator[list[Any]]:
+        """torch's tracing state around a pass; gives the flat primals and tangents, without values."""
         with aot.pass_context(TracingContext.get()):
-            yield
+            yield [n.meta.get("val") for n in self.graph.graph.find_nodes(op="placeholder")]
 
 
 def through_autograd(

@@ -29,6 +29,10 @@ class DecompositionOptions(Options):
 
     at: Literal["pass", "capture"] = "pass"
 
+    @property
+    def at_capture(self) -> bool:
+        return self.at == "capture"
+
 
 CONTRACT = PassContract(
     "inductor_decomposition", Stage.JOINT, Numerics.LOSSY,

@@ -25,7 +25,7 @@ def fewer_composite_operators(before: Graphs, after: Graphs, options: Decomposit
 
     was, now = listed(before), listed(after)
     gone = was - now
-    if options.at == "capture":
+    if options.at_capture:
         left = dict(gone.most_common())
         reason = f"the graph was captured without the table, and this pass replaced {left}" if left else ""
         return Effect(not left, reason, {"at": "capture", "left": left})
@@ -43,7 +43,7 @@ def inductor_decomposition(
     """
     table = lowering.decomposition_table()
     for node in gm.graph.nodes:
-        listed = node.target in table or options.at == "capture"
+        listed = node.target in table or options.at_capture
         if node.op == "call_function" and listed and draws(node):
             raise WorkbenchError(
                 f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
