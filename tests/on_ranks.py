@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import author
+from workbench.authoring.author import Authored, author
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.expert_load import routed_layers
-from workbench.pipeline.train import deterministic, gradients
+from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.ops import op_name
 from workbench.world.mesh import current_world
@@ -26,6 +27,12 @@ def small(mesh: dict[str, int], joint: Sequence[Any] = (), passes: Sequence[Any]
     given: dict[str, Any] = {"mesh": mesh, "model": {"n_layers": layers}, "data": {"seq_len": 16},
                              "joint_passes": joint, "passes": passes, "training": {"steps": 5}}
     return Recipe(name="small", **given)
+
+
+def gradients(authored: Authored) -> dict[str, torch.Tensor]:
+    """Each parameter's gradient on this rank, by qualified name."""
+    found = {n: p.grad for n, p in authored.module.named_parameters() if p.grad is not None}
+    return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in found.items()}
 
 
 def calls(gm: GraphModule, name: str) -> list[Node]:

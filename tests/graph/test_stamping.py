@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_ranks import FSDP_TP, small
+from on_ranks import FSDP_TP, gradients, small
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
@@ -82,11 +82,11 @@ def test_node_for_node_what_a_full_capture_gives(family):
 
 def both_ways(recipe: Any) -> dict[str, Any]:
     """Three AdamW steps from a stamped and from a full capture: what differs of losses, gradients and buffers."""
-    from workbench.pipeline import build
-    from workbench.pipeline.train import Batches, deterministic, gradients
+    from workbench.pipeline import build, route
+    from workbench.pipeline.train import Batches, deterministic
     from workbench.world.mesh import current_world
 
-    whole, seen, stamped = build.capture, [], []
+    whole, seen, stamped = route.capture, [], []
 
     def as_before(*args: Any, which: bool, **keywords: Any) -> Any:
         found = whole(*args, stamped=which, **keywords)
@@ -95,7 +95,7 @@ def both_ways(recipe: Any) -> dict[str, Any]:
 
     try:
         for which in (True, False):
-            build.capture = functools.partial(as_before, which=which)
+            route.capture = functools.partial(as_before, which=which)
             one = build.build(recipe, current_world())
             optimizer = torch.optim.AdamW(one.authored.module.parameters(), lr=1e-3, foreach=False)
             batches, steps = Batches(one.authored), []
@@ -111,7 +111,7 @@ def both_ways(recipe: Any) -> dict[str, Any]:
             seen.append(steps)
             records = {r.name: str(r.outcome) for r in one.records}
     finally:
-        build.capture = whole
+        route.capture = whole
     differing = {n for a, b in zip(*seen, strict=True) for n in a.keys() | b.keys() if not torch.equal(a[n], b[n])}
     return {"stamped": stamped, "differing": sorted(differing), "tensors": len(seen[0][0]),
             "losses": [float(s["loss"]) for s in seen[0]], "outcomes": records}

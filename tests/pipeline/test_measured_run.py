@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from graphs_by_hand import C10D
@@ -10,7 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, simulated
-from workbench.pipeline.measured_run import _KINDS, Kernel, measured, predictions, run_of_kernels
+from workbench.pipeline.measured_run import _KINDS, Kernel, measured, run_of_kernels
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.timelines import predictions
 
 RECIPE = load_recipe("llama3").override({"mesh.tp": 2, "model.n_layers": 1})
 

@@ -7,11 +7,11 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from on_ranks import FSDP_TP, small
+from on_ranks import FSDP_TP, gradients, small
 
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
-from workbench.pipeline.train import Batches, deterministic, gradients, total_norm, train
+from workbench.pipeline.train import Batches, deterministic, total_norm, train
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_ranks import FSDP_TP, calls, small, user_pass
+from on_ranks import FSDP_TP, calls, gradients, small, user_pass
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -17,7 +17,7 @@ from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.pipeline.train import Batches, gradients
+from workbench.pipeline.train import Batches
 from workbench.recipe.recipe import Recipe
 from workbench.tools.as_backend import Backend, _groups, as_backend
 from workbench.torch_api.aot import parameter_of

@@ -1,16 +1,19 @@
-"""Which events of a GPU's profile communicate, by their names: all others compute. No torch here."""
+"""Events of a GPU's profile: which communicate, by their names, and the time that events cover. No torch here."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 
+Interval = tuple[float, float]
 COMPUTE, NCCL, COPY, SYMMETRIC = "compute", "NCCL", "peer copy", "symmetric memory"
 _SYMMETRIC = re.compile(r"(barrier|put_signal|wait_signal)_kernel|(one|two)_shot_all_reduce|multimem_|nvshmem|symm_mem|"
                         r"stream_(write|wait)_value", re.I)
 
 
 def kind_of(name: str) -> str:
-    """COMPUTE, or how it communicates: by NCCL, by a copy from GPU to GPU, or through symmetric memory.
+    """COMPUTE, or how the event communicates: by NCCL, by a copy from GPU to GPU, or through symmetric memory.
 
     Names as CUPTI gives them; those of symmetric memory are the kernels of
     torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu. A fused operator that waits inside its own kernel
@@ -21,3 +24,38 @@ def kind_of(name: str) -> str:
     if name.startswith("Memcpy"):
         return COPY if "PtoP" in name else COMPUTE
     return SYMMETRIC if _SYMMETRIC.search(name) else COMPUTE
+
+
+def union(spans: Iterable[Interval], near: float = 0.0) -> list[Interval]:
+    """The times that any of the (begin, end) spans covers, as intervals in order; those within `near` become one."""
+    merged: list[Interval] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1] + near:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(intervals: Sequence[Interval]) -> float:
+    """The total length of disjoint intervals."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def overlap(intervals: Sequence[Interval], begin: float, end: float) -> float:
+    """How much of the time from begin to end the intervals cover; they are as `union` returns them."""
+    return end - begin - length(gaps(intervals, begin, end))
+
+
+def gaps(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
+    """The parts of the time from begin to end that no interval covers; intervals as `union` returns them."""
+    found, at = [], begin
+    first = max(0, bisect_right(intervals, (begin, float("inf"))) - 1)
+    for i in range(first, len(intervals)):
+        a, b = intervals[i]
+        if a >= end:
+            break
+        if a > at:
+            found.append((at, a))
+        at = max(at, b)
+    return [*found, (at, end)] if at < end else found

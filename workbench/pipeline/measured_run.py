@@ -1,4 +1,4 @@
-"""One step as a GPU ran it, in the same form as the simulated one, and how far the cost model was off."""
+"""One step as a GPU ran it, in the same form as a simulated one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Span, StepTimeline, simulated
-from workbench.pipeline.gpu_communication import COMPUTE as IS_COMPUTE
-from workbench.pipeline.gpu_communication import kind_of
-from workbench.pipeline.step_profile import covered, profiled
+from workbench.pipeline import gpu_communication as gpu
+from workbench.pipeline.step_profile import profiled
 from workbench.torch_api.unchanged import unchanged
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
@@ -35,9 +34,9 @@ class Kernel(NamedTuple):
 def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
     """Run `step` (forward and backward of this pair, and no other collective) on this rank's GPU, profiled.
 
-    Every rank calls it, after warm-up; the step runs twice, and the second time counts. NCCL's kernels are told apart
-    by their streams, one a process group, and matched with the graphs' collectives in their order. The module stays as
-    it was. Raises WorkbenchError without a GPU.
+    Every rank calls it, after warm-up; the step runs twice, and the second run counts. Each process group has a stream
+    of its own, whose NCCL kernels are matched with the group's collectives in their order. The module is unchanged
+    afterwards. Raises WorkbenchError without a GPU.
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
@@ -48,15 +47,15 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
 
 
 def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> StepTimeline:
-    """The profile as a StepTimeline; hidden is a collective of which compute covers 95 %.
+    """The profile as a StepTimeline. A collective counts as hidden where compute covers 95 % of it.
 
-    A stream whose kernels fit no process group keeps a lane of its own, by number.
+    A stream whose kernels fit no process group gets a lane of its own, named by its number.
     """
     start = min((k.begin for k in kernels), default=0.0)
-    nccl = sorted((k for k in kernels if kind_of(k.name) != IS_COMPUTE), key=lambda k: k.begin)
-    compute = [(k.begin, k.end) for k in kernels if kind_of(k.name) == IS_COMPUTE]
-    spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3)
-             for k in kernels if kind_of(k.name) == IS_COMPUTE]
+    nccl = sorted((k for k in kernels if gpu.kind_of(k.name) != gpu.COMPUTE), key=lambda k: k.begin)
+    compute = [k for k in kernels if gpu.kind_of(k.name) == gpu.COMPUTE]
+    busy = gpu.union((k.begin, k.end) for k in compute)
+    spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3) for k in compute]
     lanes: dict[str, list[tuple[str, Span]]] = {}
     for span in simulated(graphs).collectives:
         lanes.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
@@ -66,40 +65,12 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     for stream, own in streams.items():
         kinds = [m[1] if (m := _NCCL.match(k.name)) else k.name for k in own]
         fits = [lane for lane, found in lanes.items() if [_KINDS.get(kind, kind) for kind, _ in found] == kinds]
-        lane = fits[0] if len(fits) == 1 else None  # nothing tells groups apart whose collectives are alike
+        lane = fits[0] if len(fits) == 1 else None  # groups with the same collectives cannot be told apart
         known = [span for _, span in lanes[lane]] if lane is not None else []
         for i, k in enumerate(own):
-            meanwhile = [(max(b, k.begin), min(e, k.end)) for b, e in compute if b < k.end and e > k.begin]
-            alone = (k.end - k.begin - covered(meanwhile)) / 1e3
+            alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
             name, part, label = (known[i].name, known[i].part, known[i].label) if known else (k.name, "", "")
             spans.append(Span(name, lane or f"stream {stream}", (k.begin - start) / 1e3, (k.end - start) / 1e3,
                               alone, HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, label, part))
     end = max((k.end for k in kernels), default=start)
-    return StepTimeline(source, tuple(spans), (end - start) / 1e3, covered(compute) / 1e3)
-
-
-class Prediction(NamedTuple):
-    """One collective: what the cost model said and what the GPU took, in milliseconds."""
-
-    part: str
-    name: str
-    lane: str
-    label: str
-    predicted_ms: float
-    measured_ms: float
-
-    @property
-    def error(self) -> float:
-        """Relative to what was measured: -0.2 for a prediction that is 20 % too short."""
-        return self.predicted_ms / self.measured_ms - 1
-
-
-def predictions(run: StepTimeline, graphs: dict[str, GraphModule], device: str = "h200") -> list[Prediction]:
-    """The error of the cost model for each collective of a measured run that was matched with the graphs."""
-    told = {(s.part, s.name): s for s in simulated(graphs, device).collectives}
-    found = [Prediction(s.part, s.name, s.lane, s.label, told[s.part, s.name].ms, s.ms) for s in run.collectives
-             if (s.part, s.name) in told]
-    if told and not found:
-        raise WorkbenchError("no collective of the profile fits the graphs: profile one forward and one backward of "
-                             "this pair, and nothing else")
-    return found
+    return StepTimeline(source, tuple(spans), (end - start) / 1e3, gpu.length(busy) / 1e3)

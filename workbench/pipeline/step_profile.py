@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workbench.pipeline.gpu_communication import COMPUTE, kind_of
+from workbench.pipeline.gpu_communication import COMPUTE, Interval, kind_of, length, union
 from workbench.torch_api.unchanged import unchanged
 
 LONGEST, NAME = 20, 120
@@ -43,18 +43,14 @@ class StepProfile:
                 f"exposed; {self.kernels:,} kernels in {self.launches:,} launches")
 
 
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of (start, end) intervals."""
-    total, last = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, last))
-        last = max(last, end)
-    return total
+def covered(spans: Iterable[Interval]) -> float:
+    """The time that the (begin, end) spans cover: where several overlap, it counts once."""
+    return length(union(spans))
 
 
 def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0) -> StepProfile:
     """From (name, start, end) of each kernel, in µs: kernels that are not NCCL's, NCCL's, and NCCL's alone."""
-    nccl: dict[str, list[tuple[float, float]]] = {}
+    nccl: dict[str, list[Interval]] = {}
     compute = []
     spent: Counter[str] = Counter()
     for name, begin, end in kernels:

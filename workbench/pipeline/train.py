@@ -29,7 +29,7 @@ def recipe_of(authored: Authored) -> Recipe:
     return authored.recipe
 
 
-__all__ = ["Batches", "Training", "deterministic", "gradients", "optimizer_of", "total_norm", "train"]
+__all__ = ["Batches", "Training", "deterministic", "optimizer_of", "total_norm", "train"]
 
 
 class Batches:
@@ -161,9 +161,3 @@ def train(
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
     return Training(losses, norms, seconds, tokens, peak, load if load.layers else None)
-
-
-def gradients(authored: Authored) -> dict[str, torch.Tensor]:
-    """Each parameter's gradient, this rank's part of it, by qualified name."""
-    found = {n: p.grad for n, p in authored.module.named_parameters() if p.grad is not None}
-    return {n: g.to_local() if isinstance(g, DTensor) else g for n, g in found.items()}

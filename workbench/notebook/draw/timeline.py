@@ -14,6 +14,7 @@ from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, StepTimeline, simulated
 from workbench.notebook.draw.graphs import by_title
 from workbench.notebook.draw.picture import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, panels
+from workbench.pipeline.gpu_communication import union
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,13 +78,7 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
 
 def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """(begin, length) of (begin, end) intervals, for `broken_barh`; adjacent intervals become one bar."""
-    merged: list[list[float]] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1] + 1e-9:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([begin, end])
-    return [(begin, end - begin) for begin, end in merged]
+    return [(begin, end - begin) for begin, end in union(spans, near=1e-9)]
 
 
 def _lines(title: str, run: StepTimeline) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
-from workbench.pipeline.gpu_communication import COMPUTE
+from workbench.pipeline.gpu_communication import COMPUTE, Interval, gaps, length, overlap, union
 from workbench.recipe.wording import aligned, json_text
 from workbench.tools.traces.trace_file import GpuEvent, TracedStep, TraceFile, read_trace
 
@@ -22,8 +22,6 @@ NEAR_US = 20.0
 HIDDEN = 0.05
 """A collective is hidden where less than this part of it is exposed."""
 SHOWN, NAME = 10, 60
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -155,19 +153,21 @@ def _with_waits(traces: Sequence[TraceFile], orders: Sequence[StepOrder]) -> lis
             made.append(order)  # ranks of other groups, or of a pipeline's other stages
             continue
         least = [min(o.collectives[i].ms for o in others) for i in range(len(order.collectives))]
-        waits = tuple(TracedCollective(**{**vars(c), "waits_ms": c.ms - ms})
-                      for c, ms in zip(order.collectives, least, strict=True))
-        made.append(StepOrder(**{**vars(order), "collectives": waits}))
+        waits = tuple(replace(c, waits_ms=c.ms - ms) for c, ms in zip(order.collectives, least, strict=True))
+        made.append(replace(order, collectives=waits))
     return made
+
+
+def _covered(events: Sequence[GpuEvent]) -> list[Interval]:
+    return union((e.begin, e.end) for e in events)
 
 
 def _step_order(step: TracedStep, rank: int | None) -> StepOrder:
     compute = [e for e in step.events if e.kind == COMPUTE]
     talk = [e for e in step.events if e.kind != COMPUTE]
-    busy, talking = union(compute), union(talk)
-    everything = union(step.events)
+    busy, talking, everything = _covered(compute), _covered(talk), _covered(step.events)
     start, end = everything[0][0], everything[-1][1]
-    others = {stream: union([e for e in talk if e.stream != stream]) for stream in {e.stream for e in talk}}
+    others = {stream: _covered([e for e in talk if e.stream != stream]) for stream in {e.stream for e in talk}}
     by_end = sorted(compute, key=lambda c: c.end)
     longest = max((c.end - c.begin for c in compute), default=0.0)
     last_on: dict[int, GpuEvent] = {}
@@ -211,37 +211,3 @@ def _why(e: GpuEvent, compute: Sequence[GpuEvent], by_end: Sequence[GpuEvent], b
     if reader is not None and reader.begin - e.end < NEAR_US and (reader.launched is None or reader.launched < e.end):
         reasons.append(f"{_short(reader.name)} waits for it")
     return "; ".join(reasons) or "no compute was ready to run meanwhile"
-
-
-def union(events: Sequence[GpuEvent]) -> list[Interval]:
-    """The times at which any of the events runs, as intervals in order that do not touch."""
-    merged: list[Interval] = []
-    for begin, end in sorted((e.begin, e.end) for e in events):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def length(intervals: Sequence[Interval]) -> float:
-    return sum(end - begin for begin, end in intervals)
-
-
-def overlap(intervals: Sequence[Interval], begin: float, end: float) -> float:
-    """How long the intervals cover the time from begin to end."""
-    return end - begin - length(gaps(intervals, begin, end))
-
-
-def gaps(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
-    """The parts of the time from begin to end that no interval covers."""
-    found, at = [], begin
-    first = max(0, bisect_right(intervals, (begin, float("inf"))) - 1)
-    for i in range(first, len(intervals)):
-        a, b = intervals[i]
-        if a >= end:
-            break
-        if a > at:
-            found.append((at, a))
-        at = max(at, b)
-    return [*found, (at, end)] if at < end else found
