@@ -2,6 +2,7 @@
 
     ablation      variants and their noise
     buffers       buffers and the memory they reuse
+    dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
     graphs        a graph, its collectives, saved tensors
@@ -21,6 +22,7 @@
 
 from workbench.notebook.draw.ablation import ablation
 from workbench.notebook.draw.buffers import buffers
+from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
 from workbench.notebook.draw.graphs import graph, launches, saved
@@ -36,7 +38,7 @@ from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.training import losses
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "difference", "expert_load", "graph", "kernel_code",
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "graph", "kernel_code",
            "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline", "placements",
            "redistribute", "replay", "routing", "saved", "slices", "slots", "step", "table", "timeline", "verdicts",
            "verdicts_of_both"]

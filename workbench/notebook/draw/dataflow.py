@@ -1,0 +1,106 @@
+"""A small graph as boxes and arrows: the forward above, the backward below, and what the backward reads from above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.memory import roots
+from workbench.graph.read.nodes import kind_of
+from workbench.notebook.draw.graphs import LANES
+from workbench.notebook.draw.picture import GREY, INK, PAPER, Picture, finish, new_figure
+from workbench.torch_api.aot import is_tangent
+
+MOST = 40  # boxes
+
+
+def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) -> Picture:
+    """A box for each tensor of a joint graph, and an arrow to each operator that reads it.
+
+    views: False draws one box for each storage: a view's readers read the tensor that owns its memory. Text: the
+    operators, and each arrow from the forward to the backward. WorkbenchError above 40 boxes.
+    """
+    owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
+    boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
+    if len(boxes) > MOST:
+        raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
+                             "use draw.graph or show")
+    arrows = [(a, b) for a, b in dict.fromkeys((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
+              if a is not b and a in boxes and b in boxes]
+    rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
+    width = max(map(len, rows))
+    at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
+        n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
+    figure = new_figure(max(8.0, 1.12 * width), 3.4)
+    axes = figure.subplots()
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.75, 1.75))
+    axes.axis("off")
+    results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
+    for node, (x, y) in at.items():
+        axes.add_patch(FancyBboxPatch(
+            (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
+            facecolor=_color(node), edgecolor=INK, linewidth=2.2 if node in results else 0.6))
+        axes.text(x, y, _label(node), ha="center", va="center", fontsize=7, zorder=4,
+                  color=INK if node.op == "placeholder" else PAPER)
+    for arrow in arrows:
+        axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
+    axes.text(-0.5, 1.68, "forward, to the right", fontsize=9, style="italic", va="top")
+    axes.text(width - 0.5, -0.72, "backward, to the left", fontsize=9, style="italic", ha="right")
+    kinds = dict.fromkeys(kind_of(n) for n in boxes if n.op != "placeholder")
+    handles = [Patch(facecolor=LANES.get(kind, GREY), label=kind) for kind in kinds]
+    handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
+                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="bold frame: result"),
+                Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    axes.set_title(title, fontsize=10)
+    across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
+    operators = sum(n.op != "placeholder" for n in boxes)
+    text = [f"{title}: {operators} operators, {len(across)} arrows from forward to backward", *across]
+    return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
+
+
+def _later(node: Node) -> bool:
+    return is_tangent(node) if node.op == "placeholder" else node.meta.get("partitioner_tag") == "is_backward"
+
+
+def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]]) -> list[Node]:
+    """In graph order, with each input just before its first reader."""
+    placed: dict[Node, None] = {}
+    for node in (n for n in nodes if n.op != "placeholder"):
+        placed |= dict.fromkeys(a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes)
+        placed[node] = None
+    return [*placed, *(n for n in nodes if n not in placed)]
+
+
+def _color(node: Node) -> str:
+    return PAPER if node.op == "placeholder" else LANES.get(kind_of(node), GREY)
+
+
+def _label(node: Node) -> str:
+    """The name in at most two lines, and the shape."""
+    words, lines = node.name.split("_"), [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > 14:
+            lines.append("")
+        lines[-1] += ("_" if word is not words[0] else "") + word
+    return "\n".join([*lines, str(list(node.meta["val"].shape))])
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float]) -> FancyArrowPatch:
+    """Down from the forward to the backward; along a row straight to the neighbour, and in an arc over others."""
+    (x, y), (to, below) = start, end
+    if y > below:
+        return FancyArrowPatch((x, y - 0.22), (to, below + 0.23), arrowstyle="-|>", mutation_scale=11, linewidth=2,
+                               color=INK, zorder=2)
+    side = 1 if y else -1
+    if abs(to - x) == 1:
+        ends, style = ((x + 0.43 * (to - x), y), (to - 0.44 * (to - x), y)), "arc3"
+    else:
+        ends, style = ((x, y + 0.22 * side), (to, y + 0.23 * side)), f"arc3,rad={-0.9 / abs(to - x) - 0.05}"
+    return FancyArrowPatch(*ends, connectionstyle=style, arrowstyle="-|>", mutation_scale=9, linewidth=1, color=GREY,
+                           zorder=2)
