@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -101,6 +102,16 @@ def test_parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) 
     for name, cell in checkpoints.items():  # as shipped it must fail, with its first hint
         assert f'lesson.check("{name}"' in source(cell)
         assert shown(cell).startswith(f"{name}: ") and "100%" not in shown(cell) and "hint 1" in shown(cell)
+
+
+@each_notebook
+def test_terms_are_in_the_glossary_and_minutes_are_the_lessons(path: Path) -> None:
+    text = "\n".join(map(source, cells(path, "markdown")))
+    terms = re.findall(r"^## (.+)$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {term.lower().replace(" ", "-") for term in terms}
+    assert set(re.findall(r"glossary\.md#([\w-]+)", text)) <= known
+    said = [int(minutes) for minutes in re.findall(r"^\*(?:Easy|Medium|Hard), (\d+) minutes\.\*", text, re.MULTILINE)]
+    assert said in ([], [c.minutes for c in load_lesson(path.stem).checkpoints])
 
 
 def test_each_notebook_links_to_the_next() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from torch import Tensor
@@ -52,7 +53,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) ->
     axes.text(-0.5, 1.68, "forward, to the right", fontsize=9, style="italic", va="top")
     axes.text(width - 0.5, -0.72, "backward, to the left", fontsize=9, style="italic", ha="right")
     kinds = dict.fromkeys(kind_of(n) for n in boxes if n.op != "placeholder")
-    handles = [Patch(facecolor=LANES.get(kind, GREY), label=kind) for kind in kinds]
+    handles: list[Artist] = [Patch(facecolor=LANES.get(kind, GREY), label=kind) for kind in kinds]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
                 Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="bold frame: result"),
                 Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]
