@@ -1,0 +1,174 @@
+"""What mutation operators share: their table, places in a graph where one applies, and edits that keep metadata."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.graph.read.collectives import waits_of
+from workbench.torch_api.ops import OPERATORS as TORCH_OPERATORS
+from workbench.torch_api.ops import collective_kind, draws, is_wait, op_name, writes
+
+ATEN = torch.ops.aten
+Edit = Callable[[GraphModule, Random], Sequence[Node | str] | None]
+NO_PLACE = "no place"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One mutation operator: `edit(graph, rng)` changes the graph in place and returns the nodes that it touched.
+
+    None where the graph has no place for it. kind: the family that the table of results groups by. about: the first
+    line of its docstring.
+    """
+
+    name: str
+    kind: str
+    about: str
+    edit: Edit
+
+
+OPERATORS: dict[str, Mutation] = {}
+
+
+def mutation(kind: str) -> Callable[[Edit], Edit]:
+    """Enter a function in OPERATORS under its own name."""
+
+    def enter(edit: Edit) -> Edit:
+        name = edit.__name__
+        assert name not in OPERATORS and edit.__doc__, name
+        OPERATORS[name] = Mutation(name, kind, edit.__doc__.splitlines()[0], edit)
+        return edit
+
+    return enter
+
+
+def calls(gm: GraphModule, *names: str) -> list[Node]:
+    """The operator nodes in node order; with `names`, those of these operators, such as `aten.mm`."""
+    return [n for n in gm.graph.nodes if n.op == "call_function" and (not names or op_name(n.target) in names)]
+
+
+def face(node: Any) -> tuple[str, ...] | None:
+    """Shape, dtype and device of a node's tensor; None where its value is no tensor."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return (str(tuple(value.shape)), str(value.dtype), value.device.type) if isinstance(value, torch.Tensor) else None
+
+
+def floating(node: Any) -> bool:
+    """Whether the node's value is a floating-point tensor with elements."""
+    return face(node) is not None and node.meta["val"].is_floating_point() and node.meta["val"].numel() != 0
+
+
+def is_start(node: Any) -> bool:
+    """Whether the node starts a collective, so that nothing may read its result but a wait."""
+    return isinstance(node, Node) and node.op == "call_function" and collective_kind(node.target) is not None
+
+
+def starts(gm: GraphModule) -> list[Node]:
+    """The collectives that one wait ends, with a plain tensor as their first argument."""
+    return [n for n in calls(gm) if is_start(n) and len(waits_of(n)) == 1 and isinstance(n.args[0], Node)]
+
+
+def pure(node: Node) -> bool:
+    """Whether the node only computes: no collective or wait, nothing drawn, nothing written."""
+    return (isinstance(node.target, TORCH_OPERATORS) and not is_start(node) and not is_wait(node.target)
+            and not draws(node) and not writes(node.target))
+
+
+def values(gm: GraphModule) -> list[Node]:
+    """The nodes whose tensors a reader may take: inputs and results, without the handles of running collectives."""
+    return [n for n in gm.graph.nodes if n.op in ("placeholder", "call_function") and face(n) and not is_start(n)]
+
+
+def earlier(gm: GraphModule, node: Node) -> list[Node]:
+    """The values that exist before `node` runs."""
+    found = []
+    for each in gm.graph.nodes:
+        if each is node:
+            return found
+        if each.op in ("placeholder", "call_function") and face(each) and not is_start(each):
+            found.append(each)
+    return found
+
+
+def reached(node: Node) -> set[Node]:
+    """The node and all that is computed from it."""
+    found, todo = {node}, [node]
+    while todo:
+        for user in todo.pop().users:
+            if user not in found:
+                found.add(user)
+                todo.append(user)
+    return found
+
+
+def first(rng: Random, sites: Iterable[Any], use: Callable[[Any], Any]) -> Any:
+    """`use(site)` for the sites in random order, until one of them gives a result."""
+    shuffled = list(sites)
+    rng.shuffle(shuffled)
+    return next((found for site in shuffled if (found := use(site)) is not None), None)
+
+
+def insert(gm: GraphModule, after: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A node behind `after`, with its neighbour's metadata and its own value."""
+    while after.op == "placeholder" and after.next.op == "placeholder":
+        after = after.next
+    with gm.graph.inserting_after(after):
+        node = gm.graph.call_function(target, args, kwargs)
+    node.meta = {k: v for k, v in after.meta.items() if k not in ("val", "tensor_meta", "desc")}
+    node.meta["val"] = computed(node)
+    return node
+
+
+def computed(node: Node) -> Any:
+    """What the node's operator gives on the values in its inputs' metadata."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def reread(old: Node, new: Node, *but: Node) -> None:
+    """What read `old` reads `new`, but for `new` itself and the nodes in `but`."""
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new and user not in but)
+
+
+def tensor_places(node: Node) -> list[int]:
+    """The places of a node's arguments that are tensors."""
+    return [i for i, value in enumerate(node.args) if face(value)]
+
+
+def with_argument(node: Node, place: int, value: Any) -> None:
+    node.args = (*node.args[:place], value, *node.args[place + 1:])
+
+
+def settle(gm: GraphModule, touched: Sequence[str]) -> bool:
+    """Restate the values in the metadata of what depends on the touched nodes; False where an operator refuses.
+
+    A careful author of a pass does this, and then no check can go by what the metadata says.
+    """
+    changed: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or "val" not in node.meta or not (
+                isinstance(node.target, TORCH_OPERATORS) or node.target is operator.getitem):
+            continue
+        if node.name in touched or changed.intersection(node.all_input_nodes):
+            try:
+                value = computed(node)
+            except Exception:  # whatever an operator raises for arguments that do not fit
+                return False
+            if _layout(value) != _layout(node.meta["val"]):
+                node.meta["val"] = value
+                changed.add(node)
+    return True
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_layout(each) for each in value]
+    return (str(value.shape), value.dtype, str(value.stride())) if isinstance(value, torch.Tensor) else type(value)

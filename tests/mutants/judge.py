@@ -1,0 +1,185 @@
+"""Judge mutants of graphs by every verdict, and note which one caught each.
+
+    python tests/mutants/judge.py --mutants 2000 --out mutants.jsonl            (minutes to an hour; start again to go on)
+    python tests/mutants/judge.py --table mutants.jsonl benchmarks/results/mutants.json
+
+A mutant stands for what a user's EXACT pass returned. lint, effect, collectives and memory judge it on a fake world of
+two ranks; of a mutant on one rank alone, the order of collectives is compared with the original's. What none of them
+fails runs on two gloo ranks against its original, bit by bit. A run that raises, or whose ranks crash or hang, counts
+as caught by running. What gives the same bits runs on three more inputs: equal there, too, it is equivalent by values;
+different there, it is a false PASS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from mutants import running
+from mutants.operators import OPERATORS
+from mutants.subjects import NAMES, PARTS, Subject, subject
+
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.world.fake import fake_world
+from workbench.world.ranks import RankError, RankPool, ranks
+
+SEED = 25
+ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
+SECONDS = 30.0  # of a run on ranks that have the subject
+START = 280.0
+LIGHT = ("lint", "effect", "collectives", "memory", "ranks")
+
+
+def planted(whole: Subject, name: str, seed: int = SEED) -> Iterator[tuple[running.Mutant, Any]]:
+    """Mutants of one subject without end: each operator in turn, at places that the seed chooses."""
+    nowhere: set[str] = set()
+    for number in itertools.count():
+        operator = list(OPERATORS)[number % len(OPERATORS)]
+        if operator in nowhere:
+            continue
+        rng = Random(f"{seed}/{name}/{number}")
+        alone = OPERATORS[operator].kind not in ("metadata", "inputs") and rng.random() < ALONE
+        for part in rng.sample(PARTS, len(PARTS)):
+            mutant = running.Mutant(name, part, operator, f"{seed}.{number}", "one" if alone else "all")
+            made = running.mutate(whole.graph(part), mutant)
+            if made is not None:
+                yield mutant, made
+                break
+        else:
+            nowhere.add(operator)
+
+
+def light(whole: Subject, mutant: running.Mutant, made: Any) -> dict[str, Any]:
+    """The row of a mutant as far as its structure says. caught: the verdicts that fail it, with their sentences."""
+    changed, names, settled = made
+    row: dict[str, Any] = {"key": mutant.key, "subject": mutant.subject, "part": mutant.part,
+                           "operator": mutant.operator, "kind": OPERATORS[mutant.operator].kind,
+                           "ranks": mutant.ranks, "settled": settled, "nodes": names, "caught": {}, "told": {}}
+    for verdict in running.structural(whole, mutant, changed):
+        check = "ranks" if "index" in verdict.evidence and mutant.ranks == "one" else verdict.check
+        if verdict.outcome is Outcome.FAIL:
+            row["caught"][check] = verdict.message
+        elif verdict.outcome is Outcome.NO_EFFECT or _grew(verdict):
+            row["told"][check] = verdict.message
+    return row
+
+
+def _grew(verdict: Verdict) -> bool:
+    """Whether the memory verdict states a figure that has grown, which is no failure."""
+    before, after = verdict.evidence.get("before"), verdict.evidence.get("after")
+    return verdict.check == "memory" and bool(before) and any(after[k] > before[k] for k in before)
+
+
+def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locate: bool) -> None:
+    """Add to the row what a run on ranks says."""
+    try:
+        if not pool.pids or pool.run(running.held) != [mutant.subject] * pool.size:
+            pool.timeout = START
+            pool.run(running.prepare, mutant.subject)
+        pool.timeout = SECONDS
+        told = pool.run(running.numeric, mutant, row["nodes"], locate)
+    except RankError as error:
+        if "the fake world touched" in str(error):
+            raise
+        row["caught"]["running"] = str(error).splitlines()[0]
+        return
+    first = told[0]
+    row["bisect"] = sorted({name for each in told for name in each.get("bisect", ())})
+    if first["outcome"] != "PASS":
+        row["caught"]["running" if first["outcome"] == "RAISED" else "numerics"] = first["message"]
+    elif any(each["others"] for each in told):
+        row["false_pass"] = True
+
+
+def finish(row: dict[str, Any]) -> dict[str, Any]:
+    """Add the verdict that caught the mutant first, and whether its sentence names a touched node."""
+    row["by"] = next(iter(row["caught"]), "false PASS" if row.get("false_pass") else "equivalent")
+    text = row["caught"].get(row["by"], "")
+    row["named"] = running.names_one(text, row["nodes"])
+    row["located"] = running.names_one("\n".join(row.get("bisect", ())), row["nodes"])
+    return row
+
+
+def judged(count: int, pool: RankPool | None, names: Sequence[str] = NAMES, *, known: set[str] | None = None,
+           locate: bool = True, wholes: dict[str, Subject] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of `count` mutants, but for those in `known`. Without a pool, values judge nothing."""
+    for place, name in enumerate(names):
+        share = count * (place + 1) // len(names) - count * place // len(names)
+        with contextlib.ExitStack() as stack:
+            whole = subject(name, stack.enter_context(fake_world(2)))
+            for mutant, made in itertools.islice(planted(whole, name), share):
+                if known and mutant.key in known:
+                    continue
+                row = light(whole, mutant, made)
+                if not row["caught"] and pool is not None:
+                    by_values(pool, mutant, row, locate)
+                yield finish(row)
+
+
+def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, dict[str, Any]]:
+    """By operator, or another key: planted, caught by which verdict first, equivalent, false PASS, and the kill rate."""
+    table: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(row[key] for row in rows):
+        own = [row for row in rows if row[key] == name]
+        by = [row["by"] for row in own]
+        caught = [row for row in own if row["caught"]]
+        real = len(own) - by.count("equivalent")
+        table[name] = {
+            "kind": own[0]["kind"], "planted": len(own), **{check: by.count(check) for check in (
+                "lint", "collectives", "ranks", "numerics", "running")},
+            "effect": sum("effect" in row["told"] for row in own), "memory": sum("memory" in row["told"] for row in own),
+            "equivalent": by.count("equivalent"), "false_pass": by.count("false PASS"),
+            "named": sum(row["named"] for row in caught),
+            "located": sum(row["located"] and not row["named"] for row in caught),
+            "rate": round(len(caught) / real, 4) if real else None}
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
+    parser.add_argument("--subjects", nargs="*", default=NAMES)
+    parser.add_argument("--table", nargs=2, type=Path, metavar=("ROWS", "JSON"), help="write the table and end")
+    options = parser.parse_args()
+    if options.table:
+        write_table(*options.table)
+        return
+    known = {row["key"] for row in read(options.out)}
+    with options.out.open("a", encoding="utf-8") as file, ranks(2, "gloo", timeout=START, echo="none") as pool:
+        for number, row in enumerate(judged(options.mutants, pool, options.subjects, known=known)):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(f"\r{len(known) + number + 1} of {options.mutants} {row['by']:<12}", end="", file=sys.stderr)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows that a run has written so far."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def write_table(rows: Path, target: Path) -> None:
+    """Draw the run's rows together, as benchmarks/results keeps them."""
+    import torch
+
+    found = read(rows)
+    table = {"torch": torch.__version__, "seed": SEED, "ranks": 2, "subjects": sorted({row["subject"] for row in found}),
+             "operators": {name: {"about": OPERATORS[name].about, **figures}
+                           for name, figures in rates(found).items()},
+             "whole": rates([row | {"all": "all"} for row in found], "all")["all"],
+             "survivors": [{k: row[k] for k in ("key", "operator", "nodes", "told")} for row in found
+                           if row["by"] == "false PASS"]}
+    target.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Mutation operators between ranks: waits, collectives, their groups and reductions."""
+
+from __future__ import annotations
+
+from random import Random
+
+from mutants.edits import ATEN, calls, face, first, insert, is_start, mutation, reread, starts, with_argument
+from torch.fx import GraphModule, Node
+
+from workbench.graph.facts import facts_of
+from workbench.graph.read.collectives import waits_of
+from workbench.torch_api.ops import collective_kind, is_wait
+
+WAIT = "_c10d_functional.wait_tensor"
+
+
+def _place(node: Node, name: str) -> int | None:
+    """The place of an argument of a collective, by its name in the schema."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return names.index(name) if name in names and names.index(name) < len(node.args) else None
+
+
+def _given(gm: GraphModule, rng: Random, name: str, change):
+    """One collective's argument `name` becomes `change(old)`."""
+    def use(node: Node):
+        place = _place(node, name)
+        if place is None or (new := change(node.args[place])) is None:
+            return None
+        with_argument(node, place, new)
+        return [node]
+    return first(rng, [n for n in calls(gm) if is_start(n)], use)
+
+
+@mutation("waits")
+def lose_wait(gm: GraphModule, rng: Random):
+    """A wait is lost, and its readers read the running collective."""
+    def use(node: Node):
+        names = [node.name, node.args[0].name, *(u.name for u in node.users)]
+        node.replace_all_uses_with(node.args[0])
+        gm.graph.erase_node(node)
+        return names
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("waits")
+def read_before_wait(gm: GraphModule, rng: Random):
+    """One reader reads the running collective in the place of its wait."""
+    def use(node: Node):
+        if not node.users:
+            return None
+        user = rng.choice(list(node.users))
+        user.replace_input_with(node, node.args[0])
+        return [node, node.args[0], user]
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("waits")
+def wait_early(gm: GraphModule, rng: Random):
+    """A wait is moved to just behind its collective, so that nothing runs beside it."""
+    def use(node: Node):
+        if node.prev is node.args[0]:
+            return None
+        node.args[0].append(node)
+        return [node]
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("waits")
+def wait_twice(gm: GraphModule, rng: Random):
+    """A wait is waited for once more, and readers read the second wait."""
+    def use(node: Node):
+        again = insert(gm, node, node.target, node)
+        reread(node, again)
+        return [node, again]
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("waits")
+def wait_for_nothing(gm: GraphModule, rng: Random):
+    """A collective gets a second wait that nothing reads."""
+    def use(node: Node):
+        return [node, insert(gm, node, node.target, node.args[0])]
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("waits")
+def wait_for_another(gm: GraphModule, rng: Random):
+    """A wait waits for another collective of the same shape, whose wait waits for the first."""
+    def use(node: Node):
+        before = list(gm.graph.nodes)
+        twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and w is not node
+                 and before.index(w.args[0]) < before.index(node) and before.index(node.args[0]) < before.index(w)]
+        if not twins:
+            return None
+        other = rng.choice(twins)
+        node.args, other.args = other.args, node.args
+        return [node, other]
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("groups")
+def another_group(gm: GraphModule, rng: Random):
+    """A collective runs over another process group: that of all ranks, or of another axis."""
+    return _given(gm, rng, "group_name", lambda old: next(
+        (name for name in ["0", *facts_of(gm).groups.values()] if name != old), None) if isinstance(old, str) else None)
+
+
+@mutation("groups")
+def unknown_group(gm: GraphModule, rng: Random):
+    """A collective runs over a process group that does not exist."""
+    return _given(gm, rng, "group_name", lambda old: "none such" if isinstance(old, str) else None)
+
+
+@mutation("groups")
+def another_group_size(gm: GraphModule, rng: Random):
+    """A collective is told another number of ranks."""
+    return _given(gm, rng, "group_size", lambda old: old * 2 if isinstance(old, int) else None)
+
+
+@mutation("collectives")
+def another_reduction(gm: GraphModule, rng: Random):
+    """A sum between ranks becomes an average, a maximum or the other way."""
+    return _given(gm, rng, "reduce_op", lambda old: rng.choice([r for r in ("sum", "avg", "max") if r != old]))
+
+
+@mutation("collectives")
+def exchange_operands(gm: GraphModule, rng: Random):
+    """Two collectives of the same kind and shape exchange their operands."""
+    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+
+    def use(node: Node):
+        twins = [s for s in starts(gm) if s.target is node.target and face(s.args[0]) == face(node.args[0])
+                 and s is not node and s.args[0] is not node.args[0] and order[s.args[0]] < order[node]
+                 and order[node.args[0]] < order[s]]
+        if not twins:
+            return None
+        other = rng.choice(twins)
+        one, two = node.args[0], other.args[0]
+        with_argument(node, 0, two)
+        with_argument(other, 0, one)
+        return [node, other]
+    return first(rng, starts(gm), use)
+
+
+@mutation("collectives")
+def exchange_results(gm: GraphModule, rng: Random):
+    """The readers of two collectives' results of the same shape exchange what they read."""
+    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+
+    def use(node: Node):
+        twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and w is not node and w.users
+                 and all(order[u] > order[w] for u in node.users) and all(order[u] > order[node] for u in w.users)]
+        if not twins or not node.users:
+            return None
+        other, mine = rng.choice(twins), list(node.users)
+        theirs = list(other.users)
+        for user in set(mine) - set(theirs):
+            user.replace_input_with(node, other)
+        for user in set(theirs) - set(mine):
+            user.replace_input_with(other, node)
+        return [node, other, *mine, *theirs]
+    return first(rng, calls(gm, WAIT), use)
+
+
+@mutation("collectives")
+def drop_collective(gm: GraphModule, rng: Random):
+    """A collective is left out: each rank goes on with its own part, repeated or cut to the right shape."""
+    def use(start: Node):
+        kind, source, wait = collective_kind(start.target), start.args[0], waits_of(start)[0]
+        have, want = source.meta["val"].shape, wait.meta["val"].shape
+        if kind == "all_gather" and want[0] == 2 * have[0] and len(start.args) == 3:
+            local = insert(gm, start, ATEN.cat.default, [source, source])
+        elif kind == "reduce_scatter" and have[0] == 2 * want[0] and len(start.args) == 4:
+            local = insert(gm, start, ATEN.slice.Tensor, source, 0, 0, want[0])
+        elif kind in ("all_reduce", "all_to_all") and face(source) == face(wait):
+            local = insert(gm, start, ATEN.clone.default, source)
+        else:
+            return None
+        names = [start.name, wait.name, local.name, *(u.name for u in wait.users)]
+        reread(wait, local)
+        gm.graph.erase_node(wait)
+        gm.graph.erase_node(start)
+        return names
+    return first(rng, [s for s in starts(gm) if list(s.users) == waits_of(s)], use)
+
+
+@mutation("collectives")
+def double_collective(gm: GraphModule, rng: Random):
+    """A collective runs a second time on its operand, and readers read the second result."""
+    def use(start: Node):
+        wait = waits_of(start)[0]
+        again = insert(gm, wait, start.target, *start.args, **start.kwargs)
+        second = insert(gm, again, wait.target, again)
+        reread(wait, second)
+        return [start, wait, again, second]
+    return first(rng, [s for s in starts(gm) if list(s.users) == waits_of(s)], use)
+
+
+@mutation("collectives")
+def reduce_twice(gm: GraphModule, rng: Random):
+    """An all-reduce is reduced once more."""
+    def use(start: Node):
+        wait = waits_of(start)[0]
+        again = insert(gm, wait, start.target, wait, *start.args[1:])
+        second = insert(gm, again, wait.target, again)
+        reread(wait, second, again)
+        return [start, wait, again, second]
+    return first(rng, [s for s in starts(gm) if face(s.args[0]) == face(waits_of(s)[0])], use)
+
+
+@mutation("collectives")
+def move_collective(gm: GraphModule, rng: Random):
+    """A collective starts before the one ahead of it."""
+    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+
+    def use(node: Node):
+        ahead = [s for s in calls(gm) if is_start(s) and order[s] < order[node]]
+        if not ahead or any(order[a] > order[ahead[-1]] for a in node.all_input_nodes):
+            return None
+        ahead[-1].prepend(node)
+        return [node, ahead[-1]]
+    return first(rng, [n for n in calls(gm) if is_start(n)], use)
+
+
+@mutation("collectives")
+def another_input_cast(gm: GraphModule, rng: Random):
+    """A collective moves its operand in another dtype, and the result is cast back."""
+    import torch
+
+    def use(start: Node):
+        source, wait = start.args[0], waits_of(start)[0]
+        dtype = source.meta["val"].dtype
+        if not dtype.is_floating_point:
+            return None
+        users = [u.name for u in wait.users]
+        short = insert(gm, start.prev, ATEN._to_copy.default, source,
+                       dtype=torch.bfloat16 if dtype != torch.bfloat16 else torch.float32)
+        with_argument(start, 0, short)
+        for node in (start, wait):
+            node.meta = {**node.meta, "val": node.meta["val"].to(short.meta["val"].dtype)}
+        back = insert(gm, wait, ATEN._to_copy.default, wait, dtype=dtype)
+        reread(wait, back)
+        return [start, wait, short, back, *users]
+    return first(rng, [s for s in starts(gm) if is_wait(waits_of(s)[0].target) and not s.kwargs], use)

@@ -1,0 +1,176 @@
+"""Make a mutant, judge it by its structure on a fake world, and by its values on real ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mutants.edits import settle
+from mutants.operators import OPERATORS
+from mutants.subjects import Subject, subject
+from torch.fx import GraphModule
+
+from workbench.checks import collectives, static
+from workbench.checks.collectives import gathered
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.facts import facts_of
+from workbench.passes.registry import graph_changed
+from workbench.pipeline.numerics_proof import compare_graphs, run_graphs, written_inputs
+from workbench.pipeline.run_passes import copy_graph
+from workbench.pipeline.train import deterministic
+from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, declare
+from workbench.recipe.wording import first_line
+from workbench.tools.bisect import first_departure
+from workbench.world.mesh import current_world
+
+NAME = "mutant"
+OTHER_INPUTS = 3
+_HELD: dict[str, Subject] = {}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: which operator, where, and by which random numbers. ranks: "all", or "one": on rank 1 alone."""
+
+    subject: str
+    part: str
+    operator: str
+    seed: str
+    ranks: str
+
+    @property
+    def key(self) -> str:
+        return "/".join(asdict(self).values())
+
+
+def mutate(graph: GraphModule, mutant: Mutant) -> tuple[GraphModule, list[str], bool] | None:
+    """The mutated copy, the names of the touched nodes, and whether the metadata behind them was restated.
+
+    None where the graph has no place for the operator. The same on every rank.
+    """
+    rng, item = Random(f"{mutant.operator}/{mutant.seed}"), OPERATORS[mutant.operator]
+    copy = copy_graph(graph, facts_of(graph).step)
+    try:
+        touched = item.edit(copy, rng)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AssertionError):
+        return None  # torch refuses the planted operator at once: nothing is left to be judged
+    if touched is None:
+        return None
+    names = list(dict.fromkeys(n if isinstance(n, str) else n.name for n in touched))
+    settled = item.kind != "metadata" and rng.random() < 0.5 and settle(copy, names)
+    copy.recompile()
+    return copy, names, settled
+
+
+def contract(stage: Stage) -> PassContract:
+    """That of a user's EXACT pass, known by its name."""
+    declared = PassContract(NAME, stage, Numerics.EXACT, "plants a fault", source="user")
+    if CONTRACTS.get(NAME) != declared:
+        declare(declared)
+    return declared
+
+
+def record_of(whole: Subject, part: str, changed: GraphModule) -> PassRecord:
+    """What the pipeline notes of a pass that made `changed` of its graph."""
+    before = whole.graphs(part)
+    after = tuple(changed if graph is whole.graph(part) else graph for graph in before)
+    return PassRecord(NAME, Stage.JOINT if part == "joint" else Stage.PARTITIONED, None, before, after, 0.0, 0.0)
+
+
+def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> list[Verdict]:
+    """The light verdicts of a mutant, and of one on a single rank how its collectives compare with the others'."""
+    record = record_of(whole, mutant.part, changed)
+    seen = static.Seen()
+    seen._known = dict(whole.seen._known)
+    static.check(graph_changed, contract(record.stage), record, seen)
+    whole.seen = seen.of(record.before)
+    verdicts = list(record.verdicts)
+    if mutant.ranks == "one" and not verdicts[0].evidence.get("malformed"):
+        lists = [collectives.schedule(graphs) for graphs in (record.before, record.after)]
+        if found := collectives.difference(lists):
+            verdicts.append(Verdict("collectives", Outcome.FAIL, found[2], {"index": found[1]}))
+    return verdicts
+
+
+def names_one(text: str, names: Sequence[str]) -> bool:
+    """Whether a sentence has one of the names as a word."""
+    return any(re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) for name in names)
+
+
+def prepare(name: str) -> int:
+    """Capture a subject on this rank, and run its graphs once. Every rank must call it."""
+    if name not in _HELD:
+        _HELD.clear()
+        _HELD[name] = subject(name, current_world())
+    return len(_HELD[name].inputs)
+
+
+def held() -> str:
+    """The subject that this rank has captured, or ""."""
+    return next(iter(_HELD), "")
+
+
+def varied(values: Sequence[Any], seed: int) -> list[Any]:
+    """Other values of the same kinds: numbers moved by seeded noise, whole numbers rolled. On all ranks alike."""
+    found = []
+    for place, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and seed:
+            noise = torch.Generator().manual_seed(1000 * seed + place)
+            if value.is_floating_point():
+                factor = 1 + 0.2 * torch.randn(value.shape, generator=noise)
+                value = (value * factor + 0.05 * torch.randn(value.shape, generator=noise)).to(value.dtype)
+            elif value.dtype != torch.bool and value.numel() > 1:
+                value = value.flatten().roll(seed).view(value.shape)
+        found.append(value)
+    return found
+
+
+def numeric(mutant: Mutant, names: list[str], locate: bool) -> dict[str, Any]:
+    """Run a mutant against its original on these ranks: the outcome, its sentence, and what other inputs say.
+
+    Every rank must call it, with the names that the fake world gave.
+    """
+    prepare(mutant.subject)
+    whole = _HELD[mutant.subject]
+    made = mutate(whole.graph(mutant.part), mutant)
+    if made is None or made[1] != names:
+        raise AssertionError(f"{mutant.key}: the fake world touched {names}, and this rank {made and made[1]}")
+    mine = made[0] if mutant.ranks == "all" or dist.get_rank() == 1 else whole.graph(mutant.part)
+    record, writer = record_of(whole, mutant.part, mine), record_of(whole, mutant.part, made[0])
+    contract(record.stage)
+    with deterministic(True), torch.no_grad():
+        told = _compared(whole, record, writer, 0)
+        if told["outcome"] == "PASS":
+            others = [_compared(whole, record, writer, i)["outcome"] for i in range(1, OTHER_INPUTS + 1)]
+            return told | {"others": [o for o in others if o != "PASS"]}
+        if locate:
+            found = first_departure([record], whole.inputs, whole.tangents, whole.size)[0]
+            if found is not None:
+                places = [p.name for p in (found.before, found.after) if p is not None]
+                told["bisect"] = [*places, *found.new, *found.changed]
+    return told
+
+
+def _compared(whole: Subject, record: PassRecord, writer: PassRecord, seed: int) -> dict[str, Any]:
+    """One run of the mutant against the original. `writer` holds the mutant on every rank, so that all note alike."""
+    inputs, tangents = varied(whole.inputs, seed), varied(whole.tangents, seed)
+    written = written_inputs(writer, inputs, tangents)
+    key = record.stage, seed, bool(written)
+    if key not in whole.results:
+        whole.results[key] = run_graphs(record, record.before, inputs, tangents, written)
+    after, error = [], ""
+    try:
+        after = run_graphs(record, record.after, inputs, tangents, written)
+    except Exception as raised:
+        error = f"its graph raises {type(raised).__name__}: {first_line(raised)}"
+    for rank, text in enumerate(gathered(error)):
+        if text:
+            return {"outcome": "RAISED", "message": f"rank {rank}: {text}"}
+    found = compare_graphs(record, whole.results[key], after, written, whole.size)
+    return {"outcome": str(found.outcome), "message": found.message}
