@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 import torch
 from graph.test_capture import state
-from on_ranks import FSDP4, FSDP_TP, build_with, small, user_pass
+from on_ranks import FSDP4, FSDP_TP, build_with, calls, outcomes, small, user_pass
 
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
@@ -167,6 +167,43 @@ def test_a_module_of_ones_own_without_a_recipe_with_dropout(pool4):
     for records, whole, trained in pool4.run(without_a_recipe):
         assert {outcome for _, outcome in records} == {"PASS"} and len(records) == 3
         assert whole[0].startswith("numerics: PASS") and trained
+
+
+def without_a_norm_weight(gm):
+    """The product with the last norm's weight, which is 1 at a step's start, is left out."""
+    product = next(n for n in calls(gm, "aten.mul") if n.meta.get("val") is not None and "norm" in str(
+        list(n.meta.get("nn_module_stack", {}).values())[-1:]) and n.args[1].op == "call_function"
+        and n.args[1].meta["val"].dim() == 1)
+    product.replace_all_uses_with(product.args[0])
+    gm.graph.erase_node(product)
+    return gm
+
+
+def without_its_gradient(gm):
+    """The backward starts from 1, whatever gradient the loss is given."""
+    tangent = next(n for n in gm.graph.find_nodes(op="placeholder") if "tangents" in n.name)
+    with gm.graph.inserting_after(tangent):
+        ones = gm.graph.call_function(torch.ops.aten.ones_like.default, (tangent,))
+    ones.meta = {k: v for k, v in tangent.meta.items() if k != "desc"}
+    tangent.replace_all_uses_with(ones, delete_user_cb=lambda user: user is not ones)
+    return gm
+
+
+def told_of_hidden_faults():
+    """Each fault's numerics, whether values stayed as they were, and what a sound pass is told."""
+    recipe, found = small({"dp_shard": 2}), {}
+    for fault in (without_a_norm_weight, without_its_gradient, lambda gm: gm):
+        built = build_with(recipe, "hidden", fault)
+        weights = [p.to_local() for name, p in built.authored.module.named_parameters() if "norm" in name]
+        found[fault.__name__] = (*outcomes(built, "hidden")["numerics"], all(bool((w == 1).all()) for w in weights))
+    return found
+
+
+@pytest.mark.ranks
+def test_a_fault_behind_a_weight_of_1_or_a_gradient_of_1_shows(pool2):
+    for found in pool2.run(told_of_hidden_faults):
+        assert [outcome for outcome, _, _ in found.values()] == ["FAIL", "FAIL", "PASS"]
+        assert all(unchanged for *_, unchanged in found.values())
 
 
 @pytest.mark.ranks

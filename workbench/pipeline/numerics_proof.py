@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,37 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
             slot.body = body
     tangents = sum(aot.is_tangent(n) for n in step.pair.backward.graph.find_nodes(op="placeholder"))
     return seen["forward"], seen["backward"][len(seen["backward"]) - tangents :]
+
+
+@contextmanager
+def revealing(primals: Sequence[Any], tangents: Sequence[Any]) -> Iterator[list[Any]]:
+    """Inside, inputs of one repeated value hold others; gives the tangents to run with. Afterwards all is as before.
+
+    At a step's start a norm's weights are 1, biases are 0, and the gradient of the loss is 1. A pass that drops a
+    product with a 1, or a sum with a 0, would change no result. Parameters change in place, since a replay reads their
+    addresses. The new values are the same on every rank, as replicated parameters must be.
+    """
+    flat = {place: value for place, value in enumerate(primals) if _repeats(value)}
+    with kept(flat.values()):
+        for place, value in flat.items():
+            value.copy_(_varied(value, place))
+        yield [_varied(value, place) if _repeats(value) else value for place, value in enumerate(tangents)]
+
+
+def _repeats(value: Any) -> bool:
+    """Whether a tensor is floating-point and holds one finite value, in memory that it does not overlap itself."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return False
+    overlaps = any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True))
+    low, high = value.float().aminmax()
+    return not overlaps and bool(low == high) and bool(low.isfinite())
+
+
+def _varied(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """Larger values by a twentieth to a seventh of 1, or of the value; never smaller, as a variance must stay."""
+    noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)).to(value.device)
+    start = value.detach().float()
+    return (start + start.abs().clamp_min(1.0) * (0.05 + 0.1 * noise)).to(value.dtype)
 
 
 def _joint(graph: Any, primals: list[Any], tangents: list[Any]) -> list[Any]:
@@ -195,12 +227,13 @@ def prove_numerics(
     with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(step, batch)
-        for record in records:
-            if getattr(record.options, "at", None) == "capture":
-                why = "done while tracing, so this pass received no other graph: see the whole list against eager"
-                record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
-                continue
-            record.verdicts.append(_compared(record, primals, tangents, size))
+        with revealing(primals, tangents) as tangents:
+            for record in records:
+                if getattr(record.options, "at", None) == "capture":
+                    why = "done while tracing, so this pass received no other graph: see the whole list against eager"
+                    record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
+                    continue
+                record.verdicts.append(_compared(record, primals, tangents, size))
         with torch.enable_grad():
             eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
     names = list(eager | compiled)

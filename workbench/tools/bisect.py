@@ -21,7 +21,7 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
 from workbench.pipeline.build import Built, build
-from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, run_graphs, written_inputs
+from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, revealing, run_graphs, written_inputs
 from workbench.pipeline.progress import Post
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
@@ -114,8 +114,9 @@ def _searched(
     if not given:
         return told, unchecked
     post.stage("numerics")
-    with deterministic(recipe.training.deterministic):
-        departed, others = first_departure(records, *given[0], group_size(built.authored))
+    primals, tangents = given[0]
+    with deterministic(recipe.training.deterministic), revealing(primals, tangents) as tangents:
+        departed, others = first_departure(records, primals, tangents, group_size(built.authored))
     if departed is not None and told is not None and departed.record == told.record:
         departed = replace(departed, problem=f"{departed.problem}; {told.problem}")
     return departed or told, unchecked | others
