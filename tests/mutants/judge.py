@@ -1,6 +1,6 @@
 """Judge mutants of graphs by every verdict, and note which one caught each.
 
-    python tests/mutants/judge.py --mutants 2000 --out mutants.jsonl            (minutes to an hour; start again to go on)
+    python tests/mutants/judge.py --mutants 2000 --out mutants.jsonl    (start it again to go on)
     python tests/mutants/judge.py --table mutants.jsonl benchmarks/results/mutants.json
 
 A mutant stands for what a user's EXACT pass returned. lint, effect, collectives and memory judge it on a fake world of
@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 from mutants import running
 from mutants.operators import OPERATORS
@@ -126,7 +127,7 @@ def judged(count: int, pool: RankPool | None, names: Sequence[str] = NAMES, *, k
 
 
 def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, dict[str, Any]]:
-    """By operator, or another key: planted, caught by which verdict first, equivalent, false PASS, and the kill rate."""
+    """By operator, or another key: planted, caught by which verdict first, equivalent, false PASS, kill rate."""
     table: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row[key] for row in rows):
         own = [row for row in rows if row[key] == name]
@@ -136,7 +137,7 @@ def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, di
         table[name] = {
             "kind": own[0]["kind"], "planted": len(own), **{check: by.count(check) for check in (
                 "lint", "collectives", "ranks", "numerics", "running")},
-            "effect": sum("effect" in row["told"] for row in own), "memory": sum("memory" in row["told"] for row in own),
+            **{check: sum(check in row["told"] for row in own) for check in ("effect", "memory")},
             "equivalent": by.count("equivalent"), "false_pass": by.count("false PASS"),
             "named": sum(row["named"] for row in caught),
             "located": sum(row["located"] and not row["named"] for row in caught),
@@ -172,7 +173,8 @@ def write_table(rows: Path, target: Path) -> None:
     import torch
 
     found = read(rows)
-    table = {"torch": torch.__version__, "seed": SEED, "ranks": 2, "subjects": sorted({row["subject"] for row in found}),
+    table = {"torch": torch.__version__, "seed": SEED, "ranks": 2,
+             "subjects": sorted({row["subject"] for row in found}),
              "operators": {name: {"about": OPERATORS[name].about, **figures}
                            for name, figures in rates(found).items()},
              "whole": rates([row | {"all": "all"} for row in found], "all")["all"],

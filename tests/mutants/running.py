@@ -21,7 +21,7 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.passes.registry import graph_changed
-from workbench.pipeline.numerics_proof import compare_graphs, run_graphs, written_inputs
+from workbench.pipeline.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, declare
@@ -145,23 +145,31 @@ def numeric(mutant: Mutant, names: list[str], locate: bool) -> dict[str, Any]:
     record, writer = record_of(whole, mutant.part, mine), record_of(whole, mutant.part, made[0])
     contract(record.stage)
     with deterministic(True), torch.no_grad():
-        told = _compared(whole, record, writer, 0)
-        if told["outcome"] == "PASS":
-            others = [_compared(whole, record, writer, i)["outcome"] for i in range(1, OTHER_INPUTS + 1)]
-            return told | {"others": [o for o in others if o != "PASS"]}
-        if locate:
-            found = first_departure([record], whole.inputs, whole.tangents, whole.size)[0]
-            if found is not None:
-                places = [p.name for p in (found.before, found.after) if p is not None]
-                told["bisect"] = [*places, *found.new, *found.changed]
-    return told
+        with revealing(whole.inputs, whole.tangents) as tangents:
+            told = _compared(whole, record, writer, 0, whole.inputs, tangents)
+            if told["outcome"] != "PASS":
+                return told | ({"bisect": _located(record, whole, tangents)} if locate else {})
+        others = [_compared(whole, record, writer, i, varied(whole.inputs, i), varied(whole.tangents, i))["outcome"]
+                  for i in range(1, OTHER_INPUTS + 1)]
+    return told | {"others": [outcome for outcome in others if outcome != "PASS"]}
 
 
-def _compared(whole: Subject, record: PassRecord, writer: PassRecord, seed: int) -> dict[str, Any]:
-    """One run of the mutant against the original. `writer` holds the mutant on every rank, so that all note alike."""
-    inputs, tangents = varied(whole.inputs, seed), varied(whole.tangents, seed)
+def _located(record: PassRecord, whole: Subject, tangents: list[Any]) -> list[str]:
+    """The node that `bisect` blames, under its old and its new name, and what it says has changed there."""
+    found = first_departure([record], whole.inputs, tangents, whole.size)[0]
+    if found is None:
+        return []
+    return [*(p.name for p in (found.before, found.after) if p is not None), *found.new, *found.changed]
+
+
+def _compared(whole: Subject, record: PassRecord, writer: PassRecord, number: int, inputs: list[Any],
+              tangents: list[Any]) -> dict[str, Any]:
+    """One run of the mutant against the original. `writer` holds the mutant on every rank, so that all note alike.
+
+    number: which inputs these are; the original runs once on each.
+    """
     written = written_inputs(writer, inputs, tangents)
-    key = record.stage, seed, bool(written)
+    key = record.stage, number, bool(written)
     if key not in whole.results:
         whole.results[key] = run_graphs(record, record.before, inputs, tangents, written)
     after, error = [], ""
