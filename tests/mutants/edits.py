@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.collectives import waits_of
+from workbench.torch_api.distributed.fake import without_log
 from workbench.torch_api.ops import OPERATORS as TORCH_OPERATORS
 from workbench.torch_api.ops import collective_kind, draws, is_wait, op_name, writes
 
@@ -159,7 +160,8 @@ def settle(gm: GraphModule, touched: Sequence[str]) -> bool:
             continue
         if node.name in touched or changed.intersection(node.all_input_nodes):
             try:
-                value = computed(node)
+                with without_log():
+                    value = computed(node)
             except Exception:  # whatever an operator raises for arguments that do not fit
                 return False
             if _layout(value) != _layout(node.meta["val"]):

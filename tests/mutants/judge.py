@@ -13,17 +13,16 @@ different there, it is a false PASS.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants import running
 from mutants.operators import OPERATORS
@@ -110,20 +109,31 @@ def finish(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def judged(count: int, pool: RankPool | None, names: Sequence[str] = NAMES, *, known: set[str] | None = None,
-           locate: bool = True, wholes: dict[str, Subject] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of `count` mutants, but for those in `known`. Without a pool, values judge nothing."""
+def judge(whole: Subject, mutants: Iterable[tuple[running.Mutant, Any]], pool: RankPool | None, *,
+          locate: bool = True) -> Iterator[dict[str, Any]]:
+    """The row of each mutant of one subject, whose fake world is open. Without a pool, values judge nothing."""
+    for mutant, made in mutants:
+        row = light(whole, mutant, made)
+        if not row["caught"] and pool is not None:
+            by_values(pool, mutant, row, locate)
+        yield finish(row)
+
+
+def judged(count: int, pool: RankPool, names: Sequence[str] = NAMES, known: Collection[str] = (), *,
+           locate: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of `count` mutants, as many of each subject, but for those in `known`."""
     for place, name in enumerate(names):
         share = count * (place + 1) // len(names) - count * place // len(names)
-        with contextlib.ExitStack() as stack:
-            whole = subject(name, stack.enter_context(fake_world(2)))
-            for mutant, made in itertools.islice(planted(whole, name), share):
-                if known and mutant.key in known:
-                    continue
-                row = light(whole, mutant, made)
-                if not row["caught"] and pool is not None:
-                    by_values(pool, mutant, row, locate)
-                yield finish(row)
+        with fake_world(2) as world:
+            whole = subject(name, world)
+            mutants = itertools.islice(planted(whole, name), share)
+            yield from judge(whole, (m for m in mutants if m[0].key not in known), pool, locate=locate)
+
+
+def rate(rows: Sequence[dict[str, Any]]) -> float:
+    """The share that is caught of the mutants that are not equivalent."""
+    real = [row for row in rows if row["by"] != "equivalent"]
+    return sum(bool(row["caught"]) for row in real) / len(real)
 
 
 def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, dict[str, Any]]:
@@ -133,7 +143,7 @@ def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, di
         own = [row for row in rows if row[key] == name]
         by = [row["by"] for row in own]
         caught = [row for row in own if row["caught"]]
-        real = len(own) - by.count("equivalent")
+        real = by.count("equivalent") < len(own)
         table[name] = {
             "kind": own[0]["kind"], "planted": len(own), **{check: by.count(check) for check in (
                 "lint", "collectives", "ranks", "numerics", "running")},
@@ -141,7 +151,7 @@ def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, di
             "equivalent": by.count("equivalent"), "false_pass": by.count("false PASS"),
             "named": sum(row["named"] for row in caught),
             "located": sum(row["located"] and not row["named"] for row in caught),
-            "rate": round(len(caught) / real, 4) if real else None}
+            "rate": round(rate(own), 4) if real else None}
     return table
 
 
@@ -157,7 +167,7 @@ def main() -> None:
         return
     known = {row["key"] for row in read(options.out)}
     with options.out.open("a", encoding="utf-8") as file, ranks(2, "gloo", timeout=START, echo="none") as pool:
-        for number, row in enumerate(judged(options.mutants, pool, options.subjects, known=known)):
+        for number, row in enumerate(judged(options.mutants, pool, options.subjects, known, locate=True)):
             file.write(json.dumps(row) + "\n")
             file.flush()
             print(f"\r{len(known) + number + 1} of {options.mutants} {row['by']:<12}", end="", file=sys.stderr)

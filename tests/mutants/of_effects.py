@@ -35,17 +35,19 @@ def draw_another(gm: GraphModule, rng: Random):
 
 @mutation("random numbers")
 def swap_draws(gm: GraphModule, rng: Random):
-    """Two draws of the same shape change places, so that each gets the other's numbers."""
+    """Readers of one drawn mask read that of another draw of the same shape."""
+    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+    masks = [u for n in calls(gm) if draws(n) for u in n.users if op_name(u.target) == "operator.getitem"]
+
     def use(node: Node):
-        later = [n for n in calls(gm) if draws(n) and n > node and face(n) == face(node)]
-        if not later:
+        twins = [(m, u) for m in masks for u in node.users
+                 if m is not node and face(m) == face(node) and order[u] > order[m]]
+        if not twins:
             return None
-        other, users = later[0], list(node.users)
-        for user in users:
-            if user > other:
-                user.replace_input_with(node, other)
-        return [node, other, *users]
-    return first(rng, [n for n in calls(gm) if draws(n)], use)
+        other, user = rng.choice(twins)
+        user.replace_input_with(node, other)
+        return [node, other, user]
+    return first(rng, masks, use)
 
 
 @mutation("random numbers")

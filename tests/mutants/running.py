@@ -27,6 +27,7 @@ from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, declare
 from workbench.recipe.wording import first_line
 from workbench.tools.bisect import first_departure
+from workbench.torch_api.distributed.fake import without_log
 from workbench.world.mesh import current_world
 
 NAME = "mutant"
@@ -57,7 +58,8 @@ def mutate(graph: GraphModule, mutant: Mutant) -> tuple[GraphModule, list[str], 
     rng, item = Random(f"{mutant.operator}/{mutant.seed}"), OPERATORS[mutant.operator]
     copy = copy_graph(graph, facts_of(graph).step)
     try:
-        touched = item.edit(copy, rng)
+        with without_log():
+            touched = item.edit(copy, rng)
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AssertionError):
         return None  # torch refuses the planted operator at once: nothing is left to be judged
     if touched is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,11 @@ from workbench.checks.static import Seen
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.passes.inductor_decomposition.transform import capture_decompositions
-from workbench.pipeline.numerics_proof import real_inputs
 from workbench.pipeline.run_passes import run_joint, run_partitioned
-from workbench.pipeline.train import Batches, deterministic
+from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec
+from workbench.tools.bisect import inputs_of
 from workbench.world.mesh import World
 
 TINY = {"model.n_layers": 1, "model.dim": 16, "model.n_heads": 2, "model.ffn_dim": 32, "data.seq_len": 16}
@@ -101,25 +101,18 @@ def subject(name: str, world: World) -> Subject:
     joint_specs: Sequence[PassSpec | str] = ["activation_checkpointing", "reshard_after_forward"]
     specs: Sequence[PassSpec | str] = ["transformer_block_bucketing"]
     decompositions: Any = None
-    batch: Callable[[Authored], tuple[Any, ...]] = Authored.example_batch
     if name == "dropout":
         authored = _dropout(world)
     else:
         recipe = recipe_of(name)
         authored, joint_specs, specs = author(recipe, world), recipe.joint_passes, recipe.passes
         decompositions = capture_decompositions(recipe.joint_passes)
-        batch = lambda authored: Batches(authored).at(0)  # noqa: E731
     with deterministic(True):
         joint = capture(authored, decompositions=decompositions)
         run_joint(joint, joint_specs)
-        inputs, tangents = _inputs(joint, batch) if not world.is_fake else ([], [])
+        inputs, tangents = inputs_of(joint) if not world.is_fake else ([], [])
         kept, pair = joint.graph, partition(joint)
         run_partitioned(pair, specs)
     assert authored.mesh is not None
     return Subject(kept, pair.graphs, inputs, tangents, max(authored.mesh.shape))
 
-
-def _inputs(joint: Any, batch: Callable[[Authored], tuple[Any, ...]]) -> tuple[list[Any], list[Any]]:
-    from workbench.graph.lower import compile_step
-
-    return real_inputs(compile_step(partition(joint.fork())), batch(joint.authored))

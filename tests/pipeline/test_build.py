@@ -8,8 +8,9 @@ import sys
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from graph.test_capture import state
-from on_ranks import FSDP4, FSDP_TP, build_with, calls, outcomes, small, user_pass
+from on_ranks import FSDP4, FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
 
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
@@ -187,6 +188,24 @@ def without_its_gradient(gm):
     ones.meta = {k: v for k, v in tangent.meta.items() if k != "desc"}
     tangent.replace_all_uses_with(ones, delete_user_cb=lambda user: user is not ones)
     return gm
+
+
+def negates_on_rank_1(gm):
+    """Rank 1 errs in the gradient of the target's logit: of tokens in its half of the vocabulary alone."""
+    if dist.get_rank() == 1:
+        stack = calls(gm, "aten.stack")[-1]
+        one, other = stack.args[0]
+        stack.args = ([one, insert(gm, other, torch.ops.aten.neg.default, other)], *stack.args[1:])
+    return gm
+
+
+def numerics_of(fault):
+    return [v[0] for k, v in outcomes(build_with(small({"tp": 2}), "bad", fault), "bad").items() if k == "numerics"]
+
+
+@pytest.mark.ranks
+def test_a_fault_in_the_part_of_the_vocabulary_that_text_never_uses_shows(pool2):
+    assert pool2.run(numerics_of, negates_on_rank_1) == [["FAIL"]] * 2
 
 
 def told_of_hidden_faults():

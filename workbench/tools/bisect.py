@@ -25,7 +25,7 @@ from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, revea
 from workbench.pipeline.progress import Post
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.train import Batches, deterministic
+from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line
 from workbench.world.mesh import current_world
@@ -128,11 +128,11 @@ def group_size(authored: Authored) -> int:
 
 
 def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
-    """The flat primals and tangents of the recipe's first step, from a capture that no pass has touched; it stays open.
+    """The flat primals and tangents of one step, as numerics takes them, from a capture that no pass has touched.
 
-    A pass may break the step that is built of it. Every rank must call it.
+    The capture stays open: a pass may break the step that is built of it. Every rank must call it.
     """
-    return real_inputs(compile_step(partition(joint.fork())), Batches(joint.authored).at(0))
+    return real_inputs(compile_step(partition(joint.fork())), joint.authored.example_batch())
 
 
 def first_departure(
