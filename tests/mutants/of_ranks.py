@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from mutants.edits import ATEN, calls, face, first, insert, is_start, mutation, reread, starts, with_argument
+from mutants.edits import ATEN, calls, face, first, insert, is_start, mutation, pure, reread, starts, with_argument
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
@@ -210,16 +210,23 @@ def reduce_twice(gm: GraphModule, rng: Random):
 
 @mutation("collectives")
 def move_collective(gm: GraphModule, rng: Random):
-    """A collective starts before the one ahead of it."""
+    """A collective starts before the one ahead of it, with what it needs."""
     order = {n: i for i, n in enumerate(gm.graph.nodes)}
+    begun = [n for n in calls(gm) if is_start(n)]
 
-    def use(node: Node):
-        ahead = [s for s in calls(gm) if is_start(s) and order[s] < order[node]]
-        if not ahead or any(order[a] > order[ahead[-1]] for a in node.all_input_nodes):
+    def use(place: int):
+        ahead, node = begun[place - 1], begun[place]
+        needed, todo = {node}, [node]
+        while todo:
+            more = [a for a in todo.pop().all_input_nodes if a not in needed and order[a] >= order[ahead]]
+            needed.update(more)
+            todo += more
+        if ahead in needed or not all(n is node or pure(n) for n in needed):
             return None
-        ahead[-1].prepend(node)
-        return [node, ahead[-1]]
-    return first(rng, [n for n in calls(gm) if is_start(n)], use)
+        for each in sorted(needed, key=order.__getitem__):
+            ahead.prepend(each)
+        return [node, ahead]
+    return first(rng, range(1, len(begun)), use)
 
 
 @mutation("collectives")
