@@ -43,7 +43,7 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "stamp", "what_if", "museum"),
+                        "stamp", "what_if", "mutants", "museum"),
 }
 
 
@@ -129,7 +129,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "ranks": ranks_table(root), "faults": faults_table(root), "views": views_table(root),
             "timelines": timelines_table(root), "experts": experts_table(root), "exposed": exposed_table(root),
             "lessons": lessons_table(root), "museum": museum_table(root), "figures": figures_table(root),
-            "stamp": stamp_table(root), "what_if": what_if_table(root)}
+            "stamp": stamp_table(root), "what_if": what_if_table(root), "mutants": mutants_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -295,6 +295,36 @@ def what_if_table(root: Path = ROOT) -> str:
             rows.append([f"{group.replace(': ', ', ')}: {said}", f"{each['seconds']:.1f} s"])
     rows.append(["revert", f"{found['revert_seconds']:.2f} s"])
     return table(["change", "seconds to the answer"], rows) + f"\n\n{of_cpu(found)}."
+
+
+CATCHERS = {"lint": "lint", "collectives": "collectives", "ranks": "order of ranks", "numerics": "numerics",
+            "running": "a run"}
+
+
+def mutants_table(root: Path = ROOT) -> str:
+    """Planted faults and which verdict caught them, from benchmarks/results/mutants.json."""
+    found = json.loads((root / "benchmarks" / "results" / "mutants.json").read_text(encoding="utf-8"))
+
+    def row(what: str, each: dict[str, Any]) -> list[str]:
+        caught = sum(each[name] for name in CATCHERS)
+        return [what, str(each["planted"]), *(str(each[name] or "") for name in CATCHERS),
+                str(each["equivalent"] or ""), str(each["false_pass"] or ""),
+                f"{each['rate']:.1%}" if each["rate"] is not None else "", f"{each['named']} of {caught}",
+                f"{each['named'] + each['located']} of {caught}"]
+
+    whole, heads = found["whole"], ["fault", "planted", *CATCHERS.values(), "equal", "not caught", "caught",
+                                    "sentence names it", "or bisect does"]
+    rows = [row("all", whole), *(row(each["about"], each) for each in sorted(
+        found["operators"].values(), key=lambda each: each["kind"]))]
+    alone = ", ".join(f"{CATCHERS[name]} {count}" for name, count in found["alone"].items())
+    equal = table(["why equal", "mutants"], [[why, str(count)] for why, count in sorted(
+        found["equivalent"].items(), key=lambda item: -item[1])])
+    survivors = table(["not caught", "touches"], [[f"`{each['key']}`", ", ".join(f"`{n}`" for n in each["nodes"])]
+                                                  for each in found["survivors"]]) if found["survivors"] else ""
+    told = (f"No other verdict catches these: {alone}. effect says NO_EFFECT of {whole['effect']} mutants, and memory "
+            f"states a higher figure for {whole['memory']}.")
+    where = f"2 gloo ranks, torch {found['torch'].split('+')[0]}, seed {found['seed']} (`{found['command']}`)."
+    return "\n\n".join(filter(None, [table(heads, rows), told, equal, survivors, where]))
 
 
 def faults_table(root: Path = ROOT) -> str:

@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants import running
 from mutants.operators import OPERATORS
+from mutants.reasons import DEFAULT, reason
 from mutants.subjects import NAMES, PARTS, Subject, subject
 
 from workbench.checks.verdicts import Outcome, Verdict
@@ -183,13 +185,16 @@ def write_table(rows: Path, target: Path) -> None:
     import torch
 
     found = read(rows)
-    table = {"torch": torch.__version__, "seed": SEED, "ranks": 2,
-             "subjects": sorted({row["subject"] for row in found}),
-             "operators": {name: {"about": OPERATORS[name].about, **figures}
-                           for name, figures in rates(found).items()},
-             "whole": rates([row | {"all": "all"} for row in found], "all")["all"],
-             "survivors": [{k: row[k] for k in ("key", "operator", "nodes", "told")} for row in found
-                           if row["by"] == "false PASS"]}
+    equal = [row for row in found if row["by"] == "equivalent"]
+    table = {
+        "torch": torch.__version__, "seed": SEED, "ranks": 2, "command": "python tests/mutants/judge.py",
+        "subjects": list(dict.fromkeys(row["subject"] for row in found)),
+        "whole": rates([row | {"all": "all", "kind": "all"} for row in found], "all")["all"],
+        "operators": {name: {"about": OPERATORS[name].about, **figures} for name, figures in rates(found).items()},
+        "alone": Counter(next(iter(row["caught"])) for row in found if len(row["caught"]) == 1),
+        "equivalent": Counter(map(reason, equal)),
+        "listed": [row["key"] for row in equal if reason(row) == DEFAULT],
+        "survivors": [{"key": row["key"], "nodes": row["nodes"]} for row in found if row["by"] == "false PASS"]}
     target.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,0 +1,33 @@
+"""Why a mutant that no verdict fails gives the same bits on four inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SAME = "what is read instead gives the same bits, as a view or a copy does"
+ORDER = "the order of independent nodes is no value"
+REASONS = {
+    **dict.fromkeys(("move_in_bounds", "move_collective", "wait_early"), ORDER),
+    "wait_twice": "a second wait for a collective that has ended does nothing",
+    "duplicate_node": "a copy of an operator gives the same value",
+    "double_collective": "a collective that runs twice gives the same value",
+    "restride_value": "the same elements lie in another order in memory",
+    **dict.fromkeys(("meta_stride", "meta_lost", "meta_dtype", "meta_shape"), "no run reads a node's metadata"),
+    **dict.fromkeys(("older_output", "replace_output", "alias_output", "swap_outputs", "replace_saved", "drop_node",
+                     "rewire_argument", "rewire_to_older", "rewire_across_shapes", "replace_by_stranger",
+                     "drop_transpose", "drop_and_leave_readers"), SAME),
+    "write_in_place": "nothing reads the overwritten input afterwards",
+    "another_group": "the other group has the same ranks",
+    "another_group_size": "the operator goes by the size of its output, not by the argument",
+    "leave_unfilled": "the constant is for ignored targets, and no batch has one",
+    "flip_flag": "a view behind the sum restores the shape that keepdim changes",
+    "permute_sizes": "a second view behind the first restores the shape",
+    "cast_to_another_dtype": "the value is exact in both dtypes",
+    "apply_twice": "the operator gives its own result back, as a copy does",
+}
+DEFAULT = "the same bits on four inputs, and no reason known"
+
+
+def reason(row: dict[str, Any]) -> str:
+    """The reason of an equivalent mutant, by its operator."""
+    return REASONS.get(row["operator"], DEFAULT)
