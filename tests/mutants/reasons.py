@@ -23,6 +23,9 @@ REASONS = {
     "flip_flag": "a view behind the sum restores the shape that keepdim changes",
     "permute_sizes": "a second view behind the first restores the shape",
     "cast_to_another_dtype": "the value is exact in both dtypes",
+    "drop_argument": "the default does the same here",
+    "shift_integer": "a slice ends behind the last element, or the integer marks ignored targets, and no batch has one",
+    "drop_from_list": "the readers bring the shape back",
     "apply_twice": "the operator gives its own result back, as a copy does",
 }
 DEFAULT = "the same bits on four inputs, and no reason known"

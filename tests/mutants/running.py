@@ -119,16 +119,21 @@ def held() -> str:
 
 
 def varied(values: Sequence[Any], seed: int) -> list[Any]:
-    """Other values of the same kinds: numbers moved by seeded noise, whole numbers rolled. On all ranks alike."""
+    """Other values of the same kinds, on all ranks alike: numbers moved by seeded noise, and other tokens.
+
+    Tokens go through the vocabulary of 256 in steps of 8, from 0 and from 127 on, so that they hold each bound of a
+    rank's part of it; the third time they are those of the step, rolled.
+    """
     found = []
     for place, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and seed:
+        if isinstance(value, torch.Tensor):
             noise = torch.Generator().manual_seed(1000 * seed + place)
             if value.is_floating_point():
                 factor = 1 + 0.2 * torch.randn(value.shape, generator=noise)
                 value = (value * factor + 0.05 * torch.randn(value.shape, generator=noise)).to(value.dtype)
-            elif value.dtype != torch.bool and value.numel() > 1:
-                value = value.flatten().roll(seed).view(value.shape)
+            elif value.dtype == torch.int64 and value.dim() == 2:
+                steps = (8 * torch.arange(value.numel()) + {1: 0, 2: 127}.get(seed, 0)) % 256
+                value = (steps if seed < OTHER_INPUTS else value.flatten().roll(seed)).view(value.shape)
         found.append(value)
     return found
 
