@@ -56,9 +56,15 @@ def calls(gm: GraphModule, *names: str) -> list[Node]:
 
 
 def face(node: Any) -> tuple[str, ...] | None:
-    """Shape, dtype and device of a node's tensor; None where its value is no tensor."""
+    """Shape, dtype and device of a node's tensor; None where its value is no tensor.
+
+    A size that is known only in a step is "?", since its symbol differs from world to world.
+    """
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return (str(tuple(value.shape)), str(value.dtype), value.device.type) if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    shape = ", ".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
+    return shape, str(value.dtype), value.device.type
 
 
 def floating(node: Any) -> bool:

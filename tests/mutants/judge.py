@@ -81,8 +81,8 @@ def _grew(verdict: Verdict) -> bool:
     return verdict.check == "memory" and bool(before) and any(after[k] > before[k] for k in before)
 
 
-def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locate: bool) -> None:
-    """Add to the row what a run on ranks says."""
+def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locate: bool) -> bool:
+    """Add to the row what a run on ranks says; False where the ranks' graph got another mutant, as none should."""
     try:
         if not pool.pids or pool.run(running.held) != [mutant.subject] * pool.size:
             pool.timeout = START
@@ -91,15 +91,17 @@ def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locat
         told = pool.run(running.numeric, mutant, row["nodes"], locate)
     except RankError as error:
         if "the fake world touched" in str(error):
-            raise
+            print(f"\nnot judged: {error}", file=sys.stderr)
+            return False
         row["caught"]["running"] = str(error).splitlines()[0]
-        return
+        return True
     first = told[0]
     row["bisect"] = sorted({name for each in told for name in each.get("bisect", ())})
     if first["outcome"] != "PASS":
         row["caught"]["running" if first["outcome"] == "RAISED" else "numerics"] = first["message"]
     elif any(each["others"] for each in told):
         row["false_pass"] = True
+    return True
 
 
 def finish(row: dict[str, Any]) -> dict[str, Any]:
@@ -116,9 +118,8 @@ def judge(whole: Subject, mutants: Iterable[tuple[running.Mutant, Any]], pool: R
     """The row of each mutant of one subject, whose fake world is open. Without a pool, values judge nothing."""
     for mutant, made in mutants:
         row = light(whole, mutant, made)
-        if not row["caught"] and pool is not None:
-            by_values(pool, mutant, row, locate)
-        yield finish(row)
+        if row["caught"] or pool is None or by_values(pool, mutant, row, locate):
+            yield finish(row)
 
 
 def judged(count: int, pool: RankPool, names: Sequence[str] = NAMES, known: Collection[str] = (), *,
