@@ -319,8 +319,9 @@ def mutants_table(root: Path = ROOT) -> str:
     alone = ", ".join(f"{CATCHERS[name]} {count}" for name, count in found["alone"].items())
     equal = table(["why equal", "mutants"], [[why, str(count)] for why, count in sorted(
         found["equivalent"].items(), key=lambda item: -item[1])])
-    survivors = table(["not caught", "touches"], [[f"`{each['key']}`", ", ".join(f"`{n}`" for n in each["nodes"])]
-                                                  for each in found["survivors"]]) if found["survivors"] else ""
+    survivors = table(["not caught", "touches", "why"], [
+        [f"`{each['key']}`", ", ".join(f"`{n}`" for n in each["nodes"]), each["why"]]
+        for each in found["survivors"]]) if found["survivors"] else ""
     told = (f"No other verdict catches these: {alone}. effect says NO_EFFECT of {whole['effect']} mutants, and memory "
             f"states a higher figure for {whole['memory']}.")
     where = f"2 gloo ranks, torch {found['torch'].split('+')[0]}, seed {found['seed']} (`{found['command']}`)."

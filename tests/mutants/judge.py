@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants import running
 from mutants.operators import OPERATORS
-from mutants.reasons import DEFAULT, reason
+from mutants.reasons import DEFAULT, SURVIVED, reason
 from mutants.subjects import NAMES, PARTS, Subject, subject
 
 from workbench.checks.verdicts import Outcome, Verdict
@@ -195,7 +195,8 @@ def write_table(rows: Path, target: Path) -> None:
         "alone": Counter(next(iter(row["caught"])) for row in found if len(row["caught"]) == 1),
         "equivalent": Counter(map(reason, equal)),
         "listed": [row["key"] for row in equal if reason(row) == DEFAULT],
-        "survivors": [{"key": row["key"], "nodes": row["nodes"]} for row in found if row["by"] == "false PASS"]}
+        "survivors": [{"key": row["key"], "nodes": row["nodes"], "why": SURVIVED.get(row["operator"], DEFAULT)}
+                      for row in found if row["by"] == "false PASS"]}
     target.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ def redraw(gm: GraphModule, rng: Random):
     """A value that was drawn is drawn again for its last reader, as in a recomputation with another random state."""
     def use(node: Node):
         users = [u for u in node.users if u.op == "call_function"]
-        if not users or not floating(node):
+        if not users:
             return None
         again = insert(gm, node, node.target, *node.args, **node.kwargs)
         users[-1].replace_input_with(node, again)
@@ -62,9 +62,10 @@ def draw_constant(gm: GraphModule, rng: Random):
     """A drawn value is replaced by a constant."""
     def use(node: Node):
         ones = insert(gm, node, ATEN.ones_like.default, node)
+        users = [u.name for u in node.users]
         reread(node, ones)
-        return [node, ones]
-    return first(rng, [n for n in calls(gm) if draws(n) and floating(n)], use)
+        return [node, ones, *users]
+    return first(rng, [u for n in calls(gm) if draws(n) for u in (n, *n.users) if face(u) and u.users], use)
 
 
 @mutation("writes")

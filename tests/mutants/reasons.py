@@ -1,4 +1,4 @@
-"""Why a mutant that no verdict fails gives the same bits on four inputs."""
+"""Why mutants that no verdict fails give the same bits on four inputs, or on those of numerics alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,20 @@ REASONS = {
     "drop_argument": "the default does the same here",
     "shift_integer": "a slice ends behind the last element, or the integer marks ignored targets, and no batch has one",
     "drop_from_list": "the readers bring the shape back",
+    "retarget_twin": "a power of 1 is a product with 1, and means rank groups as sums do",
+    "swap_in_list": "a sum of integers has no order",
+    "swap_arguments": "the operator multiplies the two",
+    "steal_memory": "the memory gets the value that it holds",
+    "scale_output": "the backward reads only which elements are above 0",
     "apply_twice": "the operator gives its own result back, as a copy does",
 }
 DEFAULT = "the same bits on four inputs, and no reason known"
+
+
+SURVIVED = {
+    "nudge_constant": "the change is smaller than a rounding of most values",
+    "retarget_twin": "both operators agree but for one token, which a small batch lacks",
+}
 
 
 def reason(row: dict[str, Any]) -> str:
