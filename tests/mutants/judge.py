@@ -83,6 +83,7 @@ def _grew(verdict: Verdict) -> bool:
 
 def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locate: bool) -> bool:
     """Add to the row what a run on ranks says; False where the ranks' graph got another mutant, as none should."""
+    usual = pool.timeout
     try:
         if not pool.pids or pool.run(running.held) != [mutant.subject] * pool.size:
             pool.timeout = START
@@ -95,6 +96,8 @@ def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locat
             return False
         row["caught"]["running"] = str(error).splitlines()[0]
         return True
+    finally:
+        pool.timeout = usual
     first = told[0]
     row["bisect"] = sorted({name for each in told for name in each.get("bisect", ())})
     if first["outcome"] != "PASS":

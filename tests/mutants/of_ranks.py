@@ -123,42 +123,47 @@ def another_reduction(gm: GraphModule, rng: Random):
     return _given(gm, rng, "reduce_op", lambda old: rng.choice([r for r in ("sum", "avg", "max") if r != old]))
 
 
+def _shard(start: Node) -> Node | None:
+    """The node of a collective's operand that reads an input of the step, where views alone lie between them."""
+    node = start.args[0]
+    while isinstance(node, Node) and node.op == "call_function" and len(node.all_input_nodes) == 1:
+        if node.all_input_nodes[0].op == "placeholder":
+            return node
+        node = node.all_input_nodes[0]
+    return None
+
+
 @mutation("collectives")
 def exchange_operands(gm: GraphModule, rng: Random):
     """Two collectives of the same kind and shape exchange their operands."""
-    order = {n: i for i, n in enumerate(gm.graph.nodes)}
+    sources = {s: shard for s in starts(gm) if (shard := _shard(s)) is not None}
 
     def use(node: Node):
-        twins = [s for s in starts(gm) if s.target is node.target and face(s.args[0]) == face(node.args[0])
-                 and s is not node and s.args[0] is not node.args[0] and order[s.args[0]] < order[node]
-                 and order[node.args[0]] < order[s]]
+        mine = sources[node]
+        twins = [s for s, shard in sources.items() if s.target is node.target and shard is not mine
+                 and face(shard.args[0]) == face(mine.args[0]) and shard.args[0] is not mine.args[0]]
         if not twins:
             return None
-        other = rng.choice(twins)
-        one, two = node.args[0], other.args[0]
-        with_argument(node, 0, two)
-        with_argument(other, 0, one)
-        return [node, other]
-    return first(rng, starts(gm), use)
+        theirs = sources[rng.choice(twins)]
+        one, two = mine.args[0], theirs.args[0]
+        with_argument(mine, 0, two)
+        with_argument(theirs, 0, one)
+        return [node, mine, theirs, *(s for s, shard in sources.items() if shard is theirs)]
+    return first(rng, sources, use)
 
 
 @mutation("collectives")
-def exchange_results(gm: GraphModule, rng: Random):
-    """The readers of two collectives' results of the same shape exchange what they read."""
+def take_another_result(gm: GraphModule, rng: Random):
+    """The readers of a collective's result read that of an earlier collective of the same shape."""
     order = {n: i for i, n in enumerate(gm.graph.nodes)}
 
     def use(node: Node):
-        twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and w is not node and w.users
-                 and all(order[u] > order[w] for u in node.users) and all(order[u] > order[node] for u in w.users)]
+        twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and order[w] < order[node]]
         if not twins or not node.users:
             return None
-        other, mine = rng.choice(twins), list(node.users)
-        theirs = list(other.users)
-        for user in set(mine) - set(theirs):
-            user.replace_input_with(node, other)
-        for user in set(theirs) - set(mine):
-            user.replace_input_with(other, node)
-        return [node, other, *mine, *theirs]
+        other, users = rng.choice(twins), [u.name for u in node.users]
+        node.replace_all_uses_with(other)
+        return [node, other, *users]
     return first(rng, calls(gm, WAIT), use)
 
 
