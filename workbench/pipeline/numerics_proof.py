@@ -223,13 +223,13 @@ def prove_numerics(
     recipe = authored.recipe
     if batch is None:
         batch = authored.example_batch()
-    size = max([1, *(authored.mesh.shape if authored.mesh is not None else ())])
+    size = group_size(authored)
     with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
         with torch.enable_grad():
             primals, tangents = real_inputs(step, batch)
         with revealing(primals, tangents) as tangents:
             for record in records:
-                if getattr(record.options, "at", None) == "capture":
+                if record.options.at_capture:
                     why = "done while tracing, so this pass received no other graph: see the whole list against eager"
                     record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
                     continue

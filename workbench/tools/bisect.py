@@ -20,7 +20,14 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
 from workbench.pipeline.build import Built, build
-from workbench.pipeline.numerics_proof import compare_graphs, real_inputs, revealing, run_graphs, written_inputs
+from workbench.pipeline.numerics_proof import (
+    compare_graphs,
+    group_size,
+    real_inputs,
+    revealing,
+    run_graphs,
+    written_inputs,
+)
 from workbench.pipeline.progress import Post
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.run_passes import PassRecord
