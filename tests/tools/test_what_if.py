@@ -53,7 +53,7 @@ def study(started):
 def test_what_was_read_of_other_variants_goes(study):
     for horizon in (1, 2, 3):
         study.change({"passes.overlap_collectives.horizon": horizon})
-    before = study._kept[study._stages[-2].key].state
+    before = study._kept[study._stages[-2].key]
     assert before.pair is not study.pair
     graphs = before.pair.graphs
     assert {read for _, read in before.seen._known} <= {graphs, *graphs}
@@ -174,7 +174,7 @@ def test_placements_author_anew(study):
     assert again(found) == ALL and found.ran[0].why == "plan" and "plan: the family's -> given" in found.title
     assert found.after.figures.launches != found.before.figures.launches
     joint = capture(author(study.recipe, study.world, plan=plan))
-    assert listing([joint.graph]) == listing([study._kept[study._stages[1].key].state.joint.graph])
+    assert listing([joint.graph]) == listing([study._kept[study._stages[1].key].joint.graph])
     assert again(study.change({BUCKETING: False})) == list(LATER)  # the plan stays
     study.revert()
     assert again(study.revert()) == [] and study.now.plan is None

@@ -1,4 +1,4 @@
-"""`as_backend`: the same passes and verdicts for a module that `torch.compile` compiles."""
+"""`as_backend`: a backend for `torch.compile` that runs our passes, with their verdicts."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ UNCHECKED = {
 
 @dataclass
 class CompiledGraph:
-    """One graph that torch.compile handed over, with what each pass did to it.
+    """One graph of torch.compile, and the record of each pass on it.
 
-    `pair` is the forward and the backward as the last pass left them. `schedule`: do the ranks' collectives agree.
+    pair: the forward and the backward after the last pass. schedule: whether the ranks' collectives agree.
     """
 
     records: list[PassRecord]
@@ -51,11 +51,11 @@ class CompiledGraph:
 
 
 class Backend:
-    """What `as_backend` returns: give it to `torch.compile(module, backend=...)`.
+    """What `as_backend` returns: pass it to `torch.compile(module, backend=...)`.
 
-    `graphs` holds one entry for each graph that was compiled with its backward: several where the module breaks the
-    graph, or is compiled again for other shapes. `records` are those of all of them, in order. `forward_only` counts
-    the graphs without a backward, as under `torch.no_grad()`: they run as they are, since the passes transform steps.
+    graphs: one entry for each graph that was compiled with its backward; several where the module breaks the graph, or
+    is compiled again for other shapes. records: those of all graphs, in order. forward_only: the number of graphs
+    without a backward, as under `torch.no_grad()`; they run without passes, since passes transform whole steps.
     """
 
     def __init__(self, joint_passes: list[PassSpec], passes: list[PassSpec], authored: Authored | None, strict: bool,
@@ -71,7 +71,7 @@ class Backend:
         return [record for graph in self.graphs for record in graph.records]
 
     def __call__(self, graph: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile one of Dynamo's graphs. torch raises what goes wrong here as BackendCompilerFailed."""
+        """Compile one of Dynamo's graphs. torch wraps errors from here in BackendCompilerFailed."""
         facts = self._facts(graph, example_inputs)
         state = StepState()
 
@@ -91,7 +91,7 @@ class Backend:
         take_pair(state, pair)
         walk([*pair_stages(self.passes), LOWER], state)
         self.graphs.append(CompiledGraph(state.records, pair, state.schedule))
-        self._tell_idle(state.records)
+        self._report_idle(state.records)
         return function
 
     def _facts(self, graph: Any, example_inputs: Sequence[Any]) -> GraphFacts:
@@ -111,7 +111,7 @@ class Backend:
                                          "DTensor: shard them, as author_module does, or drop the pass")
         return GraphFacts("joint", groups, sizes, world_kind() or "one process")
 
-    def _tell_idle(self, records: list[PassRecord]) -> None:
+    def _report_idle(self, records: list[PassRecord]) -> None:
         idle = [(name, why) for name, why in each_no_effect(records) if name not in self.may_be_idle]
         if self.strict and idle:
             raise WorkbenchError("these passes had no effect: " + "; ".join(f"{name}: {why}" for name, why in idle))
@@ -119,7 +119,7 @@ class Backend:
             warnings.warn(f"pass {name!r} had no effect: {why}", stacklevel=2)
 
     def table(self) -> str:
-        """The verdicts as text: a row a pass, a column a check, and the reasons underneath."""
+        """The verdicts as text: a row for each pass, a column for each check, and the reasons below."""
         if not self.graphs:
             return f"{self!r}: call the compiled module first"
         lines = [repr(self)]
@@ -140,9 +140,9 @@ class Backend:
 
 
 def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, int]]:
-    """Mesh axis to process group, and group to size, of all meshes that the inputs lie on.
+    """Mesh axis to process group, and group to size, of all meshes of the inputs.
 
-    An axis without a name is axis0, axis1; a second group of one name has a number behind it, as passes read it.
+    Axes without names are called axis0, axis1; further groups of an axis get a number, such as dp.1, as passes expect.
     """
     groups: dict[str, str] = {}
     sizes: dict[str, int] = {}
@@ -159,18 +159,18 @@ def _groups(example_inputs: Sequence[Any]) -> tuple[dict[str, str], dict[str, in
 def as_backend(
     pipeline: Recipe | Sequence[Spec], *, authored: Authored | None = None, strict: bool = False
 ) -> Backend:
-    """A backend for `torch.compile` that runs these passes and proves each.
+    """A backend for `torch.compile` that runs these passes, with verdicts on each.
 
         backend = as_backend(["activation_checkpointing", "graph_cleanup"])
         step = torch.compile(module, backend=backend)
         step(x).sum().backward()
         print(backend.table())
 
-    pipeline: a recipe's two lists of passes, or one list in order: names, or tables with options. Joint passes run on
-    the joint graph, the others on forward and backward, at the first call. authored: what the module came from, where
-    a pass asks for its blocks; the process groups of other modules are read from their DTensors. strict: a pass
-    without effect is an error, and otherwise a warning. Every rank has to compile at the same call, as its
-    collectives ask anyway: the ranks compare them.
+    pipeline: a recipe, for its two lists of passes, or one list in order: names, or tables with options. Joint passes
+    run on the joint graph, the others on forward and backward, at the first call. authored: the module's `Authored`,
+    for passes that need its blocks; process groups of other modules are read from their DTensors. strict: a pass
+    without effect is an error instead of a warning. Every rank must compile at the same call, since the ranks then
+    compare their collectives.
 
     Raises WorkbenchError for a list that breaks a rule, and for a pass that cannot work under torch.compile.
     """

@@ -24,10 +24,10 @@ NOT_SEEN = "what the partitioner makes of the tags is not seen from a list of pa
 
 
 class GraphPass:
-    """`pass_(gm, example_inputs) -> gm`, with the options bound; the graph given is left as it is.
+    """`pass_(gm, example_inputs) -> gm`, with the options bound; `gm` itself is not changed.
 
-    `records` gets one entry for each joint graph, and for each forward with its backward, light verdicts included.
-    A pass that only tags the joint graph says UNKNOWN too, since the partitioner runs elsewhere.
+    records: one entry, with the verdicts of level light, for each joint graph, and for each forward with its backward.
+    A pass that only tags the joint graph also gets an UNKNOWN effect, since the partitioner runs elsewhere.
     """
 
     def __init__(self, item: RegisteredPass, options: Any) -> None:
@@ -38,9 +38,9 @@ class GraphPass:
         self._forward: tuple[GraphModule, GraphModule, float] | None = None
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
-        """example_inputs: those of the graph's placeholders by default, as joint passes get none in torchtitan.
+        """Apply the pass. example_inputs: by default those of the placeholders; torchtitan gives joint passes none.
 
-        Raises WorkbenchError where the pass raises, with its name.
+        Raises WorkbenchError, with the pass's name, where the pass raises.
         """
         inputs = gm.graph.find_nodes(op="placeholder")
         joint = self.item.contract.stage is Stage.JOINT
@@ -48,7 +48,7 @@ class GraphPass:
         if which == "forward":
             self._step = StepFacts()
         if facts_of(gm).part != which:
-            sizes = {c.group: c.group_size for c in list_collectives(gm)}  # no mesh here: a group goes by its own name
+            sizes = {c.group: c.group_size for c in list_collectives(gm)}  # without a mesh, groups stand for axes
             groups = {name: name for name in sizes}
             set_facts(gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step))
         given = copy_graph(gm)
@@ -84,11 +84,11 @@ def as_graph_pass(spec: PassSpec | str | Mapping[str, Any]) -> GraphPass:
         bucketing = as_graph_pass({"name": "transformer_block_bucketing", "buckets": ["layers.0", "layers.1"]})
         fw_compiler, bw_compiler = make_compiler_with_passes([bucketing])
 
-    spec: its name, or a table with its options; a pass that reads the model's blocks wants them as an option here. A
-    joint pass goes into a list of joint passes, a partitioned one into the list for forward and backward. The order of
-    such a list is its owner's to check.
+    spec: its name, or a table with its options; a pass that reads the model's blocks needs them as an option here. Put
+    a joint pass into a list of joint passes, and a partitioned pass into the list for forward and backward. The order
+    of passes is not checked here.
 
-    Raises WorkbenchError for an unknown pass, for wrong options, and for a pass that makes or takes a callable.
+    Raises WorkbenchError for an unknown pass, for wrong options, and for lowering and replay passes.
     """
     where = "as_graph_pass, for graphs alone,"
     return GraphPass(*choose(PassSpec.model_validate(spec), (Stage.JOINT, Stage.PARTITIONED), where))

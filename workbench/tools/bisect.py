@@ -1,4 +1,4 @@
-"""`bisect`: a recipe is built on its ranks, and the first pass that does not hold is found, and the node in it."""
+"""`bisect`: build a recipe on its ranks, and find the first pass that fails a check, and the node where it fails."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def bisect(
     timeout: float = 600.0,
     progress: bool = True,
 ) -> Bisection:
-    """Build `recipe` on every rank, and find its first pass that does not hold, and in its graphs the first node.
+    """Build `recipe` on every rank, and find the first pass that fails `check`, and the first node in its graphs.
 
     check: "numerics", each pass against the graph it received, on the same inputs, rank by rank; "memory", a higher
-    estimate than before the pass; "no_effect"; "all": any verdict that fails (lint, effect, collectives, memory), and
-    numerics where the world has values. A graph that no stage can take is found under each of them. world: as for
-    `run`, a pool too, but that "auto" needs no ranks for memory and no_effect, and takes a fake world. In a process
-    that torchrun started, or in a rank, its ranks are used, and each gets the result. timeout: seconds for all of it.
-    progress: a bar on stderr, unless WORKBENCH_PROGRESS is 0.
+    estimate than before the pass; "no_effect"; "all", any verdict that fails (lint, effect, collectives, memory), and
+    numerics where the world has values. Each of them also finds a graph that no later stage can use. world: as for
+    `run`, also a pool; "auto" is a fake world for memory and no_effect. In a process that torchrun started, or in a
+    rank, its ranks are used, and each gets the result. timeout: seconds for the whole call. progress: a bar on stderr,
+    unless WORKBENCH_PROGRESS is 0.
 
-    For numerics every value of the pass's two graphs lies on the host at once, on every rank: make a large model
-    smaller first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
+    For numerics, every value of the pass's two graphs is on the host at once, on every rank: reduce a large model
+    first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
     """
     recipe = runnable(recipe, world)
     if check not in CHECKS:
@@ -77,7 +77,7 @@ def bisect(
 
 
 def on_rank(recipe: Recipe, check: Check, post: Post) -> Bisection:
-    """One rank's part of `bisect`: every rank of the world calls it, and gets the same."""
+    """One rank's part of `bisect`: every rank of the world calls it, and gets the same result."""
     world = current_world()
     given: list[tuple[list[Any], list[Any]]] = []
     values = check == "numerics" or (check == "all" and not world.is_fake)
@@ -115,7 +115,7 @@ def _searched(
         told = over_ranks(first_told(records, expected=recipe.expect.no_effect), names)
         unchecked = {r.name: f"{v.check}: {v.message}" for r in records for v in r.verdicts
                      if v.outcome is Outcome.UNKNOWN}
-    if told is not None:  # what lint fails may hang when it is run
+    if told is not None:  # a graph that fails lint may hang when it runs
         records = records[: names.index(told.record) + (not told.problem.startswith("lint"))]
     if not given:
         return told, unchecked
@@ -139,10 +139,10 @@ def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
 def first_departure(
     records: Sequence[PassRecord], inputs: list[Any], tangents: list[Any], size: int
 ) -> tuple[Found | None, dict[str, str]]:
-    """The first pass, and node, that leaves its numerics contract; and the passes that were not compared, with why.
+    """The first pass, and node, that breaks its numerics contract; and the passes that were not compared, with why.
 
-    `inputs`, `tangents`: one step's, flat, as the graphs receive them. `size`: ranks of the largest group. Every rank
-    must call it, and gets the same.
+    inputs, tangents: one step's, flat, as the graphs receive them. size: ranks of the largest group. Every rank must
+    call it, and gets the same result.
     """
     unchecked: dict[str, str] = {}
     for record in records:
@@ -159,7 +159,7 @@ def first_departure(
 
 
 def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: int) -> str:
-    """Why the pass's graphs break its contract, the same on every rank; "" if they keep it."""
+    """Why the pass broke its contract, the same on every rank; "" where it kept it."""
     with torch.no_grad():
         written = written_inputs(record, inputs, tangents)
         before, after, error = run_graphs(record, record.before, inputs, tangents, written), [], ""

@@ -1,4 +1,4 @@
-"""The committed tables of `make test-fast`: which tests passed on which torch. No torch here."""
+"""The committed tables of `make test-fast`: the tests that passed, by version of torch. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError
 
 @dataclass(frozen=True)
 class Table:
-    """One torch, by its release such as "2.13.0". rows: (test, outcome), outcomes as pytest has them."""
+    """The results with one release of torch, such as "2.13.0". rows: (test, outcome), with pytest's outcomes."""
 
     torch: str
     platform: str
@@ -29,12 +29,12 @@ class Table:
 
 
 def results_dir() -> Path:
-    """Where the tables are: benchmarks/results of the checkout."""
+    """The folder of the tables: benchmarks/results of the checkout."""
     return Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 def load_tables(folder: Path) -> list[Table]:
-    """All tables of a folder, oldest torch first; none where it does not exist. WorkbenchError names a bad file."""
+    """All tables of a folder, oldest torch first; none if it does not exist. WorkbenchError names a bad file."""
     found = []
     for path in folder.glob("compat_torch_*.json"):
         try:
@@ -48,18 +48,16 @@ def load_tables(folder: Path) -> list[Table]:
 
 
 def nearest(tables: list[Table], version: str) -> Table:
-    """The table of this torch, else of the nearest minor version; of two as near, the older."""
+    """The table of this torch, or of the nearest version; the older one where two are equally near."""
     here = _numbers(version)
-    return min(tables, key=lambda t: (abs(_numbers(t.torch)[0] - here[0]), abs(_numbers(t.torch)[1] - here[1]),
-                                      abs(_numbers(t.torch)[2] - here[2])))
+    return min(tables, key=lambda t: [abs(a - b) for a, b in zip(_numbers(t.torch), here, strict=True)])
 
 
 def same_release(a: str, b: str) -> bool:
-    """Whether two versions differ in their build alone: 2.13.0+cpu is 2.13.0."""
+    """Whether two versions are of one release, such as 2.13.0+cpu and 2.13.0."""
     return a.split("+")[0] == b.split("+")[0]
 
 
-def _numbers(version: str) -> tuple[int, int, int]:
-    numbers = [int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3]]
-    major, minor, patch = [*numbers, 0, 0, 0][:3]
-    return major, minor, patch
+def _numbers(version: str) -> list[int]:
+    numbers = [int(n) for n in re.findall(r"\d+", version.split("+")[0])]
+    return [*numbers, 0, 0, 0][:3]

@@ -1,4 +1,4 @@
-"""A recipe, with its user's passes and model, as one script that trains under torchrun; or these alone, as a module."""
+"""Export a recipe with the user's passes and model as one script for torchrun, or the passes and model as a module."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RECIPE = r\'\'\'
 {definitions}
 
 def tell(step: int, loss: float) -> None:
-    """The mean loss of all ranks after a step, from 0 on."""
+    """Print the mean loss of all ranks after a step, the first of which is 0."""
     print(f"step {{step}}: loss {{loss!r}}", flush=True)
 
 
 def main() -> int:
-    """Every rank builds the step and trains it; rank 0 says what each pass proved."""
+    """Every rank builds the step and trains it; rank 0 prints the verdicts on each pass."""
     recipe = parse_recipe(tomllib.loads(RECIPE), "the recipe of this script")
     with joined(recipe) as world:
         built = build(recipe, world)
@@ -57,11 +57,11 @@ _TAKEN = {"build", "train", "parse_recipe", "joined", "report_here", "tell", "ma
 def export_script(recipe: Recipe, *, file: str = "train.py", command: str = "workbench.export_script") -> str:
     """The text of a Python script that trains `recipe` on the ranks that torchrun starts.
 
-    It prints each step's loss and the verdicts, on rank 0, and ends with status 1 where one failed. The source of the
-    user's own passes and model is in it, with what they use of their module. file: the name that its usage shows.
-    command: what wrote it, in its first lines.
+    On rank 0 it prints each step's loss and the verdicts; its exit status is 1 where a verdict failed. It contains the
+    source of the user's own passes and model, and what they use of their module. file: the name in its usage line.
+    command: the command that wrote it, for its docstring.
 
-    Raises WorkbenchError, naming the pass or the model, for one that is unknown or whose source cannot be taken along.
+    Raises WorkbenchError, naming the pass or the model, for one that is unknown or whose source cannot be exported.
     """
     imports, definitions = _own(recipe, _TAKEN, _IMPORTS)
     return _SCRIPT.format(
@@ -71,7 +71,7 @@ def export_script(recipe: Recipe, *, file: str = "train.py", command: str = "wor
 
 
 def own_module(recipe: Recipe) -> str:
-    """The text of a module that registers the user's passes and model of `recipe` when it is imported; "" for none.
+    """The text of a module that, when imported, registers the user's passes and model of `recipe`; "" without any.
 
     Raises WorkbenchError as `export_script` does.
     """
@@ -94,5 +94,5 @@ def _own(recipe: Recipe, taken: Collection[str] = (), imported: Collection[str] 
 
 
 def _plain(text: str) -> str:
-    """For a docstring."""
+    """The text, escaped for a docstring."""
     return text.replace("\\", "\\\\").replace('"""', "'''")

@@ -1,4 +1,4 @@
-"""Fingerprints of code and data as they are loaded in this process: what a kept result may be found again by."""
+"""Fingerprints of code and data as loaded in this process: the keys of a cache of results."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
 def fingerprint(*things: Any) -> str:
-    """SHA-256, in hex, of functions, classes and data; equal where nothing that is seen differs.
+    """SHA-256, in hex, of functions, classes and data; equal where none of the following differs.
 
-    A function is its bytecode, its line, its defaults, what it closes over, and the functions, classes and data that
-    it names, through every module that is not a library's. Nothing is read from disk: a function that a cell defined
-    anew, or that was patched, counts as it is. Libraries count by their names: state their versions beside them.
-    An object without code or data of its own counts by identity. Not seen: files that are read, what is looked up by
-    a name made at run time, settings of torch.
+    Of a function: its bytecode, line, defaults and closure, and the functions, classes and data that it names, through
+    all modules but libraries. Nothing is read from disk, so that functions redefined in a cell, or patched, count as
+    they are now. Libraries count by name: hash their versions too. Objects without code or data of their own count by
+    identity. Not included: files that code reads, names that are computed at run time, settings of torch.
     """
     return _Walk().digest(things)
 
@@ -55,7 +54,7 @@ _numbers = itertools.count()
 
 
 def _serial(value: Any) -> int | str:
-    """A number that no other object of this process had or gets; of a plain value, such as a Fraction, its text."""
+    """A number that is unique to this object for the whole process; the text of a plain value, such as a Fraction."""
     found = _serials.get(id(value))
     if found is None or found[0]() is not value:
         try:
@@ -63,7 +62,7 @@ def _serial(value: Any) -> int | str:
         except TypeError:
             if " at 0x" not in (text := repr(value)):
                 return text
-            found = _serials[id(value)] = (lambda: value), next(_numbers)  # it has to live, lest another gets its id
+            found = _serials[id(value)] = (lambda: value), next(_numbers)  # kept alive: ids are used again
     return found[1]
 
 
@@ -75,7 +74,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _imported(code: types.CodeType, package: str | None) -> Iterator[types.ModuleType]:
-    """Modules that the code imports when it runs, but for libraries and for those that cannot be imported here."""
+    """Modules that the code imports when it runs, without libraries and modules that cannot be imported here."""
     if _IMPORT not in code.co_code[::2]:
         return
     instructions = list(dis.get_instructions(code))
@@ -92,24 +91,24 @@ class _Walk:
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self.seen: dict[int, int] = {}
-        self.alive: list[Any] = []  # an id stays its object's while the walk lasts
+        self.alive: list[Any] = []  # keeps ids unique during the walk
 
     def digest(self, things: Any) -> str:
         for thing in things:
             self.add(thing)
         return self.hash.hexdigest()
 
-    def say(self, *words: Any) -> None:
+    def write(self, *words: Any) -> None:
         self.hash.update(repr(words).encode())
 
     def add(self, value: Any) -> None:
         if isinstance(value, enum.Enum):
-            self.say("member", type(value).__qualname__, value.name)
+            self.write("member", type(value).__qualname__, value.name)
             self.add(value.value)
         elif isinstance(value, _SIMPLE):
-            self.say(type(value).__name__, repr(value))
+            self.write(type(value).__name__, repr(value))
         elif id(value) in self.seen:
-            self.say("again", self.seen[id(value)])
+            self.write("again", self.seen[id(value)])
         else:
             self.seen[id(value)] = len(self.seen)
             self.alive.append(value)
@@ -117,13 +116,13 @@ class _Walk:
 
     def _compound(self, value: Any) -> None:
         if isinstance(value, list | tuple):
-            self.say(type(value).__name__, len(value))
+            self.write(type(value).__name__, len(value))
             for item in value:
                 self.add(item)
         elif isinstance(value, set | frozenset):
-            self.say("set", sorted(map(self._apart, value)))
+            self.write("set", sorted(map(self._apart, value)))
         elif isinstance(value, dict | types.MappingProxyType):
-            self.say("dict", len(value))
+            self.write("dict", len(value))
             for key, item in value.items():
                 self.add(key)
                 self.add(item)
@@ -132,26 +131,26 @@ class _Walk:
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, types.ModuleType):
-            self.say("module", value.__name__)
+            self.write("module", value.__name__)
         else:
             self._object(value)
 
     def _apart(self, item: Any) -> str:
-        """The digest of one of several things in no order; it may refer to what was met before."""
+        """The digest of one item of a set; it may refer to objects that the walk has met before the set."""
         walk = _Walk()
         walk.seen, walk.alive = dict(self.seen), self.alive
         return walk.digest([item])
 
     def _function(self, function: types.FunctionType) -> None:
         library = _is_library(function.__module__ or "")
-        self.say("function", function.__module__, function.__qualname__)
+        self.write("function", function.__module__, function.__qualname__)
         if library:
             return
         code = function.__code__
         names: dict[str, None] = {}
         for part in _codes(code):
             names |= dict.fromkeys(part.co_names)
-            self.say(part.co_code, part.co_names, part.co_varnames, part.co_freevars, part.co_firstlineno,
+            self.write(part.co_code, part.co_names, part.co_varnames, part.co_freevars, part.co_firstlineno,
                      part.co_exceptiontable)
             for constant in part.co_consts:
                 if not isinstance(constant, types.CodeType):
@@ -169,7 +168,7 @@ class _Walk:
                 self._named(module.__name__, module, names)
 
     def _named(self, name: str, value: Any, names: dict[str, None], through: tuple[Any, ...] = ()) -> None:
-        self.say("names", name)
+        self.write("names", name)
         self.add(value)
         if isinstance(value, types.ModuleType) and not _is_library(value.__name__) and value not in through:
             held = vars(value)
@@ -178,39 +177,39 @@ class _Walk:
                     self._named(attribute, held[attribute], names, (*through, value))
 
     def _class(self, kind: type) -> None:
-        self.say("class", kind.__module__, kind.__qualname__)
+        self.write("class", kind.__module__, kind.__qualname__)
         if _is_library(kind.__module__):
             return
         for base in kind.__bases__:
             self.add(base)
         for name, value in vars(kind).items():
-            if isinstance(value, _METHODS) or not name.startswith(("__", "_abc_")):  # Python writes those, some later
-                self.say("has", name)
+            if isinstance(value, _METHODS) or not name.startswith(("__", "_abc_")):  # Python adds those, some later
+                self.write("has", name)
                 self.add(value)
 
     def _object(self, value: Any) -> None:
         if isinstance(value, staticmethod | classmethod | types.MethodType):
-            self.say(type(value).__name__)
+            self.write(type(value).__name__)
             self.add(value.__func__)
             self.add(getattr(value, "__self__", None))
         elif isinstance(value, property):
             for function in (value.fget, value.fset, value.fdel):
                 self.add(function)
         elif isinstance(value, functools.partial):
-            self.say("partial")
+            self.write("partial")
             for part in (value.func, value.args, value.keywords):
                 self.add(part)
         elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-            self.say("wraps")
+            self.write("wraps")
             self.add(value.__wrapped__)
         elif isinstance(value, functools.cached_property):
             self.add(value.func)
         elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
-            self.say("builtin", getattr(value, "__module__", ""), value.__qualname__)
+            self.write("builtin", getattr(value, "__module__", ""), value.__qualname__)
         elif isinstance(value, types.SimpleNamespace):
             self.add(vars(value))
         elif _is_library(type(value).__module__) or (state := object.__getstate__(value)) is None:
-            self.say("object", type(value).__qualname__, _serial(value))
+            self.write("object", type(value).__qualname__, _serial(value))
         else:
             self.add(type(value))
             self.add(state)  # attributes, in slots too

@@ -1,4 +1,4 @@
-"""`inductor_passes`: the passes that Inductor runs on a recipe's own graphs, in order, each with what it changed."""
+"""`inductor_passes`: the passes that Inductor runs on a recipe's graphs, in order, and what each of them changed."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """The passes in the order in which they ran, and the recipe's own passes that were left out of the way.
+    """The passes in the order in which they ran.
 
-    pair: the recipe's forward and backward as Inductor received them. graphs: those that were looked at.
+    left_out: the recipe's own passes that were skipped, since they leave Inductor no graph. pair: the recipe's forward
+    and backward as Inductor received them. graphs: the graphs on which Inductor ran.
     """
 
     recipe: Recipe
@@ -53,10 +54,10 @@ class Explanation:
     graphs: tuple[str, ...] = tuple(TITLES)
 
     def again(self, config: Mapping[str, Any], graphs: Collection[str] = tuple(TITLES)[1:]) -> Explanation:
-        """The same captured graphs through Inductor's passes once more, with other options of Inductor.
+        """Run Inductor's passes on the same captured graphs again, with other options of Inductor.
 
-        config: on top of those of the recipe's full_inductor_compilation. graphs: of joint, forward and backward.
-        Raises WorkbenchError where an option or a graph is unknown.
+        config: options in addition to those of the recipe's full_inductor_compilation. graphs: any of joint, forward
+        and backward. Raises WorkbenchError for an unknown option or graph.
         """
         check_options(config, "explain")
         if unknown := sorted({*graphs} - {*TITLES} | {*graphs} & {"module"}):
@@ -70,13 +71,13 @@ class Explanation:
         return replace(self, passes=passes, graphs=wanted)
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """Everything but the graphs, as JSON text."""
         data = {"recipe": self.recipe.to_dict(), "versions": self.versions, "left_out": self.left_out,
                 "passes": [{**asdict(p), "changed": p.changed} for p in self.passes]}
         return json_text(data)
 
     def table(self, *, idle: bool = True) -> str:
-        """As text: a row a pass, and under it what it changed; without `idle`, only those that changed something."""
+        """A line for each pass, with its changes below; without `idle`, only the passes that changed something."""
         lines = [f"{self.recipe.name}, torch {self.versions['torch']}: "
                  f"{len(self.passes)} passes of Inductor ran, {sum(p.changed for p in self.passes)} changed something"]
         if self.left_out:
@@ -115,11 +116,11 @@ def _changes(p: InductorPass) -> list[str]:
 
 
 def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) -> Explanation:
-    """Capture `recipe` on a fake world and let Inductor run its passes on each of its graphs; nothing is compiled.
+    """Capture `recipe` on a fake world, and run Inductor's passes on each of its graphs; nothing is compiled.
 
-    config: Inductor's own options, on top of those of the recipe's full_inductor_compilation.
+    config: options of Inductor in addition to those of the recipe's full_inductor_compilation.
 
-    Raises WorkbenchError where an option is unknown or the recipe cannot be built on a fake world.
+    Raises WorkbenchError for an unknown option, and where the recipe cannot be built on a fake world.
     """
     check_options(config or {}, "explain")
     reached, left_out = _before_inductor(recipe)
@@ -136,13 +137,13 @@ def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) 
 
 
 def _own(recipe: Recipe) -> dict[str, Any]:
-    """Inductor's options of the recipe's full_inductor_compilation."""
+    """The options of Inductor in the recipe's full_inductor_compilation."""
     own = next((spec for spec in recipe.passes if spec.name == "full_inductor_compilation"), None)
     return dict(dict(own.options).get("config", {})) if own else {}
 
 
 def _before_inductor(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe up to the graphs that Inductor gets, and the names of passes that would leave it none."""
+    """The recipe with the passes before Inductor alone, and the names of the passes that would leave it no graph."""
     names = [spec.name for spec in recipe.passes]
     left_out = tuple(n for n in names if n == "regional_inductor" or
                      (n in CONTRACTS and CONTRACTS[n].stage is Stage.REPLAY))
@@ -152,7 +153,7 @@ def _before_inductor(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
 
 
 def _pair(joint: StepState, stages: Sequence[RouteStage]) -> ForwardBackward:
-    """The forward and backward that Inductor gets; the state before the partition stays as it is."""
+    """The forward and backward that Inductor receives; `joint`, the state before the partition, does not change."""
     return walk(stages[upto(stages, "partition"):upto(stages, "lower")], joint.fork()).forward_backward
 
 
@@ -162,7 +163,7 @@ def _on_joint(joint: JointGraph) -> list[InductorPass]:
 
 
 def _on_pair(pair: ForwardBackward, wanted: Collection[str]) -> list[InductorPass]:
-    """On copies of those of the two graphs that are wanted."""
+    """Inductor's passes on copies of the `wanted` graphs of the pair."""
     passes: list[InductorPass] = []
     for which, graph in zip(PARTS, pair.graphs, strict=True):
         if which in wanted:

@@ -1,4 +1,4 @@
-"""`look_inside`: what Inductor makes of a function: kernels, buffers, partitions. Nothing is compiled until it runs."""
+"""`look_inside`: the kernels, buffers and partitions that Inductor makes of a function, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS = {"nan": "NaN", "inf": "an infinity"}
 
 
 def _as_module(function: Callable[..., Any]) -> nn.Module:
-    """A module whose forward is `function`, under that name: torch.export keeps the lines of a `forward` only."""
+    """A module whose forward is `function`, renamed: torch.export keeps source lines of a `forward` only."""
     def forward(*inputs: Any) -> Any:  # a builtin has no signature
         return function(*inputs)
 
@@ -48,15 +48,19 @@ def _as_module(function: Callable[..., Any]) -> nn.Module:
 
 @dataclass(frozen=True)
 class Inside:
-    """What Inductor made of a function. Call it as the function; C++ kernels are compiled then, and not before.
+    """What Inductor made of a function. Call it like the function: only then are C++ kernels compiled.
 
-    graph: as it was given to Inductor, with its decompositions; inputs have their own names here, and in the code those
-    that torch.compile gives, `arg0_1` the first. estimate: Inductor's own, of the bytes at the peak, inputs left out.
-    parts: the stretches that may each be one CUDA graph. wrapper: the FX graph of a `backend`.
+    graph: Inductor's input, decomposed. Its inputs have their own names; the code calls them `arg0_1` and so on, as
+    torch.compile does. code: the Python that Inductor wrote, with the sources of its kernels. estimate: Inductor's own,
+    of the bytes at the peak without inputs. parts: the sections that may each become one CUDA graph. sizes: bytes of
+    each buffer in the code. wrapper: the FX graph that a `backend` received.
     """
 
     graph: GraphModule = field(repr=False)
-    lowered: Lowered = field(repr=False)
+    code: str = field(repr=False)
+    estimate: int = field(repr=False)
+    parts: tuple[Part, ...] = field(repr=False)
+    sizes: dict[str, int | None] = field(repr=False)
     kernels: Kernels
     wrapper: GraphModule | None = field(repr=False)
     _compiled: Any = field(repr=False)
@@ -64,46 +68,36 @@ class Inside:
     _names: Mapping[str, str] = field(repr=False)
 
     @property
-    def code(self) -> str:
-        """The Python that Inductor wrote, with the sources of its kernels."""
-        return self.lowered.code
-
-    @property
-    def estimate(self) -> int:
-        return self.lowered.estimate
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self.lowered.parts
-
-    @property
     def buffers(self) -> Buffers:
-        """The memory that the code takes. WorkbenchError where a `backend` got an FX graph, and no code was written."""
+        """The memory that the code allocates. WorkbenchError with a `backend`, for which no code was written."""
         if self.wrapper is not None:
             raise WorkbenchError("a backend got the wrapper as an FX graph: read `wrapper`; allocations are nodes")
-        return read_buffers(self.code, self.lowered.sizes)
+        return read_buffers(self.code, self.sizes)
 
     def lines(self, kernel: Kernel) -> tuple[str, ...]:
-        """The source lines that a kernel computes, each once, in the order of its nodes."""
+        """The user's source lines that a kernel computes, each once, in the order of its nodes."""
         nodes = {n.name: n for n in self.graph.graph.nodes}
         return tuple(dict.fromkeys(text for name in kernel.nodes if (text := provenance(nodes[name]).text)))
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run. WorkbenchError where an assert of `nan_asserts` fails: which buffer, and after which kernel."""
+        """Run the function. WorkbenchError where an assert of `nan_asserts` fails, naming the buffer and the kernel."""
         given = iter(inputs)
         flat = [next(given) if held is None else held for held in self._held]
         try:
-            with torch.no_grad():  # kernels write into buffers that they are given
+            with torch.no_grad():  # kernels write into their arguments
                 out = self._compiled(flat)
         except AssertionError as error:
             raise _explained(error, self._names) from None
-        if isinstance(out, torch.Tensor):  # an FX graph with one output returns it bare
+        if isinstance(out, torch.Tensor):  # an FX graph with one output returns it without a list
             return out
         return out[0] if len(out) == 1 else tuple(out)
 
 
 def _explained(error: AssertionError, names: Mapping[str, str]) -> Exception:
-    """What a failed assert of the generated code says: which tensor, and what ran before it. names: of the inputs."""
+    """An error that names the tensor of a failed assert in generated code, and the kernel before it.
+
+    names: the inputs' names in the graph, by their names in the code.
+    """
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     file = frame.f_code.co_filename
     found = _ASSERT.search(linecache.getline(file, line))
@@ -131,11 +125,11 @@ def look_inside(
 ) -> Inside:
     """Export `function`, apply Inductor's decompositions, and let Inductor schedule and write its code.
 
-    config: Inductor's options. eager: nodes of the graph, by name, that the eager operator computes, alone. backend:
-    gets the code that calls the kernels as an FX graph, and returns what runs in its place; Inductor can do that where
-    each kernel is Triton's or a library's. A function that changes its inputs is refused.
+    config: Inductor's options. eager: names of nodes in the graph that the eager operator computes, without fusion.
+    backend: called with the FX graph of the code that calls the kernels, it returns the function that runs instead;
+    Inductor needs kernels of Triton or of libraries for that.
 
-    Raises WorkbenchError for an unknown option or node.
+    Raises WorkbenchError for an unknown option or node, and for a function that changes its inputs.
     """
     check_options(config or {}, "look_inside")
     module = function if isinstance(function, nn.Module) else _as_module(function)
@@ -176,10 +170,11 @@ def look_inside(
                              "use a GPU") from None
     kernels = find_kernels(compiled, before)
     assert kernels is not None
-    return Inside(before, lowered, kernels, wrappers[-1] if wrappers else None, compiled, _held(exported), names)
+    return Inside(before, lowered.code, lowered.estimate, lowered.parts, lowered.sizes, kernels,
+                  wrappers[-1] if wrappers else None, compiled, _held(exported), names)
 
 
 def _held(exported: Any) -> tuple[Any, ...]:
-    """A value for each input of the graph: the module's own tensors, and None for what a call gives."""
+    """For each input of the graph: the module's own tensor, or None for an argument of the call."""
     tensors = {**exported.state_dict, **exported.constants}
     return tuple(tensors.get(spec.target) if spec.target else None for spec in exported.graph_signature.input_specs)

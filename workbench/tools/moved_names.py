@@ -1,4 +1,4 @@
-"""Where the modules of the first, flat layout are now: the import of an old path says so."""
+"""The new paths of modules of the first, flat layout: an import of an old path fails with the new one."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def new_home(old: str) -> str | None:
-    """The module that `workbench.OLD` is now, without `workbench.`; None where there was none."""
+    """The present path of the module `workbench.OLD`, without `workbench.`; None if there was no such module."""
     folder, _, leaf = old.rpartition(".")
-    if old in _FOLDERS:  # asked for first, whatever is wanted of it
+    if old in _FOLDERS:  # Python imports a folder before the modules in it
         return _FOLDERS[old]
     if named := [new for name, new in _RENAMED.items() if old == name or leaf == name.rpartition(".")[2]]:
         return named[0]

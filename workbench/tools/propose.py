@@ -1,4 +1,4 @@
-"""A contract for a pass that has none yet, read off its first run."""
+"""Propose a contract for a pass from its first run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from workbench.torch_api.ops import COLLECTIVE_KINDS
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
-ROUNDING = 1e-2  # norm-relative: what moves results further computes something else
-MARGIN = 4.0  # between what one run differed by and the tolerance proposed for others
+ROUNDING = 1e-2  # norm-relative: a larger difference is not rounding
+MARGIN = 4.0  # the proposed tolerance over the difference of this run
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a pass did in one run, and the contract that fits it. Shown, it is what to write above the function.
+    """What a pass did in one run, and the contract that fits it. Its repr is the decorator to write above the function.
 
-    changed: operators gained (positive) and lost, of the joint graph, or of forward and backward together.
+    changed: operators added (positive) and removed, of the joint graph, or of forward and backward together.
     worst: the largest norm-relative difference of the loss and the gradients, on any rank; 0.0 is bitwise.
     """
 
@@ -49,25 +49,24 @@ class Proposal:
 def propose_contract(
     name: str, recipe: Recipe | str, *, world: WorldChoice | RankPool = "auto", timeout: float = 600.0
 ) -> Proposal:
-    """Run `recipe` with the registered pass `name` in its list, on real ranks, and say what contract it kept.
+    """Run `recipe` with the registered pass `name`, on real ranks, and propose the contract that the pass kept.
 
     A recipe that does not list the pass gets it at the end of the list of its stage. world: as for `run`. One run
-    shows what a pass may do, and proves nothing for other models and meshes: state what you mean to hold, and let the
-    verdicts watch it. WorkbenchError where the pass changed nothing, or its results are not those of the graph it
-    received.
+    proves nothing for other models and meshes: state the contract that you intend, and let the verdicts check it.
+    Raises WorkbenchError where the pass changed nothing, or its results differ by more than rounding.
     """
     stage = find_pass(name).contract.stage
     recipe = _listing(load_recipe(recipe) if isinstance(recipe, str) else recipe, name, stage)
     with _exact(name):
         _, answers = on_ranks(recipe, world, _seen, name, stages=0, timeout=timeout, progress=False)
-    changed, said, found = answers[0]
-    if said is not None and said.outcome is Outcome.NO_EFFECT:
-        raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({said.message}): try a recipe that "
-                             "has what it looks for")
+    changed, effect, found = answers[0]
+    if effect is not None and effect.outcome is Outcome.NO_EFFECT:
+        raise WorkbenchError(f"pass {name!r} did nothing to recipe {recipe.name!r} ({effect.message}): try a recipe "
+                             "that has what it looks for")
     worst = 0.0 if found.outcome is Outcome.PASS else float(found.evidence.get("worst", math.inf))
     if found.outcome is not Outcome.PASS and not 0.0 < worst < ROUNDING:
         raise WorkbenchError(f"pass {name!r} keeps no contract: {found.message}")
-    sums = any(kind in op for op in changed for kind in COLLECTIVE_KINDS)  # it may add them up in another order
+    sums = any(kind in op for op in changed for kind in COLLECTIVE_KINDS)  # reductions may have another order
     numerics = Numerics.EXACT if worst == 0.0 else Numerics.REDUCTION_ORDER if sums else Numerics.LOSSY
     says = ", ".join(f"{abs(count)} {'more' if count > 0 else 'fewer'} {op}" for op, count in changed.most_common())
     contract = replace(
@@ -78,7 +77,7 @@ def propose_contract(
 
 
 def _seen(recipe: Recipe, name: str, post: Post) -> tuple[Counter[str], Verdict | None, Verdict]:
-    """On each rank: the operators that the pass adds and takes, its effect, and its numerics, the same on all."""
+    """On each rank: the operators that the pass adds and removes, its effect, and its numerics, the same on all."""
     built = build(recipe.model_copy(update={"strict": False}), current_world(), level="full")
     built.step.close()
     record = next(r for r in built.records if r.name == name)
@@ -100,7 +99,7 @@ def _listing(recipe: Recipe, name: str, stage: Stage) -> Recipe:
 
 @contextmanager
 def _exact(name: str) -> Iterator[None]:
-    """The pass promises every bit, so that its verdict says how far it is from that."""
+    """Inside, the pass promises EXACT, so that its numerics verdict holds the largest difference."""
     item = find_pass(name)
     install_passes([replace(item, contract=replace(item.contract, numerics=Numerics.EXACT, tolerance=None))])
     try:
@@ -110,6 +109,6 @@ def _exact(name: str) -> Iterator[None]:
 
 
 def _rounded_up(value: float) -> float:
-    """To one digit."""
+    """Rounded up to one digit."""
     unit = 10.0 ** math.floor(math.log10(value))
     return math.ceil(value / unit) * unit

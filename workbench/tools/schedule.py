@@ -1,4 +1,4 @@
-"""Do all ranks of a mesh of any size launch the same collectives in the same order? Told before any rank runs."""
+"""Whether all ranks of a mesh of any size would launch the same collectives in the same order, before any rank runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from workbench.passes.registry import find_pass
 from workbench.pipeline.route import route, upto, walk
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import counted
 from workbench.torch_api.distributed.dtensor import local_shape, ranks_of
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
 
 MOST = 256
-"""Ranks that `all` captures at most: one takes about a second of a small model."""
+"""The most ranks that `all` captures: one rank of a small model takes about a second."""
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """What `compare_schedules` found. roles: the first rank of each role, and how many ranks share it."""
+    """The result of `compare_schedules`. roles: the first rank of each role, and the number of its ranks."""
 
     size: int
     roles: dict[int, int]
@@ -40,7 +41,7 @@ class Schedules:
     def __str__(self) -> str:
         roles = ", ".join(f"rank {rank}" + (f" and {count - 1} more" if count > 1 else "")
                           for rank, count in self.roles.items())
-        return (f"{self.size} ranks in {len(self.roles)} {'role' if len(self.roles) == 1 else 'roles'}: {roles}\n"
+        return (f"{self.size} ranks in {counted(len(self.roles), 'role')}: {roles}\n"
                 f"captured as {'rank' if len(self.checked) == 1 else 'ranks'} {', '.join(map(str, self.checked))}\n"
                 f"collectives {self.verdict.outcome}: {self.verdict.message}")
 
@@ -51,13 +52,12 @@ def compare_schedules(
 ) -> Schedules:
     """Capture `recipe` as each of `ranks` on a fake world, run its passes, and compare the ordered collectives.
 
-    ranks: "roles" takes the first rank of each role, and the last rank of all; "all" takes all, 256 at most, or name
-    some. Two ranks have the same role when each of their parameters has the same local shape: uneven shards make
-    others. A model or a pass of your own may do something else on each rank of a role: unless all ranks were captured,
-    the verdict is then UNKNOWN. Passes that leave no graph are left out. A capture a rank, one after the other, in this
-    process.
+    ranks: "roles", the first rank of each role and the last rank; "all", at most 256; or a list of ranks. Ranks have
+    the same role where all their parameters have the same local shapes; uneven shards make several roles. A model or
+    pass of your own may act differently on ranks of one role: then the verdict is UNKNOWN unless all ranks were
+    captured. Lowering and replay passes are skipped. The ranks are captured one by one, in this process.
 
-    Raises WorkbenchError for a rank that is not there, too many ranks, and for what the recipe cannot do.
+    Raises WorkbenchError for a rank that does not exist, for too many ranks, and where the recipe cannot be captured.
     """
     size = recipe.mesh.world_size
     if ranks == "all" and size > MOST:
@@ -84,7 +84,7 @@ def compare_schedules(
 
 
 def _own(recipe: Recipe) -> str:
-    """The first thing in the recipe that is not the package's, whose ranks of one role are known to act alike."""
+    """The recipe's model or first pass that a user registered: it may act differently on ranks of one role."""
     if find_family(recipe.model.family).sizes is not None:
         return f"model {recipe.model.family!r}"
     mine = [name for name in recipe.pass_names if find_pass(name).contract.source == "user"]
@@ -92,11 +92,11 @@ def _own(recipe: Recipe) -> str:
 
 
 def roles_of(authored: Authored) -> dict[int, int]:
-    """The first rank of each role, and how many ranks have it."""
+    """The first rank of each role, and the number of its ranks."""
     kinds = sorted({(tuple(p.shape), p.placements, p.device_mesh) for p in authored.module.parameters()
                     if isinstance(p, DTensor)}, key=repr)
     places = {mesh: dict(zip(ranks_of(mesh), product(*map(range, mesh.shape)), strict=True))
-              for *_, mesh in kinds}  # experts may lie on one of their own
+              for *_, mesh in kinds}  # experts may be on a mesh of their own
     first: dict[tuple[tuple[int, ...], ...], int] = {}
     roles: dict[int, int] = {}
     for rank in range(authored.world.size):
@@ -121,7 +121,7 @@ def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tup
 
 
 def _scheduled(recipe: Recipe, size: int, rank: int) -> tuple[list[Entry], list[str]]:
-    """The ordered collectives of one rank, and where each comes from."""
+    """The ordered collectives of one rank, and the source line of each."""
     with fake_world(size, rank) as world:
         stages = route(recipe, world)
         graphs = walk(stages[: upto(stages, Stage.LOWERING)]).pair.graphs

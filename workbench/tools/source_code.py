@@ -1,4 +1,4 @@
-"""Code of the user's: a function's source with what it uses of its module, and a file that registers passes."""
+"""The user's code: import a file that registers passes, and collect a function's source with what the source uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from workbench.errors import WorkbenchError, no_exit
 
 
 def import_file(path: Path) -> None:
-    """Import a file as the module of its name, for the passes and models that it registers; ranks import it likewise.
+    """Import a file as the module of its name, so that its passes and models are registered; ranks can import it too.
 
-    Raises WorkbenchError where there is none, where another module has its name, and with the line where it fails.
+    Raises WorkbenchError for a missing file, for the name of another module, and, with the line, for errors in it.
     """
     path, name = path.absolute(), path.stem
     if not path.is_file() or path.suffix != ".py":
@@ -40,14 +40,14 @@ def import_file(path: Path) -> None:
 
 
 _OF_THE_MODULE = {*vars(ModuleType("")), "__file__", "__builtins__"}
-"""What each module has of its own: of the script, where its code stands."""
+"""Names that each module defines for itself: in the exported script they are the script's."""
 
 
 class Sources:
-    """Collects functions: `imports` are lines, `definitions` texts in the order in which they must stand.
+    """Collects functions for a script: its lines of `imports`, and its `definitions` in order.
 
-    What a function names is imported where another module has it, written out where it is plain data, and included
-    where the function's own module, or notebook, defines it. `taken`: names that the script has already.
+    A name that a function uses becomes an import where another module defines it, a literal where it is plain data, and
+    a definition where the function's own module, or notebook, defines it. taken: names that the script uses already.
     """
 
     def __init__(self, taken: Collection[str] = ()) -> None:
@@ -57,7 +57,7 @@ class Sources:
         self._known: dict[str, Any] = {}
 
     def add_function(self, function: Any, what: str) -> None:
-        """A decorated function. Raises WorkbenchError, which begins with `what`, where it cannot be taken along."""
+        """Add a decorated function. Raises WorkbenchError, which begins with `what`, if it cannot be exported."""
         function = inspect.unwrap(function)
         name = getattr(function, "__name__", "")
         if getattr(function, "__closure__", None):
@@ -88,7 +88,7 @@ class Sources:
                 self._claim(used, given[used], what)
                 self._resolve(used, given[used], given, what)
         for used in sorted(set(_free_names(source, annotations=True)) - {*needed, *self._known, *self._taken}):
-            # for who reads: the script evaluates no annotation of a function
+            # for readers alone: the script never evaluates annotations of functions
             if used in given and (line := _import_line(used, given[used], given)):
                 self._claim(used, given[used], what)
                 self.imports.append(line)
@@ -115,8 +115,8 @@ def _is_own(value: Any, given: dict[str, Any]) -> bool:
 
 
 def _import_line(name: str, value: Any, given: dict[str, Any]) -> str | None:
-    """How a script gets what its own module did not define; None where it did, or no module has it by its name."""
-    if isinstance(value, ModuleType) and sys.modules.get(value.__name__) is value:  # torch.ops.aten is none to import
+    """The line that imports a value; None if the user's module defines it, or no module holds it under its name."""
+    if isinstance(value, ModuleType) and sys.modules.get(value.__name__) is value:  # not so torch.ops.aten
         whole = value.__name__
         return f"import {whole}" if whole == name else f"import {whole} as {name}"
     parts = str(getattr(value, "__module__", "")).split(".")
@@ -136,7 +136,7 @@ def _source(value: Any, what: str, given: dict[str, Any] | None = None) -> str:
     try:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):
-        # Python finds the source of a function that a cell defined, and not that of a class
+        # for a notebook's cells Python finds the source of functions, but not of classes
         for cell in reversed((given or {}).get("In", [])):
             for node in _statements(cell):
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == value.__name__:
@@ -147,7 +147,7 @@ def _source(value: Any, what: str, given: dict[str, Any] | None = None) -> str:
 
 
 def _statements(text: str) -> list[ast.stmt]:
-    """Those at the top of a module or a cell; none of a cell with a magic."""
+    """The top-level statements of a module or a cell; none for a cell with a magic."""
     try:
         return ast.parse(text).body
     except SyntaxError:
@@ -155,7 +155,8 @@ def _statements(text: str) -> list[ast.stmt]:
 
 
 def _assignment(name: str, given: dict[str, Any]) -> str | None:
-    """The one statement of the module, or of the last cell that has one, that assigns to the name alone."""
+    """The statement that assigns to the name, if it is the only one of the module, or of the last cell with such a one.
+    """
     module = sys.modules.get(str(given.get("__name__")))
     try:
         texts = list(reversed(given["In"])) if "In" in given else [inspect.getsource(module)] if module else []
@@ -171,7 +172,7 @@ def _assignment(name: str, given: dict[str, Any]) -> str | None:
 
 
 def _free_names(source: str, *, annotations: bool) -> list[str]:
-    """The module's names that a definition uses, sorted, with or without those that only annotate functions."""
+    """The global names that a definition uses, sorted, with or without names in annotations of functions."""
     tree = ast.parse(source)
     for node in () if annotations else ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -193,7 +194,7 @@ def _free_names(source: str, *, annotations: bool) -> list[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether Python reads what it writes of the value: numbers, text, and containers of them."""
+    """Whether evaluating the value's repr gives an equal value: numbers, text, and containers of them."""
     try:
         return bool(eval(repr(value), {"__builtins__": {"frozenset": frozenset, "set": set}}) == value)
     except Exception:  # whatever its repr may be

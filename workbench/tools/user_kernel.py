@@ -1,4 +1,4 @@
-"""A Triton kernel that a user wrote, for functions that Inductor compiles around it. Needs a GPU with Triton to run."""
+"""A user's own Triton kernel, for functions that Inductor compiles around it. To run it needs a GPU with Triton."""
 
 import torch
 
@@ -7,7 +7,7 @@ from workbench.errors import WorkbenchError
 try:
     import triton
     import triton.language as tl
-except ImportError:  # torch for CPUs comes without
+except ImportError:  # not installed with torch for CPUs
     triton = None
 
 if triton is not None:

@@ -1,4 +1,4 @@
-"""One variant of a recipe in figures and verdicts, and the difference that a change made."""
+"""One variant of a recipe in figures and verdicts, and the difference between two variants."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Figures:
     """What one rank's forward and backward would take.
 
     launches, bytes: of collectives, by kind, mesh axis and reduction; bytes of the unsharded side. peaks: estimated
-    bytes of the forward and of the backward, in node order. saved: bytes between them. step, compute and exposed:
-    milliseconds simulated on `device`, forward and backward.
+    bytes of the forward and of the backward, in node order. saved: bytes that the forward saves for the backward.
+    step_ms, compute_ms and exposed_ms: simulated on `device`, forward and backward together.
     """
 
     launches: Mapping[str, int]
@@ -37,7 +37,7 @@ class Figures:
     exposed_ms: float
 
     def rows(self) -> dict[str, int | float]:
-        """Every figure by its name with its unit."""
+        """The figures by name, with the unit in the name."""
         found: dict[str, int | float] = {f"launches: {name}": n for name, n in self.launches.items()}
         found |= {f"bytes: {name}": n for name, n in self.bytes.items()}
         found |= {f"estimated peak of the {name}, bytes": n for name, n in self.peaks.items()}
@@ -48,7 +48,7 @@ class Figures:
 
 
 def figures_of(pair: ForwardBackward, seen: Seen, device: str) -> Figures:
-    """Read them from the graphs, or from what is known of the graphs. WorkbenchError for an unknown device."""
+    """The figures of a pair. seen: what checks have read from its graphs. WorkbenchError for an unknown device."""
     moved, launched = moved_bytes(seen.collectives(pair.graphs))
     names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
     estimate = seen(memory.estimate, pair.graphs)
@@ -60,7 +60,7 @@ def figures_of(pair: ForwardBackward, seen: Seen, device: str) -> Figures:
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe, and what became of it. `verdicts`: by pass, in order. `schedule`: do the ranks' collectives agree."""
+    """A recipe and its results. verdicts: by pass, in order. schedule: whether the ranks' collectives agree."""
 
     recipe: Recipe
     plan: ParallelPlan | None
@@ -74,24 +74,25 @@ class Variant:
         return worst(verdict for found in self.verdicts.values() for verdict in found)
 
     def rows(self) -> dict[str, str]:
-        """The outcome of every check of every pass."""
+        """The outcome of each check of each pass."""
         found = {f"{name}: {v.check}": str(v.outcome) for name, each in self.verdicts.items() for v in each}
         return found | {"ranks agree": str(self.schedule.outcome)}
 
     def reasons(self) -> dict[str, str]:
-        """Why, for every check that did not pass."""
+        """The reason for each check that did not pass."""
         return {f"{name}: {v.check}": f"{v.outcome}, {v.message}" for name, each in self.verdicts.items() for v in each
                 if v.outcome is not Outcome.PASS}
 
 
 def verdicts_of(records: Sequence[PassRecord]) -> dict[str, tuple[Verdict, ...]]:
-    """By pass, the last verdict of each check: a partition says more of a tag than the pass that set it."""
+    """By pass, the last verdict of each check: the partition's verdict on tags replaces that of the pass that set them.
+    """
     return {r.name: tuple({v.check: v for v in r.verdicts}.values()) for r in records}
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A stage that ran, in seconds of wall time. `why`: what differs from the variant before, or the stage it follows.
+    """A stage that ran, with its wall time. why: what differs from the previous variant, or the stage that ran before.
     """
 
     stage: str
@@ -104,9 +105,9 @@ class Ran:
 
 @dataclass(frozen=True, repr=False)
 class Difference:
-    """What a change made of a variant. `seconds`: from the question to the answer.
+    """The difference between two variants. seconds: wall time of the whole answer.
 
-    changes: key, value before, value after. ran: the stages that ran again, in order; kept: those that did not.
+    changes: key, value before, value after. ran: the stages that ran again, in order. kept: those that did not.
     """
 
     changes: Sequence[tuple[str, Any, Any]]
@@ -119,11 +120,11 @@ class Difference:
 
     @property
     def title(self) -> str:
-        said = ", ".join(f"{key}: {_short(a)} -> {_short(b)}" for key, a, b in self.changes)
-        return ("reverted" if self.reverted else "what if") + f": {said or 'nothing but code differs'}"
+        listed = ", ".join(f"{key}: {_short(a)} -> {_short(b)}" for key, a, b in self.changes)
+        return ("reverted" if self.reverted else "what if") + f": {listed or 'nothing but code differs'}"
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """(what, before, after, change) of every verdict and figure; change is "" where both are the same."""
+        """(name, before, after, change) of each verdict and figure; change is "" where both are the same."""
         found = []
         old, new = self.before.rows(), self.after.rows()
         for name in _both(old, new):
@@ -146,7 +147,7 @@ class Difference:
 
 
 def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """The names of both, those of `a` first where they are."""
+    """All names: those of `a`, then those of `b` alone."""
     return [*a, *(name for name in b if name not in a)]
 
 

@@ -1,4 +1,4 @@
-"""`what_if`: change one thing of a recipe, run again what it affects, see the difference, and go back."""
+"""`what_if`: change one thing in a recipe, run again only the stages that it affects, and see the difference."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import isfile  # False for a text that is too long to be a path
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ _VARIANTS = 8
 
 @dataclass(frozen=True)
 class _Stage:
-    """parts: fingerprints of what the stage's result depends on beside the stage before it. key: of all that, back to
-    the first stage.
+    """parts: fingerprints of what the stage itself reads, by name. key: one fingerprint of these and of all stages
+    before it.
     """
 
     name: str
@@ -43,31 +44,23 @@ class _Stage:
     run: Callable[[StepState], None]
 
 
-@dataclass
-class _Kept:
-    """What the stages up to one have made. Its graphs never change: later stages work on a fork."""
-
-    state: StepState
-    figures: Figures | None = None
-
-
 class Study:
-    """A recipe on a world, taken as far as its passes go, with the result of every stage kept; see `what_if`.
+    """A recipe on a world, up to its last pass, with a cache of each stage's result; see `what_if`.
 
     now: the current variant. history: every difference so far, reverts included. records, joint and pair: the
-    current variant's pass records and graphs, to be read and not to be changed. Nothing here runs a step:
-    `build(study.recipe, world)` does.
+    current variant's pass records and graphs, for reading only. Nothing here runs a step: `build(study.recipe, world)`
+    does.
 
-    Kept in this process's memory, and nowhere else, are the stages of the last 8 variants; the garbage collector waits
-    while an answer is made. A result is found again by its content: what
-    the stage reads of the recipe, the code of the stage and of what it calls, as it is loaded, the files that options
-    name, torch's version and the world.
+    The cache holds the stages of the last 8 variants, in the memory of this process. A result is reused where its
+    inputs are the same: what the stage reads of the recipe, the code of the stage and of what it calls, as loaded, the
+    files that options name, torch's version and the world. The garbage collector is paused during an answer.
     """
 
     def __init__(self, recipe: Recipe, world: World, device: str, progress: Progress) -> None:
         self.world, self.device, self.progress = world, device, progress
         self.history: list[Difference] = []
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, StepState] = {}  # these never change: later stages work on a fork
+        self._figures: dict[str, Figures] = {}
         self._used: list[list[str]] = []
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
@@ -83,7 +76,7 @@ class Study:
 
     @property
     def _last(self) -> StepState:
-        return self._kept[self._stages[-1].key].state
+        return self._kept[self._stages[-1].key]
 
     @property
     def records(self) -> list[PassRecord]:
@@ -95,9 +88,9 @@ class Study:
 
     @property
     def joint(self) -> JointGraph:
-        """The joint graph as the last joint pass left it, still open."""
+        """The joint graph after the last joint pass, still open."""
         before_partition = self._stages[1 + len(self.recipe.joint_passes)]
-        return self._kept[before_partition.key].state.joint_graph
+        return self._kept[before_partition.key].joint_graph
 
     def change(
         self,
@@ -107,13 +100,13 @@ class Study:
         passes: Sequence[Any] | None = None,
         plan: ParallelPlan | None = None,
     ) -> Difference:
-        """Answer for the recipe with these changes, starting at the first stage that they affect.
+        """Change the recipe, and run again from the first stage that the changes affect.
 
-        changes: values by dotted key, as `Recipe.override` takes them. joint_passes, passes: whole lists in the place
-        of the recipe's. plan: placements in the place of the model family's own. Without any of them, what has been
-        defined anew runs again.
+        changes: values by dotted key, as `Recipe.override` takes them. joint_passes, passes: lists that replace the
+        recipe's. plan: placements that replace the model family's own. Without arguments, the stages whose code was
+        redefined run again.
 
-        A change that cannot be made (RecipeError), or a pass that raises (WorkbenchError), leaves the study as it was.
+        A change that cannot be made (RecipeError), or a pass that raises (WorkbenchError), leaves the study unchanged.
         """
         lists = {"joint_passes": joint_passes, "passes": passes}
         given = {key: [spec.as_toml() if isinstance(spec, PassSpec) else spec for spec in listed(value, key)]
@@ -126,7 +119,7 @@ class Study:
         return found
 
     def revert(self) -> Difference:
-        """Go back to the variant before the last change; what is kept does not run again."""
+        """Go back to the variant before the last change; stages in the cache do not run again."""
         if not self._undo:
             raise WorkbenchError("nothing to revert: no change was made since the start")
         wanted = self._undo[-1]
@@ -152,29 +145,30 @@ class Study:
         check_buildable(recipe, self.world.kind)
         stages = list(_stages(recipe, self.world, plan))
         previous = {stage.name: stage for stage in self._stages}
-        before: _Kept | None = None
+        state: StepState | None = None
         ran: list[Ran] = []
         with deterministic(recipe.training.deterministic):
             for stage in stages:
                 if stage.key not in self._kept:
                     self.progress(stage.name)
                     started = time.perf_counter()
-                    self._kept[stage.key] = _Kept(_after(stage, before.state if before else None))
+                    self._kept[stage.key] = _after(stage, state)
                     why = _why(stage, previous.get(stage.name), ran)
                     ran.append(Ran(stage.name, time.perf_counter() - started, why))
-                before = self._kept[stage.key]
-            assert before is not None
-            last = before.state
-            before.figures = before.figures or figures_of(last.forward_backward, last.seen, self.device)
-            schedule = collectives.exchange(last.pair.graphs)  # every time, so that no rank waits for another
+                state, last = self._kept[stage.key], stage.key
+            assert state is not None
+            if last not in self._figures:
+                self._figures[last] = figures_of(state.forward_backward, state.seen, self.device)
+            schedule = collectives.exchange(state.pair.graphs)  # every time, so that no rank waits for another
         self._stages = stages
         self._forget([stage.key for stage in stages])
-        return Variant(recipe, plan, verdicts_of(last.records), schedule, before.figures), ran
+        return Variant(recipe, plan, verdicts_of(state.records), schedule, self._figures[last]), ran
 
     def _forget(self, keys: list[str]) -> None:
         self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
         wanted = {key for used in self._used for key in used}
-        self._kept = {key: kept for key, kept in self._kept.items() if key in wanted}
+        self._kept = {key: state for key, state in self._kept.items() if key in wanted}
+        self._figures = {key: figures for key, figures in self._figures.items() if key in wanted}
 
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
@@ -188,12 +182,12 @@ class Study:
 
 
 def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = lambda _: None) -> Study:
-    """Run the recipe's stages on this rank of `world`, up to the last pass, and keep each stage's result.
+    """Run the recipe's stages on this rank of `world`, up to the last pass, and cache each stage's result.
 
-    `study.change({"passes.NAME.OPTION": value})` then starts at the first stage that the change affects, and says what
-    it did to verdicts (level light), collectives, estimated memory and the time simulated on `device`;
-    `study.revert()` goes back. On real ranks, each rank makes the same changes. `progress` hears each stage's name
-    before it runs. Raises WorkbenchError as `build` does, but for passes without effect: a verdict says so.
+    `study.change({"passes.NAME.OPTION": value})` then runs again from the first stage that the change affects, and
+    returns the difference in verdicts (level light), collectives, estimated memory and the time simulated on `device`;
+    `study.revert()` goes back. On real ranks, each rank makes the same changes. `progress` is called with each stage's
+    name before it runs. Raises WorkbenchError as `build` does, except for passes without effect, which get a verdict.
     """
     return Study(recipe, world, device, progress)
 
@@ -209,7 +203,7 @@ def _stages(recipe: Recipe, world: World, plan: ParallelPlan | None) -> Iterator
 
 
 def _after(stage: _Stage, before: StepState | None) -> StepState:
-    """What `stage` makes of what was there before it."""
+    """The state after `stage`; `before` keeps its own."""
     state = before.fork() if before else StepState()
     stage.run(state)
     if before:
@@ -229,16 +223,8 @@ def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:
 
 
 def _read(options: Any) -> dict[str, Any]:
-    """The options, and of files that they name what is in them."""
+    """The options, and a hash of each file that they name."""
     given = options.model_dump()
-    files = {key: Path(value) for key, value in given.items() if isinstance(value, str) and value}
-    return given | {f"{key}: file": hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()
-                    if _is_file(path)}
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # too long for a path
-        return False
+    files = {key: value for key, value in given.items() if isinstance(value, str) and isfile(value)}
+    return given | {f"{key}: file": hashlib.sha256(Path(path).read_bytes()).hexdigest() for key, path in files.items()}
 
