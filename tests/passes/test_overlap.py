@@ -180,6 +180,6 @@ def lowered(world, order, **options):
 @pytest.mark.parametrize("order", [OVERLAP, "dense_order"])
 def test_inductor_keeps_the_order_of_the_graph_where_it_is_told_to(fake4, order):
     register_pass("dense_order", stage="partitioned")(dense_order)
-    placed, kept, calls = lowered(fake4, order, graph_order=True)
+    placed, kept, calls = lowered(fake4, order)
     _, lost, as_it_likes = lowered(fake4, order, keep_order=False)
     assert placed > 5 and kept >= 0.95 * placed > lost and calls == as_it_likes

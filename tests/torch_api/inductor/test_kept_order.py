@@ -39,7 +39,7 @@ def test_what_a_kernel_reads_comes_first_and_a_result_of_no_node_comes_last():
 
 
 def test_kernels_in_a_circle_are_refused():
-    with pytest.raises(WorkbenchError, match="kernels wait for each other: set graph_order = false"):
+    with pytest.raises(WorkbenchError, match="kernels wait for each other: set keep_order = false"):
         order(scheduled("x", "y", of=(0,)), scheduled("y", "x", of=(1,)), scheduled("z", of=(2,)))
 
 

@@ -21,12 +21,11 @@ from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 
 
 class InductorOptions(Options):
-    """keep_order: Inductor does not reorder kernels for peak memory. graph_order: it also calls them in the order of
-    the graph, where passes have put the collectives (not timed on a GPU). config: Inductor's own options.
+    """keep_order: kernels are called in the order of the graph, where passes have put the collectives; else in the
+    order that Inductor chooses for peak memory. config: Inductor's own options.
     """
 
     keep_order: bool = True
-    graph_order: bool = False
     config: dict[str, bool | int | float | str] = Field({})
 
 

@@ -51,8 +51,7 @@ def full_inductor_compilation(
     if facts.part == "backward":
         example_inputs = _as_saved(example_inputs, facts.step.forward_strides[facts.step.results :])
     # Inductor's own order, for peak memory, puts each wait next to its collective again
-    keep = graph_order() if options.graph_order else {"reorder_for_peak_memory": False} if options.keep_order else {}
-    config = {**keep, **options.config}
+    config = {**(graph_order() if options.keep_order else {}), **options.config}
     compiled, strides = compile_graph(gm, example_inputs, config)
     if facts.part == "forward":
         facts.step.forward_strides = strides

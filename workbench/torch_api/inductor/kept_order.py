@@ -39,7 +39,7 @@ class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # t
             return [nodes[i] for i in nx.lexicographical_topological_sort(needs, keys.__getitem__)]
         except nx.NetworkXUnfeasible:
             raise WorkbenchError("full_inductor_compilation: some of Inductor's kernels wait for each other: set "
-                                 "graph_order = false") from None
+                                 "keep_order = false") from None
 
 
 def _last_origin(node: Any, place: Mapping[Node, int]) -> int:
