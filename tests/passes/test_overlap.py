@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._inductor.config as config
-from on_ranks import FSDP_TP, small
+import torch.distributed as dist
+from on_ranks import FSDP_TP, calls, small, user_pass
 from torch.fx import Graph, GraphModule
 
 from workbench import (
+    RankError,
     World,
     author,
     build,
@@ -21,13 +23,16 @@ from workbench import (
     run_partitioned,
 )
 from workbench.checks.verdicts import Outcome
+from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.order import products_between, products_between_calls
-from workbench.graph.read.timeline import Costs, costs_of, simulate
-from workbench.passes.overlap_collectives import transform
+from workbench.graph.read.timeline import costs_of, simulate
+from workbench.passes.full_inductor_compilation import InductorOptions
+from workbench.passes.full_inductor_compilation.transform import full_inductor_compilation
+from workbench.passes.overlap_collectives import OverlapOptions, transform
 from workbench.passes.overlap_collectives.transform import constraints, schedule
+from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
 
@@ -126,7 +131,7 @@ def by_hand():
 
 def test_writes_and_random_operators_keep_their_order():
     gm, (first, read, second, again, one, two) = by_hand()
-    must = constraints(gm, Costs({}, {}, {}, {}))
+    must = constraints(gm)
     assert first in must[read] and {first, read} <= must[second] and second in must[again]
     assert one in must[two] and two not in must[one]
 
@@ -134,52 +139,89 @@ def test_writes_and_random_operators_keep_their_order():
 def test_without_the_marks_of_writes_a_read_would_overtake(monkeypatch):
     gm, (first, read, second, again, *_) = by_hand()
     monkeypatch.setattr(transform, "written_inputs", lambda node: [])
-    must = constraints(gm, Costs({}, {}, {}, {}))
+    must = constraints(gm)
     assert first not in must[read] and second not in must[again]
 
 
-def test_collectives_of_a_group_keep_their_order(pairs):
+def test_one_groups_collectives_may_change_places(pairs):
     plain, _ = pairs(BLOCKS)
     made, _ = pairs(BLOCKS, OVERLAP)
-    for before, after in zip(plain.graphs, made.graphs, strict=True):
-        orders = [[(c.group, c.node) for c in list_collectives(g)] for g in (before, after)]
-        for group in {g for g, _ in orders[0]}:
-            assert [n for g, n in orders[0] if g == group] == [n for g, n in orders[1] if g == group]
+    orders = [[[c.node for c in list_collectives(g) if c.axis == "tp"] for g in pair.graphs] for pair in (plain, made)]
+    assert orders[0] != orders[1]
+    assert [sorted(names) for names in orders[0]] == [sorted(names) for names in orders[1]]
+
+
+def order_of_this_rank(gm):
+    """What no pass may do: rank 1 launches the third gather before the first."""
+    if dist.get_rank() == 1 and facts_of(gm).part == "forward":
+        gathers = calls(gm, "_c10d_functional.all_gather_into_tensor")
+        moved = [gathers[2]]
+        for node in moved:
+            moved += [n for n in node.all_input_nodes if n.op == "call_function"]
+        for node in reversed(moved):
+            gathers[0].prepend(node)
+    return gm
+
+
+def build_in_another_order():
+    with user_pass("odd_order", order_of_this_rank, stage="partitioned"):
+        build(small({"dp_shard": 2}, passes=("odd_order",)), current_world())
+
+
+def test_an_order_that_depends_on_the_rank_is_refused_before_launch(pool2):
+    told = "rank . would run .* as collective 0, where rank . runs .*: the ranks would hang"
+    with pytest.raises(RankError, match=told):
+        pool2.run(build_in_another_order)
 
 
 def dense_order(gm, example_inputs, *, options):
-    """As many collectives as can be have a product behind them: one group's may change places with each other."""
+    """As many collectives as can be have a product behind them."""
     costs = costs_of(gm, "h100")
-    costs = replace(costs, group={node: node.name for node in costs.group},
-                    compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
+    costs = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
     for node in schedule(gm, costs, 40.0):
         if node.op not in ("placeholder", "output"):
             gm.graph.output_node().prepend(node)
     return gm
 
 
-def lowered(world, order, **options):
-    """Collectives with a product between start and wait in the graphs, those of them that still have one in the code,
-    and how many calls of libraries and collectives the code has."""
+def waits_up(gm, example_inputs, *, options):
+    """A lowering that puts each wait behind its launch, and then keeps that order."""
+    for c in list_collectives(gm):
+        begun, wait = (next(n for n in gm.graph.nodes if n.name == name) for name in (c.node, c.wait))
+        begun.append(wait)
+    gm.recompile()
+    return full_inductor_compilation(gm, example_inputs, options=InductorOptions())
+
+
+def lowered(world, order, lowering):
+    """The records of an order and of a lowering, and how many calls of libraries and collectives the code has."""
     recipe = load_recipe("llama3_full_inductor").override({
         "mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 4, "strict": False, "free_order": True,
-        "passes": [BLOCKS, order, {"name": "full_inductor_compilation", **options}]})
+        "passes": [BLOCKS, order, lowering]})
     with config.patch(force_disable_caches=True):
-        record = build(recipe, world).records[-1]
-    placed = kept = calls = 0
-    for graph, function in zip(record.before, record.after, strict=True):
-        kernels = find_kernels(function, graph)
-        before = [name for name, count in products_between(graph).items() if count]
-        after = products_between_calls(kernels, graph)
-        placed, kept = placed + len(before), kept + sum(after.get(name, 0) > 0 for name in before)
-        calls += kernels.kinds["extern"] + kernels.kinds["collective"]
-    return placed, kept, calls
+        placed, last = build(recipe, world).records[-2:]
+    found = [find_kernels(function, graph) for graph, function in zip(last.before, last.after, strict=True)]
+    return placed, last, sum(kernels.kinds[kind] for kernels in found for kind in ("extern", "collective"))
 
 
-@pytest.mark.slow  # two compilations each
-@pytest.mark.parametrize("order", [OVERLAP, "dense_order"])
-def test_inductor_keeps_the_order_of_the_graph_where_it_is_told_to(fake4, order):
-    register_pass("dense_order", stage="partitioned")(dense_order)
-    placed, kept, calls = lowered(fake4, order)
-    _, lost, as_it_likes = lowered(fake4, order, keep_order=False)
-    assert placed > 5 and kept >= 0.95 * placed > lost and calls == as_it_likes
+@pytest.mark.slow  # three compilations
+def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
+    register_pass("dense_order", stage="partitioned", effect=transform.PASS.effect, options=OverlapOptions,
+                  order_costs=transform.order_costs)(dense_order)
+    register_pass("waits_up", stage="lowering")(waits_up)
+    placed, kept, calls = lowered(fake4, "dense_order", "full_inductor_compilation")
+    found = kept.verdict("order")
+    assert found.outcome is Outcome.PASS and found.evidence["hidden"] > 5 and found.evidence["lost"] == 0
+    assert placed.verdict("effect").outcome is Outcome.PASS
+    for lowering in ({"name": "full_inductor_compilation", "keep_order": False}, "waits_up"):
+        placed, lost, as_it_likes = lowered(fake4, "dense_order", lowering)
+        found = lost.verdict("order")
+        assert found.outcome is Outcome.FAIL and found.evidence["first"] in found.message
+        assert placed.verdict("effect").outcome is Outcome.NO_EFFECT and calls == as_it_likes
+
+
+@pytest.mark.slow  # a compilation
+def test_what_this_pass_hides_stays_hidden_in_inductors_code(fake4):
+    placed, kept, _ = lowered(fake4, OVERLAP, "full_inductor_compilation")
+    assert placed.outcome is Outcome.PASS and kept.verdict("order").outcome is Outcome.PASS
+    assert kept.verdict("order").evidence["hidden"] > 5

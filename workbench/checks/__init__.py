@@ -9,6 +9,7 @@
     memory       estimated peak and saved bytes
     metadata     whether meta['val'] fits the operator's result
     numerics     whether the values stay within the contract
+    order        whether compute still hides the collectives at later stages
     record       PassRecord: what one pass did and proved
     static       level light: all checks that need no values
     values       the value of every node of a run

@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 # Pale backgrounds for dark text, which readers who cannot tell red from green can tell apart.
 FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
 
-CHECKS = ("lint", "effect", "collectives", "numerics", "memory", "time")
+CHECKS = ("lint", "effect", "collectives", "order", "numerics", "memory", "time")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class Verdict:
 
 
 SEVERITY = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN, Outcome.PASS)
+
+
+def columns(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """The checks to show: `order` only where a pass chose one."""
+    chose = any(v.check == "order" for v in verdicts)
+    return tuple(c for c in CHECKS if c != "order" or chose)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Outcome:

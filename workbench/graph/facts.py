@@ -12,6 +12,19 @@ Part = Literal["joint", "forward", "backward", "graph"]
 _KEY = "workbench_facts"
 
 
+@dataclass(frozen=True)
+class ChosenOrder:
+    """The order that the pass `by` chose for the collectives, by the costs that `costs(graph)` gives.
+
+    hidden: each collective with compute between launch and wait, as "PART NODE", and how many matmuls and attentions
+    are there.
+    """
+
+    by: str
+    costs: Callable[[GraphModule], Any] = field(repr=False)
+    hidden: dict[str, int] = field(repr=False)
+
+
 @dataclass
 class StepFacts:
     """What the stages of one step tell each other. Forward and backward share one; a fork of the pair has its own.
@@ -20,9 +33,10 @@ class StepFacts:
     saved_order (for each input of the backward before the tangents, its place among the saved tensors; None for their
     own order) and captured_regions (names of the regions of each direction, before torch's CSE merged nodes).
 
-    Passes state the rest: regions (names that the forward had), gather_groups (process group to its twin for
-    all-gathers), forward_strides (of each output of the lowered forward), estimates (milliseconds by node), recorder
-    and replayed_forward (of CUDA graphs: forward and backward record into one memory pool).
+    The check of the order states order. Passes state the rest: regions (names that the forward had), gather_groups
+    (process group to its twin for all-gathers), forward_strides (of each output of the lowered forward), estimates
+    (milliseconds by node), recorder and replayed_forward (of CUDA graphs: forward and backward record into one memory
+    pool).
     """
 
     results: int = 0
@@ -32,6 +46,7 @@ class StepFacts:
     gather_groups: dict[str, str] = field(default_factory=dict)
     forward_strides: list[tuple[int, ...] | None] = field(default_factory=list)
     estimates: dict[str, float] = field(default_factory=dict)
+    order: ChosenOrder | None = None
     recorder: Any = None
     replayed_forward: Callable[[list[Any]], Any] | None = None
 

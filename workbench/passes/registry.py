@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.read.timeline import Costs
 from workbench.passes.effect import Effect
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare, package_contracts
 from workbench.world.registered import known_on_ranks
@@ -24,13 +25,15 @@ class RegisteredPass:
     """`effect(before, after, options)` sees one joint graph, the forward and the backward, or their bodies.
 
     `partition_effect(forward_and_backward, options)` is for joint passes that only tag nodes: what the partitioner
-    made of the tags.
+    made of the tags. `order_costs(options, graph)` is for passes that choose an order of the collectives: the costs by
+    which they chose, which the check `order` holds later stages to.
     """
 
     contract: PassContract
     function: PassFunction
     effect: EffectPredicate
     partition_effect: Callable[[Graphs, Any], Effect] | None = None
+    order_costs: Callable[[Any, GraphModule], Costs] | None = None
 
     @property
     def name(self) -> str:
@@ -42,7 +45,13 @@ _PASSES: dict[str, RegisteredPass] = {}
 
 
 def graph_changed(before: Graphs, after: Graphs, options: Any) -> Effect:
-    """The weakest effect: some node's target or arguments differ. The default of `register_pass`."""
+    """The weakest effect: some node's target or arguments differ, or a graph is a callable now, or a body another.
+
+    The default of `register_pass`.
+    """
+    if not all(isinstance(gm, GraphModule) for gm in (*before, *after)):
+        same = all(b is a for b, a in zip(before, after, strict=True))
+        return Effect(not same, "the pass returned what it was given" if same else "", {})
 
     def listing(graph: GraphModule) -> list[str]:
         return [n.format_node() or str(n) for n in graph.graph.nodes]
@@ -66,6 +75,7 @@ def register_pass(
     fewer_bytes: bool = False,
     effect: EffectPredicate = graph_changed,
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
+    order_costs: Callable[[Any, GraphModule], Costs] | None = None,
 ) -> Callable[[PassFunction], PassFunction]:
     """Register `function(gm, example_inputs, *, options) -> gm` under `name`; a replay pass gets and gives a body.
 
@@ -85,7 +95,7 @@ def register_pass(
 
     def register(function: PassFunction) -> PassFunction:
         declare(contract)
-        _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect)
+        _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect, order_costs)
         return function
 
     return register

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import html as markup
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from workbench.checks.verdicts import CHECKS, FILLS, Outcome, Verdict
+from workbench.checks.verdicts import FILLS, Outcome, Verdict, columns
 from workbench.pipeline.report_data import ReportData
 from workbench.recipe.wording import counted
 
 _COLORS = {Outcome.PASS: "32", Outcome.FAIL: "1;31", Outcome.NO_EFFECT: "33", Outcome.UNKNOWN: "2"}
 _CELL = 12
+_OF_PASSES = ("lint", "effect")
+"""Checks that say nothing of the whole step."""
 
 
 def _painted(text: str, outcome: Outcome, color: bool) -> str:
@@ -25,12 +28,22 @@ def title(report: ReportData) -> str:
     return f"{report.recipe.name} on {who} ({axes}), level {report.level}"
 
 
-def rows(report: ReportData) -> list[tuple[str, list[Outcome]]]:
-    """(name, an outcome for each check) of each pass, and of the whole list."""
-    found = [(r.name, [r.verdict(c).outcome for c in CHECKS]) for r in report.passes]
-    whole = {v.check: v.outcome for v in report.pipeline} | {"collectives": report.schedule.outcome}
-    applies = ("collectives", "numerics", "memory", "time")
-    return [*found, ("whole step", [whole[c] if c in applies else Outcome.UNKNOWN for c in CHECKS])]
+def heads(report: ReportData) -> tuple[str, ...]:
+    """The columns of its table."""
+    return columns([*report.pipeline, *(v for row in report.passes for v in row.verdicts)])
+
+
+def whole_step(report: ReportData) -> dict[str, Verdict]:
+    """The verdicts on the whole list of passes, by check."""
+    return {v.check: v for v in report.pipeline if v.check not in _OF_PASSES} | {"collectives": report.schedule}
+
+
+def rows(report: ReportData) -> list[tuple[str, list[Outcome | None]]]:
+    """(name, an outcome for each check) of each pass, and of the whole list; None where a check does not apply."""
+    found: list[tuple[str, list[Outcome | None]]] = [
+        (r.name, [r.verdict(c).outcome for c in heads(report)]) for r in report.passes]
+    whole = whole_step(report)
+    return [*found, ("whole step", [whole[c].outcome if c in whole else None for c in heads(report)])]
 
 
 def reasons(report: ReportData) -> list[tuple[str, list[Verdict]]]:
@@ -119,15 +132,13 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
 
 
-def grid(named: list[tuple[str, list[Outcome]]], *, color: bool = False, width: int = 100) -> list[str]:
+def grid(checks: Sequence[str], named: Sequence[tuple[str, Sequence[Outcome | None]]], *, color: bool = False,
+         width: int = 100) -> list[str]:
     """A line of heads, and a line for each name with its outcome of each check."""
-    left = min(max(len(name) for name, _ in named) + 2, width - _CELL * len(CHECKS))
-    lines = [" " * left + "".join(f"{check:<{_CELL}}" for check in CHECKS).rstrip()]
+    left = min(max(len(name) for name, _ in named) + 2, width - _CELL * len(checks))
+    lines = [" " * left + "".join(f"{head:<{_CELL}}" for head in checks).rstrip()]
     for name, outcomes in named:
-        whole = name == "whole step"
-        cells = ["" if whole and c in ("lint", "effect") else str(o) for c, o in zip(CHECKS, outcomes, strict=True)]
-        padded = [_painted(text, o, color and bool(text)) + " " * (_CELL - len(text))
-                  for text, o in zip(cells, outcomes, strict=True)]
+        padded = [_painted(str(o), o, color) + " " * (_CELL - len(o)) if o else " " * _CELL for o in outcomes]
         short = name if len(name) < left else name[: left - 2] + "…"
         lines.append(f"{short:<{left}}" + "".join(padded).rstrip())
     return lines
@@ -135,7 +146,7 @@ def grid(named: list[tuple[str, list[Outcome]]], *, color: bool = False, width: 
 
 def table(report: ReportData, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
     """See `Report.table`."""
-    lines = [title(report), "", *grid(rows(report), color=color, width=width)]
+    lines = [title(report), "", *grid(heads(report), rows(report), color=color, width=width)]
     for name, verdicts in reasons(report) if reasoned else []:
         if verdicts:
             lines += ["", name]
@@ -159,14 +170,14 @@ def table(report: ReportData, *, reasoned: bool = True, color: bool = False, wid
 def html(report: ReportData) -> str:
     """The same table for a notebook; a cell's reason shows under the pointer, and in the list underneath."""
     escape = markup.escape
-    head = "".join(f"<th style='text-align:left'>{c}</th>" for c in CHECKS)
+    head = "".join(f"<th style='text-align:left'>{c}</th>" for c in heads(report))
     body = []
     for row in report.passes:
-        cells = [row.verdict(c) for c in CHECKS]
+        cells = [row.verdict(c) for c in heads(report)]
         body.append(f"<tr><td style='text-align:left'><code>{escape(row.name)}</code></td>"
                     + "".join(_cell(v) for v in cells) + "</tr>")
-    whole = {v.check: v for v in report.pipeline} | {"collectives": report.schedule}
-    last = ["<td></td>" if c in ("lint", "effect") else _cell(whole[c]) for c in CHECKS]
+    whole = whole_step(report)
+    last = [_cell(whole[c]) if c in whole else "<td></td>" for c in heads(report)]
     body.append("<tr><td style='text-align:left'>whole step</td>" + "".join(last) + "</tr>")
     listed = "".join(
         f"<li><code>{escape(name)}</code>: {'; '.join(escape(f'{v.check}: {_fact(v)}') for v in told)}</li>"

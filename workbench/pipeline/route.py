@@ -24,6 +24,7 @@ from workbench.authoring.author import Authored, author, author_module, random_t
 from workbench.authoring.families import find_family
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks import static
+from workbench.checks.order import take_back
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
@@ -213,7 +214,7 @@ def _run_joint(spec: PassSpec) -> Callable[[StepState], None]:
 def _run_on_pair(spec: PassSpec) -> Callable[[StepState], None]:
     def run(state: StepState) -> None:
         records, state.bodies = run_partitioned(state.pair, [spec], seen=state.seen, bodies=state.bodies)
-        state.records += records
+        state.records = take_back([*state.records, *records])
         state.forget_old_graphs()
 
     return run

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from workbench.checks.collectives import gathered
+from workbench.checks.order import in_profile
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
+from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
@@ -119,19 +121,34 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
     """What this rank has to say, once it has trained, and what is measured then. Closes the step."""
     world = built.authored.world
     ceiling, profile = None, None
+    seen: list[Verdict] = []
     if training is not None:
         prove_replay(built.records)
         if world.device.type == "cuda":
             batch = Batches(built.authored).at(0)
             profile = profile_step(lambda: built.step(*batch).backward(), built.authored.module,
                                    built.step.pair.written)
+            seen = _order_in_profile(built, batch)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
     rows = [_row(record, recipe, why) for record in built.records]
-    pipeline = [*built.pipeline, *_measured(world, training)]
+    pipeline = [*built.pipeline, *seen, *_measured(world, training)]
     return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
                       built.flop, training, ceiling, profile)
+
+
+def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
+    """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; empty without such a pass.
+    """
+    pair, module = built.step.pair, built.authored.module
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        built.step(*batch).backward()
+
+    chosen = pair.facts.order
+    return [in_profile(chosen, measured(step, pair))] if chosen is not None and chosen.hidden else []
 
 
 _NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}

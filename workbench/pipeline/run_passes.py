@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 from torch.fx import GraphModule
 
-from workbench.checks import collectives, effect, static
+from workbench.checks import collectives, effect, order, static
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
@@ -196,8 +196,10 @@ def run_partitioned(
                 pair.replace(which, result)
         static.check(item.effect, item.contract, record, seen)
         pair.broken = static.unusable(record)
+        if pair.broken is None:
+            order.check(item, record)
         records.append(record)
-    return records, bodies
+    return order.take_back(records), bodies
 
 
 @no_exit()

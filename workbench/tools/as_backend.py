@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from workbench.authoring.author import Authored
-from workbench.checks.verdicts import CHECKS, Verdict, worst
+from workbench.checks.verdicts import Verdict, columns, worst
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, set_facts
@@ -125,9 +125,10 @@ class Backend:
         lines = [repr(self)]
         for graph in self.graphs:
             found = {r.name: complete(r.verdicts, UNCHECKED) for r in graph.records}
-            rows = [(name, [worst(v for v in verdicts if v.check == check) for check in CHECKS])
+            checks = columns(v for verdicts in found.values() for v in verdicts)
+            rows = [(name, [worst(v for v in verdicts if v.check == check) for check in checks])
                     for name, verdicts in found.items()]
-            lines += ["", *(grid(rows) if rows else ["no passes"])]
+            lines += ["", *(grid(checks, rows) if rows else ["no passes"])]
             lines += [f"  {name}: {v.check}: {said(v)}" for name, verdicts in found.items() for v in verdicts
                       if said(v) and v.message not in UNCHECKED.values()]
             lines.append(f"  all ranks: {graph.schedule}")

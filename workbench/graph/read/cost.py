@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.torch_api.device_specs import DEVICES, DeviceSpec, Known, device_spec, device_specs, repeat_heads
-from workbench.torch_api.ops import hint, op_name, tensor_bytes
+from workbench.torch_api.ops import COMPILED_REGION, hint, op_name, tensor_bytes
 
 __all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
            "graph_cost", "node_flops", "node_ms"]
@@ -37,9 +37,14 @@ def _grouped_flops(node: torch.fx.Node) -> int:
 
 
 def node_flops(node: torch.fx.Node) -> int:
-    """FLOP of a matmul, a convolution or attention, else 0. Source: torch.utils.flop_counter."""
+    """FLOP of a matmul, a convolution, attention, or all of these in a compiled region; else 0.
+
+    Source: torch.utils.flop_counter.
+    """
     if node.op != "call_function":
         return 0
+    if COMPILED_REGION in node.meta:
+        return int(node.meta[COMPILED_REGION]["flop"])
     name = op_name(node.target)
     if "scaled_dot_product" in name:
         return _attention_flops(node, "backward" in name)

@@ -8,36 +8,41 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.collectives import Collective, list_collectives
-from workbench.graph.read.cost import DeviceSpec, Known, collective_ms, device_spec, node_ms
+from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec, node_ms
+from workbench.graph.read.fused_cost import fused_ms
 
 
 @dataclass(frozen=True)
 class Costs:
     """Estimated milliseconds by node, of compute and of collectives.
 
-    group: process group of each collective. waits: the collective that each wait waits for.
+    group: process group of each collective. waits: the collective that each wait waits for. spec: the device.
     """
 
     compute: dict[Node, float]
     collective: dict[Node, float]
     group: dict[Node, str]
     waits: dict[Node, Node]
+    spec: DeviceSpec = DEVICES["h100"]
 
 
 def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _: None,
-             found: Sequence[Collective] | None = None) -> Costs:
+             found: Sequence[Collective] | None = None, *, fused: bool = False) -> Costs:
     """The time of each node on a device: `known` ones as given, the others from shapes. Equal graphs cost the same.
 
-    found: the graph's collectives, if they have been listed already.
+    found: the graph's collectives, if they have been listed already. fused: as where a compiler follows, which fuses
+    pointwise operators; otherwise each operator is a kernel.
     """
     spec = device_spec(device)
+    estimated = fused_ms(gm, spec) if fused else {node: node_ms(node, spec) for node in gm.graph.nodes}
     named = {node.name: node for node in gm.graph.nodes}
     found = list_collectives(gm) if found is None else found
     return Costs(
-        {node: node_ms(node, spec) if (ms := known(node)) is None else ms for node in gm.graph.nodes},
+        {node: before if (ms := known(node)) is None else ms for node, before in estimated.items()},
         {named[c.node]: collective_ms(c, spec) for c in found},
         {named[c.node]: c.group for c in found},
         {named[wait]: named[c.node] for c in found for wait in c.waits},
+        spec,
     )
 
 

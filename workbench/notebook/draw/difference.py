@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.checks.verdicts import CHECKS, FILLS, Outcome, worst
+from workbench.checks.verdicts import FILLS, Outcome, columns, worst
 from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, panels
 from workbench.notebook.draw.verdicts import failures, grid
 from workbench.recipe.wording import counted
@@ -49,13 +49,15 @@ def difference(found: Difference) -> Picture:
 
 def verdicts_of_both(found: Difference) -> Table:
     """A row for each pass, a column for each check; `before → after` where they differ. Reasons are listed below."""
+    every = {**found.before.verdicts, **found.after.verdicts}
+    checks = columns(v for given in (*found.before.verdicts.values(), *found.after.verdicts.values()) for v in given)
     rows = [(name, [_cell(_outcome(found.before, name, check), _outcome(found.after, name, check))
-                    for check in CHECKS]) for name in {**found.before.verdicts, **found.after.verdicts}]
+                    for check in checks]) for name in every]
     agree, _ = _cell(found.before.schedule.outcome, found.after.schedule.outcome)
     notes = [f"the ranks' collectives agree: {agree}"]
     for when, side in (("before", found.before), ("after", found.after)):
         notes += [line for name, each in side.verdicts.items() for line in failures(f"{when}, {name}", each)]
-    return grid(f"{counted(len(rows), 'pass')}, before and after", rows, notes)
+    return grid(f"{counted(len(rows), 'pass')}, before and after", checks, rows, notes)
 
 
 def _outcome(side: Variant, name: str, check: str) -> Outcome | None:

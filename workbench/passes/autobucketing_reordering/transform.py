@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.graph.read.measured_costs import estimates_of
+from workbench.graph.read.timeline import Costs, costs_of
 from workbench.passes.autobucketing_reordering import CONTRACT, AutobucketingOptions
 from workbench.passes.merged_collectives import launches_saved, without_region
 from workbench.passes.registry import RegisteredPass
@@ -32,4 +33,9 @@ def autobucketing_reordering(
         }), names)
 
 
-PASS = RegisteredPass(CONTRACT, autobucketing_reordering, launches_saved)
+def order_costs(options: AutobucketingOptions, gm: GraphModule) -> Costs:
+    """The costs that the order is judged by: torch's scheduler hides behind matmuls, and not behind pointwise work."""
+    return costs_of(gm, options.device, fused=True)
+
+
+PASS = RegisteredPass(CONTRACT, autobucketing_reordering, launches_saved, order_costs=order_costs)

@@ -31,9 +31,12 @@ from workbench.recipe.contracts import EstimateOptions, Numerics, PassContract, 
 
 
 class OverlapOptions(EstimateOptions):
-    """horizon: how far a node may move, in units of the longest collective's time."""
+    """horizon: how far a node may move, in units of the longest collective's time. fused: pointwise operators cost
+    what their fused kernels move, as where a compiler follows; otherwise each operator is a kernel.
+    """
 
-    horizon: float = Field(8.0, gt=0)
+    horizon: float = Field(40.0, gt=0)
+    fused: bool = True
 
 
 CONTRACT = PassContract(

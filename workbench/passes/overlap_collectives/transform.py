@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import exposed_in_node_order
+from workbench.graph.read.cost import Known
 from workbench.graph.read.measured_costs import Estimates, estimates_of
+from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Clock, Costs, costs_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.overlap_collectives import CONTRACT, OverlapOptions
@@ -20,7 +23,7 @@ from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
 def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
     """Compute waits for collectives for less time than before, as estimated over forward and backward."""
     known = Estimates(facts_of(after[0]).step.estimates)
-    was, now = ([simulate(g.graph.nodes, costs_of(g, options.device, known)).exposed_ms for g in graphs]
+    was, now = ([simulate(g.graph.nodes, _costs(g, options, known)).exposed_ms for g in graphs]
                 for graphs in (before, after))
     bare = [sum(len(exposed_in_node_order(g)) for g in graphs) for graphs in (before, after)]
     evidence = {"exposed_ms": [round(sum(was), 4), round(sum(now), 4)], "with_nothing_between": bare}
@@ -30,17 +33,27 @@ def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effe
     return Effect(gained, "" if gained else "no work is free to move behind what is exposed", evidence)
 
 
-def constraints(gm: GraphModule, costs: Costs) -> dict[Node, set[Node]]:
+def _costs(gm: GraphModule, options: OverlapOptions, known: Known) -> Costs:
+    return costs_of(gm, options.device, known, fused=options.fused)
+
+
+def order_costs(options: OverlapOptions, gm: GraphModule) -> Costs:
+    """The costs by which `overlap_collectives` has ordered the graph."""
+    return _costs(gm, options, Estimates(facts_of(gm).step.estimates))
+
+
+def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
     """The nodes that must come before each node: its inputs, and those that no edge names.
 
-    Readers and writers of a storage keep their order around each write. Random operators keep their order, and so do
-    the collectives of one process group.
+    Readers and writers of a storage keep their order around each write, and random operators keep theirs. The
+    collectives of one process group may change places: every rank finds the same order, and before the step runs the
+    ranks compare theirs.
     """
     first: dict[Node, set[Node]] = {}
     roots: dict[Node, frozenset[Node]] = {}
     readers: dict[Node, set[Node]] = {}
     writer: dict[Node, Node] = {}
-    last: dict[str, Node] = {}
+    drawn: Node | None = None
     for node in gm.graph.nodes:
         needed = set(node.all_input_nodes)
         roots[node] = frozenset().union(*(roots[n] for n in aliased_inputs(node))) or frozenset({node})
@@ -52,9 +65,9 @@ def constraints(gm: GraphModule, costs: Costs) -> dict[Node, set[Node]]:
                 writer[root] = node
             else:
                 readers.setdefault(root, set()).add(node)
-        for kind in filter(None, (costs.group.get(node), "random" if draws(node) else "")):
-            needed |= {last[kind]} if kind in last else set()
-            last[kind] = node
+        if draws(node):
+            needed |= {drawn} if drawn is not None else set()
+            drawn = node
         first[node] = needed - {node}
     return first
 
@@ -67,7 +80,7 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
     """
     nodes = list(gm.graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
-    first = constraints(gm, costs)
+    first = constraints(gm)
     then: dict[Node, list[Node]] = {node: [] for node in nodes}
     for node in nodes:
         for needed in first[node]:
@@ -117,11 +130,16 @@ def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
 
 
 def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: OverlapOptions) -> GraphModule:
-    """Reorder the graph by estimates that are the same on every rank. No node is added, changed or removed."""
+    """Reorder the graph by estimates that are the same on every rank. No node is added, changed or removed.
+
+    Of two orders, one hides behind all compute and one behind matmuls and attentions alone; the less exposed is taken.
+    """
     known = estimates_of(gm, options)
     facts_of(gm).step.estimates.update(known.times)  # for the verdict
-    costs = costs_of(gm, options.device, known)
-    order = schedule(gm, costs, options.horizon)
+    costs = _costs(gm, options, known)
+    products = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
+    order = min((schedule(gm, by, options.horizon) for by in (costs, products)),
+                key=lambda nodes: simulate(nodes, costs).exposed_ms)
     if simulate(order, costs).exposed_ms < simulate(gm.graph.nodes, costs).exposed_ms:
         for node in order:
             if node.op not in ("placeholder", "output"):
@@ -129,4 +147,4 @@ def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: 
     return gm
 
 
-PASS = RegisteredPass(CONTRACT, overlap_collectives, less_exposed)
+PASS = RegisteredPass(CONTRACT, overlap_collectives, less_exposed, order_costs=order_costs)

@@ -12,8 +12,9 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
+from workbench.graph.read.cost import node_flops
 from workbench.graph.read.memory import parameter_moves
-from workbench.graph.read.nodes import kind_of, module_path
+from workbench.graph.read.nodes import is_compute, kind_of, module_path
 from workbench.passes.effect import Effect
 from workbench.passes.regional_inductor import CONTRACT, RegionalOptions
 from workbench.passes.registry import Graphs, RegisteredPass
@@ -112,7 +113,8 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     for name, config in options.region_config.items():
         regions.check_options(config, f"pass 'regional_inductor', region {name!r}")
     parts = parts_to_compile(gm, options.regions or named, options.fallback)
-    facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes)} for _, nodes in parts]
+    facts = [{"name": regions.region_of(nodes[0]), "nodes": len(nodes), "flop": sum(map(node_flops, nodes)),
+              "products": sum(map(is_compute, nodes))} for _, nodes in parts]
     for (block, call), fact in zip(regions.cut_out(gm, parts), facts, strict=True):
         config = {**options.config, **options.region_config.get(str(fact["name"]), {})}
         regions.compile_call(gm, call, re.sub(r"\W", "_", f"region_{block}"), config).meta[COMPILED_REGION] = fact

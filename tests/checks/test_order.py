@@ -1,0 +1,183 @@
+"""The check `order`: what a chosen order hides stays hidden in later graphs, in code and in a profile."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from graphs_by_hand import C10D, DIM, gather, group_name, trace
+
+from workbench.checks import order
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.facts import ChosenOrder, facts_of
+from workbench.graph.read.fused_cost import fusion_groups
+from workbench.graph.read.order import between
+from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
+from workbench.graph.read.timeline import costs_of
+from workbench.passes.registry import RegisteredPass, graph_changed
+from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
+from workbench.torch_api.aot import clone
+
+WIDE = torch.ones(256, 1024)
+
+
+def start(shard):
+    return C10D.all_gather_into_tensor(shard, 4, group_name())
+
+
+def behind_pointwise(shard, x):
+    """40 pointwise operators of 1 MB each stand between the gather's launch and its wait."""
+    begun = start(shard)
+    for _ in range(40):
+        x = torch.sin(x)
+    return [C10D.wait_tensor(begun) @ torch.ones(DIM, DIM), x]
+
+
+def behind_matmul(shard, x):
+    begun = start(shard)
+    product = x @ x.t()
+    return [C10D.wait_tensor(begun) + 1, product]
+
+
+def item(name, stage, costs=None):
+    contract = PassContract(name, Stage(stage), Numerics.EXACT, "")
+    return RegisteredPass(contract, lambda gm, *_: gm, graph_changed, order_costs=costs)
+
+
+def separately(options, gm):
+    return costs_of(gm, "h100")
+
+
+def fused(options, gm):
+    return costs_of(gm, "h100", fused=True)
+
+
+def record(name, stage, before, after):
+    effect = Verdict("effect", Outcome.PASS, "")
+    return PassRecord(name, Stage(stage), Options(), (before,), (after,), 0.0, 0.0, [effect])
+
+
+def code(gm, *calls):
+    """A compilation of `gm`: its kernel calls as (kind, nodes)."""
+    kept = {"format": 1, "calls": [(f"{kind}_{i}", kind, nodes, ()) for i, (kind, nodes) in enumerate(calls)],
+            "same": {}, "removed": [], "missing": []}
+    return SimpleNamespace(source_code="", _workbench_kernels=kept)
+
+
+def names(gm, part):
+    return tuple(n.name for n in gm.graph.nodes if n.op == "call_function" and part in str(n.target))
+
+
+def chosen(gm, costs):
+    """The record of a pass that has put the collectives of `gm` where they stand."""
+    found = record("places", "partitioned", gm, gm)
+    order.check(item("places", "partitioned", costs), found)
+    return found
+
+
+def lowered(gm, *calls):
+    found = record("lowers", "lowering", gm, code(gm, *calls))
+    order.check(item("lowers", "lowering"), found)
+    return found
+
+
+def test_an_order_by_the_costs_of_separate_kernels_is_lost_where_pointwise_operators_fuse(fake4):
+    gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
+    early = chosen(gm, separately)
+    assert early.verdict("order").outcome is Outcome.PASS and early.verdict("order").evidence["hidden"] == 1
+    late = lowered(gm, ("collective", names(gm, "all_gather")), ("cpp", names(gm, "sin")),
+                   ("wait", names(gm, "wait_tensor")), ("extern", names(gm, "mm")))
+    assert late.verdict("order").outcome is Outcome.FAIL
+    assert "0 of 1 collectives hide in Inductor's code" in late.verdict("order").message
+    taken = order.take_back([early, late])
+    assert taken[0].verdict("effect").outcome is Outcome.NO_EFFECT
+    assert taken[0].verdict("effect").message.startswith("lowers lost the order that it chose: 0 of 1")
+    assert early.verdict("effect").outcome is Outcome.PASS  # another list may share the first record
+    assert taken[1].verdict("effect").outcome is Outcome.PASS
+
+
+def test_by_the_costs_of_fused_kernels_there_was_nothing_to_hide_behind(fake4):
+    gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
+    found = chosen(gm, fused).verdict("order")
+    assert found.outcome is Outcome.UNKNOWN and found.message.startswith("no collective has a matmul")
+    assert lowered(gm, ("wait", names(gm, "wait"))).verdict("order") is None  # nothing to hold it to
+
+
+def test_a_wait_that_moves_up_loses_its_matmul_and_is_named(fake4):
+    gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
+    early = chosen(gm, fused)
+    calls = {"c": ("collective", names(gm, "all_gather")), "w": ("wait", names(gm, "wait_tensor")),
+             "m": ("extern", names(gm, "mm")), "p": ("cpp", names(gm, "add"))}
+    kept = lowered(gm, *map(calls.get, "cmwp"))
+    assert kept.verdict("order").outcome is Outcome.PASS
+    assert order.take_back([early, kept]) == [early, kept]
+    for lost in ("cwmp", "cwpm", "mcwp"):
+        found = lowered(gm, *map(calls.get, lost)).verdict("order")
+        assert found.outcome is Outcome.FAIL and found.evidence["first"] == "forward all_gather_into_tensor"
+
+
+def test_a_later_graph_pass_that_moves_the_wait_up_fails_too(fake4):
+    gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
+    early = chosen(gm, fused)
+    moved = clone(gm)
+    (begun,), (wait,) = ([n for n in moved.graph.nodes if n.name in names(moved, part)]
+                         for part in ("all_gather", "wait_tensor"))
+    begun.append(wait)
+    late = record("tidies", "partitioned", gm, moved)
+    order.check(item("tidies", "partitioned"), late)
+    assert late.verdict("order").outcome is Outcome.FAIL
+    assert order.take_back([early, late])[0].outcome is Outcome.NO_EFFECT
+    replay = record("replays", "replay", gm, gm)
+    order.check(item("replays", "replay"), replay)
+    assert replay.verdict("order") is None  # a replay repeats what was lowered
+
+
+def test_calls_that_were_not_observed_are_unknown(fake4):
+    gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
+    chosen(gm, fused)
+    found = lowered(gm, ("extern", names(gm, "mm"))).verdict("order")
+    assert found.outcome is Outcome.UNKNOWN and "calls of 1 of 1 collectives were not observed" in found.message
+
+
+@pytest.mark.parametrize(("lost", "outcome"), [(1, Outcome.PASS), (2, Outcome.FAIL)])
+def test_95_percent_must_stay_hidden(fake4, lost, outcome):
+    hidden = {f"forward gather_{i}": 1 for i in range(30)}
+    now = {name: order.Between(int(i >= lost), 0.1, 0.1) for i, name in enumerate(hidden)}
+    found = order._kept(ChosenOrder("places", partial(fused, None), hidden), now, "the graph")
+    assert found.outcome is outcome and found.evidence["lost"] == lost
+
+
+def test_a_profile_in_which_a_collective_was_not_hidden_fails():
+    chosen = ChosenOrder("places", partial(fused, None), {"forward a": 1, "forward b": 1})
+
+    def profile(exposed, *names):
+        spans = [Span("gemm", COMPUTE, 0, 2), *(Span(n, "dp", i, i + 1.0, exposed, part="forward")
+                                                for i, n in enumerate(names))]
+        return StepTimeline("measured on paper", tuple(spans), 2.0, 2.0)
+
+    assert order.in_profile(chosen, profile(0.4, "a", "b")).outcome is Outcome.PASS
+    found = order.in_profile(chosen, profile(0.6, "a", "b"))
+    assert found.outcome is Outcome.FAIL and "0 of 2 collectives ran behind compute" in found.message
+    assert "forward a, for 0.600 of its 1.000 ms" in found.message
+    assert order.in_profile(chosen, profile(0.0, "a")).outcome is Outcome.UNKNOWN
+
+
+def test_fused_kernels_cost_what_they_move(fake4):
+    gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
+    assert [len(group) for group in fusion_groups(gm)] == [40, 1]  # the sines, and ones(...)
+    both = between(gm, costs_of(gm, "h100")), between(gm, costs_of(gm, "h100", fused=True))
+    apart, together = (found["all_gather_into_tensor"].ms for found in both)
+    assert together == pytest.approx(2 * WIDE.nbytes / 3350e9 * 1e3) and apart == pytest.approx(40 * together)
+
+
+def test_a_compiled_region_counts_with_the_matmuls_inside(fake4):
+    gm = trace(lambda shard, x: [gather(shard), x @ x.t()], torch.ones(2, DIM), WIDE)
+    (mm,) = (n for n in gm.graph.nodes if n.name in names(gm, "mm"))
+    mm.meta["compiled_region"] = {"name": "body", "nodes": 9, "flop": 10**12, "products": 3}
+    wait = next(n for n in gm.graph.nodes if n.name in names(gm, "wait_tensor"))
+    mm.append(wait)
+    found = between(gm, costs_of(gm, "h100"))["all_gather_into_tensor"]
+    assert found.products == 3 and found.ms > 1.0 and facts_of(gm).part == "forward"

@@ -1,0 +1,130 @@
+"""Whether compute still hides the collectives, where a pass had put it, at each later stage and in a profile.
+
+The pass that chooses an order states the costs by which it chose (`RegisteredPass.order_costs`). What those costs hide
+is held against the graph after each later pass, against the calls in Inductor's code, and against a GPU's profile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch.fx import GraphModule
+
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.callables import kernels_of
+from workbench.graph.facts import ChosenOrder, facts_of
+from workbench.graph.read.fused_cost import kernels_ms
+from workbench.graph.read.order import Between, between, between_calls
+from workbench.graph.read.simulated_run import StepTimeline
+from workbench.graph.read.timeline import Costs
+from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.recipe.contracts import Stage
+
+KEEPS = 0.95
+"""The share of the hidden collectives that must stay hidden."""
+FAR_LESS = 0.25
+"""Of a collective's time: compute below this hides it no more. Estimates of pointwise work differ by less."""
+_NONE = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
+_UNSEEN = "Inductor's calls of {} of {} collectives were not observed"
+
+
+def check(item: RegisteredPass, record: PassRecord) -> None:
+    """Add the verdict `order` to the record of a pass that chose an order, and of each later one but a replay."""
+    started = time.perf_counter()
+    step = facts_of(record.before[0]).step
+    graphs = all(isinstance(a, GraphModule) for a in record.after)
+    if item.order_costs is not None and graphs:
+        step.order, verdict = _choose(item.name, record.after, partial(item.order_costs, record.options))
+        record.verdicts.append(verdict)
+    elif step.order is not None and step.order.hidden and record.stage is not Stage.REPLAY:
+        chosen = step.order
+        now = _in_graphs(record.after, chosen.costs) if graphs else _in_code(record.before, record.after, chosen)
+        record.verdicts.append(_kept(chosen, now, "the graph" if graphs else "Inductor's code"))
+    record.verify_seconds += time.perf_counter() - started
+
+
+def _choose(by: str, graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> tuple[ChosenOrder, Verdict]:
+    found = _in_graphs(graphs, costs)
+    hidden = {name: value.products for name, value in found.items() if value.hides}
+    chosen = ChosenOrder(by, costs, hidden)
+    products = sum(count > 0 for count in hidden.values())
+    evidence = {"hidden": len(hidden), "with_products": products, "collectives": len(found)}
+    if not hidden:
+        return chosen, Verdict("order", Outcome.UNKNOWN, _NONE, evidence)
+    return chosen, Verdict("order", Outcome.PASS, (
+        f"{len(hidden)} of {len(found)} collectives have compute to hide behind, {products} of them a matmul or an "
+        "attention"), evidence)
+
+
+def _in_graphs(graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> dict[str, Between]:
+    return {f"{facts_of(g).part} {name}": value for g in graphs for name, value in between(g, costs(g)).items()}
+
+
+def _in_code(graphs: Graphs, compiled: Graphs, order: ChosenOrder) -> dict[str, Between]:
+    found: dict[str, Between] = {}
+    for graph, kernels in zip(graphs, kernels_of(graphs, compiled), strict=False):  # none where nothing was observed
+        costs = order.costs(graph)
+        needed = {node.name: ms for node, ms in costs.collective.items()}
+        times = kernels_ms(kernels, graph, costs.spec)
+        found |= {f"{facts_of(graph).part} {name}": value
+                  for name, value in between_calls(kernels, graph, times, needed).items()}
+    return found
+
+
+def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict:
+    seen = [name for name in order.hidden if name in now]
+    evidence = {"hidden": len(order.hidden), "seen": len(seen), "chosen_by": order.by}
+    if len(seen) < KEEPS * len(order.hidden):
+        unseen = len(order.hidden) - len(seen)
+        return Verdict("order", Outcome.UNKNOWN, _UNSEEN.format(unseen, len(order.hidden)), evidence)
+    bare = [name for name in seen if not now[name].products
+            and (order.hidden[name] or now[name].ms < FAR_LESS * now[name].needed_ms)]
+    evidence["lost"] = len(bare)
+    kept = f"{len(seen) - len(bare)} of {len(seen)} collectives hide in {where} behind compute"
+    if len(seen) - len(bare) >= KEEPS * len(seen):
+        return Verdict("order", Outcome.PASS, f"{kept}, as {order.by} has placed it", evidence)
+    first = now[bare[0]]
+    return Verdict("order", Outcome.FAIL, (
+        f"{kept}, and {order.by} had placed it behind {len(seen)}; the first lost one is {bare[0]}, with "
+        f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} matmuls or attentions"),
+        evidence | {"first": bare[0]})
+
+
+def in_profile(order: ChosenOrder, step: StepTimeline) -> Verdict:
+    """Whether compute ran for half of each hidden collective's time or more, in a step that a GPU ran."""
+    spans = {f"{s.part} {s.name}": s for s in step.collectives}
+    seen = [name for name in order.hidden if name in spans]
+    evidence = {"hidden": len(order.hidden), "seen": len(seen), "chosen_by": order.by}
+    if len(seen) < KEEPS * len(order.hidden):
+        return Verdict("order", Outcome.UNKNOWN, (
+            f"{len(order.hidden) - len(seen)} of {len(order.hidden)} collectives could not be told apart in the "
+            "profile"), evidence)
+    bare = [name for name in seen if spans[name].exposed > 0.5 * spans[name].ms]
+    kept = f"{len(seen) - len(bare)} of {len(seen)} collectives ran behind compute ({step.source})"
+    evidence |= {"lost": len(bare), "exposed_ms": round(step.exposed_ms, 3)}
+    if len(seen) - len(bare) >= KEEPS * len(seen):
+        return Verdict("order", Outcome.PASS, kept, evidence)
+    first = spans[bare[0]]
+    return Verdict("order", Outcome.FAIL, (
+        f"{kept}, where {order.by} had hidden {len(seen)}; the first exposed one is {bare[0]}, for {first.exposed:.3f} "
+        f"of its {first.ms:.3f} ms"), evidence | {"first": bare[0]})
+
+
+def take_back(records: Sequence[PassRecord]) -> list[PassRecord]:
+    """The records, where the effect of a pass whose order was lost later is NO_EFFECT, with the stage that lost it."""
+    found = list(records)
+    for late, record in enumerate(found):
+        lost = record.verdict("order")
+        if lost is None or lost.outcome is not Outcome.FAIL:
+            continue
+        early = max((i for i, r in enumerate(found[:late]) if r.name == lost.evidence["chosen_by"]), default=None)
+        if early is not None:
+            why = f"{record.name} lost the order that it chose: {lost.message}"
+            found[early] = replace(found[early], verdicts=[
+                Verdict("effect", Outcome.NO_EFFECT, why, v.evidence)
+                if v.check == "effect" and v.outcome is Outcome.PASS else v for v in found[early].verdicts])
+    return found

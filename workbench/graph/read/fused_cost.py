@@ -1,0 +1,111 @@
+"""Estimated time of a graph's kernels where a compiler fuses chains of pointwise operators and reductions.
+
+A kernel that only moves bytes costs what it reads from other kernels and writes for them, at full memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import networkx as nx
+from torch.fx import GraphModule, Node
+
+from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
+from workbench.graph.read.kernels import Kernel, Kernels
+from workbench.graph.read.nodes import is_compute, kind_of
+from workbench.torch_api.ops import COMPILED_REGION, tensor_bytes
+
+_FUSES = frozenset({"pointwise", "reduction", "copy", "create", "index", "random"})
+_THROUGH = frozenset({"view", "bookkeeping"})
+
+
+def fusion_groups(gm: GraphModule) -> list[list[Node]]:
+    """The nodes that a compiler would compute in one kernel, estimated; groups in the order of their last nodes.
+
+    Nodes join the kernels of their inputs, but not across a matmul, an attention, a collective or a wait: a node's
+    level is the largest number of these on a path to it, and one kernel has one level, so kernels form no circle.
+    """
+    level: dict[Node, int] = {}
+    joined = nx.Graph()
+    fuses = {n for n in gm.graph.nodes if kind_of(n) in _FUSES and COMPILED_REGION not in n.meta}
+    for node in gm.graph.nodes:
+        level[node] = max((level[n] + _parts(n, fuses) for n in node.all_input_nodes), default=0)
+        if node in fuses:
+            joined.add_node(node)
+            joined.add_edges_from((node, n) for n in map(_source, node.all_input_nodes)
+                                  if n in fuses and level[n] == level[node])
+    place = {node: i for i, node in enumerate(gm.graph.nodes)}
+    groups = [sorted(group, key=place.__getitem__) for group in nx.connected_components(joined)]
+    return sorted(groups, key=lambda group: place[group[-1]])
+
+
+def _parts(node: Node, fuses: Collection[Node]) -> bool:
+    return node.op == "call_function" and node not in fuses and kind_of(node) not in _THROUGH
+
+
+def _source(node: Node) -> Node:
+    """The node whose memory a view shows; a node that is no view itself."""
+    while node.op == "call_function" and kind_of(node) in _THROUGH and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def moved_bytes(nodes: Collection[Node]) -> int:
+    """Bytes that one kernel of these nodes reads from outside, each tensor once, and writes for others."""
+    inside = set(nodes)
+    read: dict[Node, int] = {}
+    written = 0
+    for node in nodes:
+        out = tensor_bytes(node.meta.get("val"))
+        for given in node.all_input_nodes:
+            source = _source(given)
+            if source not in inside and given not in inside:
+                seen = min(filter(None, (tensor_bytes(n.meta.get("val")) for n in (given, source))), default=0)
+                seen = min(seen, out) if kind_of(node) == "index" else seen  # reads some rows of a table
+                read[source] = max(read.get(source, 0), seen)
+        written += out if any(user not in inside for user in _readers(node)) else 0
+    return sum(read.values()) + written
+
+
+def _readers(node: Node) -> Iterable[Node]:
+    """The nodes that read a node's memory, itself or through views."""
+    for user in node.users:
+        if user.op == "call_function" and kind_of(user) in _THROUGH:
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _moving_ms(nodes: Collection[Node], spec: DeviceSpec) -> float:
+    return moved_bytes(nodes) / (spec.dram_gbps * 1e9) * 1e3 if nodes else 0.0
+
+
+def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
+    """Milliseconds of each node; that of a fused kernel counts at its last node, and its other nodes cost nothing."""
+    spec = device_spec(device)
+    groups = fusion_groups(gm)
+    grouped = {node for group in groups for node in group}
+    costs = {node: 0.0 if node in grouped else node_ms(node, spec) for node in gm.graph.nodes}
+    return costs | {group[-1]: _moving_ms(group, spec) for group in groups}
+
+
+def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> list[float]:
+    """Milliseconds of each call in `kernels`, which Inductor made of `gm`; 0 for collectives and waits.
+
+    A node that several calls compute counts in the first.
+    """
+    spec = device_spec(device)
+    named = {node.name: node for node in gm.graph.nodes}
+    counted: set[str] = set()
+
+    def ms(kernel: Kernel) -> float:
+        nodes = [named[n] for n in kernel.nodes if n not in counted]
+        counted.update(kernel.nodes)
+        if not kernel.launches or kernel.kind == "collective":
+            return 0.0
+        products = [n for n in nodes if is_compute(n)]
+        if products or kernel.kind == "extern":
+            return sum(node_ms(n, spec) for n in products or nodes)
+        return _moving_ms([n for n in nodes if kind_of(n) not in _THROUGH], spec)
+
+    return [ms(kernel) for kernel in kernels.kernels]
