@@ -26,6 +26,7 @@ from workbench.recipe.strict_toml import DeclarationError
 from workbench.recipe.wording import json_text
 from workbench.tools.command_line import parser
 from workbench.tools.source_code import import_file
+from workbench.tools.timing.commands import calibrate, order, writable
 from workbench.torch_api.supported import require_torch
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -92,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
-    _writable(args.json)
+    writable(args.json)
     if args.dump is not None and args.dump.exists() and not args.dump.is_dir():
         raise WorkbenchError(f"--dump {args.dump}: is a file: give a folder")
     require_torch()
@@ -114,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    _writable(args.out, "--out")
+    writable(args.out, "--out")
     require_torch()
     from workbench.tools.export_script import export_script
 
@@ -130,7 +131,7 @@ def _export(args: argparse.Namespace) -> int:
 
 def _bisect(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    _writable(args.json)
+    writable(args.json)
     require_torch()
     from workbench.tools.bisect import bisect
 
@@ -145,7 +146,7 @@ def _bisect(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     config = {key: parse_value(text) for key, text in args.config}
-    _writable(args.json)
+    writable(args.json)
     require_torch()
     from workbench.tools.inductor_passes import inductor_passes
 
@@ -165,24 +166,6 @@ def _schedule(args: argparse.Namespace) -> int:
     found = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks)
     print(found)
     return FAILED if found.verdict.outcome == "FAIL" else PASSED
-
-
-def _order(args: argparse.Namespace) -> int:
-    from workbench.tools.traces.order import read_order
-
-    _writable(args.json)
-    found = read_order(args.traces, args.step, args.device)
-    print(found)
-    if args.json is not None:
-        args.json.write_text(found.to_json(), encoding="utf-8")
-    return PASSED
-
-
-def _writable(path: Path | None, option: str = "--json") -> None:
-    if path is not None and path.is_dir():
-        raise WorkbenchError(f"{option} {path}: is a folder: give a file")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise WorkbenchError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
 
 
 def _matrix(args: argparse.Namespace) -> int:
@@ -289,7 +272,7 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
-             "explain": _explain, "schedule": _schedule, "order": _order, "worker": _worker,
+             "explain": _explain, "schedule": _schedule, "order": order, "calibrate": calibrate, "worker": _worker,
              "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour,
              "course": commands.course, "lessons": commands.lessons, "check": commands.check,
              "hint": commands.hint}

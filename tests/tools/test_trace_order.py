@@ -13,9 +13,9 @@ from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.notebook.show import outputs
 from workbench.pipeline.gpu_communication import COMPUTE, COPY, NCCL, SYMMETRIC, kind_of
-from workbench.tools.traces import trace_file
-from workbench.tools.traces.order import gaps, overlap, read_order
-from workbench.tools.traces.trace_file import read_trace
+from workbench.tools.timing import trace_file
+from workbench.tools.timing.order import gaps, overlap, read_order
+from workbench.tools.timing.trace_file import read_trace
 
 GATHER, MM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "sm90_xmma_gemm_bf16"
 LONG_AGO = -1000.0

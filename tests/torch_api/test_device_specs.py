@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.device_specs import DeviceSpec, device_spec, device_specs
+from workbench.torch_api.devices.estimators import device_specs
+from workbench.torch_api.devices.profile import device_spec
+from workbench.torch_api.devices.specs import DeviceSpec
 
 MM = torch.ops.aten.mm
 MINE = DeviceSpec("mine", {"float32": 1.0, "bfloat16": 2.0}, 1000.0, 10.0, 1.0)

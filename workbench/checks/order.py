@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.callables import kernels_of
+from workbench.graph.callables import graph_of, kernels_of
 from workbench.graph.facts import ChosenOrder, facts_of
 from workbench.graph.read.fused_cost import kernels_ms
 from workbench.graph.read.order import Between, between, between_calls
@@ -35,7 +35,7 @@ _UNSEEN = "Inductor's calls of {} of {} collectives were not observed"
 def check(item: RegisteredPass, record: PassRecord) -> None:
     """Add the verdict `order` to the record of a pass that chose an order, and of each later one but a replay."""
     started = time.perf_counter()
-    step = facts_of(record.before[0]).step
+    step = facts_of(graph_of(record.before[0])).step
     graphs = all(isinstance(a, GraphModule) for a in record.after)
     if item.order_costs is not None and graphs:
         step.order, verdict = _choose(item.name, record.after, partial(item.order_costs, record.options))

@@ -16,7 +16,7 @@
     propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives
     source_code      source of a user's functions and files
-    traces           exposed communication of a traced job
+    timing           calibrate a machine; exposed communication of a traced job
     user_kernel      a user's Triton kernel
     variant          one variant in figures and verdicts
     what_if          change a recipe, run again what changes

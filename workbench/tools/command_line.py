@@ -106,6 +106,16 @@ def parser() -> argparse.ArgumentParser:
     order.add_argument("--device", type=int, metavar="N", help="the GPU, where a trace holds several")
     order.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
 
+    calibrate = commands.add_parser("calibrate", help="measure this machine, for simulated timelines of it",
+                                    description="Measure matmuls, attention, memory bandwidth, collectives, what they "
+                                    "cost each other, and launches, and write them to a file. A recipe's or a view's "
+                                    "device may be such a file.")
+    calibrate.add_argument("out", type=Path, metavar="FILE.json", help="where to write the profile")
+    calibrate.add_argument("--ranks", type=_count, default=1, metavar="N",
+                           help="ranks, one for each GPU; collectives are measured from 2 on (default 1)")
+    calibrate.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                           help="seconds for all of it (default 600)")
+
     worker = commands.add_parser("worker", help="one rank of a pool that listens: start it with torchrun",
                                  description="One rank of a pool that `ranks(n, listen=...)` opened elsewhere. Start "
                                  "it with torchrun, once for each rank: torchrun ... -m workbench worker --connect ...")

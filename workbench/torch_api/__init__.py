@@ -4,14 +4,13 @@
     compile_backend  what a `torch.compile` backend receives
     cuda_graphs      record and replay CUDA graphs
     determinism      deterministic algorithms and seeds, as contexts
-    device_specs     a device's figures, given to Inductor's estimators
+    devices          the devices that the cost model simulates
     distributed      DTensor, process groups, gloo, NCCL's flight recorder
     fast_partition   torch's partitioner in less time
     flex             FlexAttention and block masks
     garbage          pause Python's garbage collector
     inductor         lowering, kernels, regions, bucketing
     matcher          torch's subgraph matcher, strict and lax
-    measure          time one operator on this machine
     module_paths     a node's module, from its metadata
     ops              what an operator does, read from its schema
     partitioning     torch's partitioners

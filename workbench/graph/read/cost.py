@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.nodes import kind_of, module_path
-from workbench.torch_api.device_specs import DEVICES, DeviceSpec, Known, device_spec, device_specs, repeat_heads
+from workbench.torch_api.devices.estimators import Known, device_specs, repeat_heads
+from workbench.torch_api.devices.profile import device_spec
+from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
 from workbench.torch_api.ops import COMPILED_REGION, hint, op_name, tensor_bytes
 
 __all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
@@ -67,18 +70,12 @@ def flops(gm: torch.fx.GraphModule) -> dict[str, int]:
 
 
 def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
-    """Ring model: latency, and the bytes that each rank sends over its slowest link. A group of one costs nothing."""
-    spec = device_spec(device)
-    if c.group_size <= 1:
-        return 0.0
-    rate = spec.link_gbps if c.group_size <= spec.ranks_per_host else spec.net_gbps
-    trips = 2.0 if c.kind == "all_reduce" else 1.0
-    sent = trips * c.payload * (c.group_size - 1) / c.group_size
-    return spec.latency_us / 1e3 + sent / (rate * 1e9) * 1e3
+    """A collective alone, as measured, or else by the ring model. A group of one costs nothing."""
+    return device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0
 
 
 def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0.75) -> float:
-    """Roofline of one node: the larger of its FLOP at `efficiency` of the peak, and its bytes at full memory bandwidth.
+    """The larger of two times: its FLOP, as measured or at `efficiency` of the peak, and the bytes that it moves.
 
     0 for views, waits and collectives (see `collective_ms`). Each operator counts as a separate kernel.
     """
@@ -89,8 +86,17 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0
     tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
     moved = tensor_bytes(tensors) + sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
     dtype = tensors[0].dtype if tensors else torch.float32
-    compute = node_flops(node) / (efficiency * spec.peak(dtype))
-    return 1e3 * max(compute, moved / (spec.dram_gbps * 1e9))
+    flop = node_flops(node)
+    return max(_computing_ms(node, flop, tensors, spec, dtype, efficiency) if flop else 0.0, spec.moving_ms(moved))
+
+
+def _computing_ms(node: torch.fx.Node, flop: int, tensors: list[torch.Tensor], spec: DeviceSpec, dtype: torch.dtype,
+                  efficiency: float) -> float:
+    shape = tuple(map(hint, tensors[0].shape)) if tensors else ()
+    if kind_of(node) == "attention" and len(shape) == 4:
+        return spec.attention_ms(flop, *shape[-2:], "backward" in op_name(node.target), dtype, efficiency)
+    rows = shape[-2] if len(shape) > 1 else 1
+    return spec.product_ms(flop, rows, max(1, math.prod(shape) // max(1, rows)), dtype, efficiency)
 
 
 @dataclass(frozen=True)

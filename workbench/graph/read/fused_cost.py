@@ -22,14 +22,12 @@ _THROUGH = frozenset({"view", "bookkeeping"})
 def fusion_groups(gm: GraphModule) -> list[list[Node]]:
     """The nodes that a compiler would compute in one kernel, estimated; groups in the order of their last nodes.
 
-    Nodes join the kernels of their inputs, but not across a matmul, an attention, a collective or a wait: a node's
-    level is the largest number of these on a path to it, and one kernel has one level, so kernels form no circle.
+    Nodes join the kernels of their inputs, but not across a matmul, an attention, a collective or a wait.
     """
-    level: dict[Node, int] = {}
-    joined = nx.Graph()
     fuses = {n for n in gm.graph.nodes if kind_of(n) in _FUSES and COMPILED_REGION not in n.meta}
+    level = _levels(gm, fuses)
+    joined = nx.Graph()
     for node in gm.graph.nodes:
-        level[node] = max((level[n] + _parts(n, fuses) for n in node.all_input_nodes), default=0)
         if node in fuses:
             joined.add_node(node)
             joined.add_edges_from((node, n) for n in map(_source, node.all_input_nodes)
@@ -39,8 +37,20 @@ def fusion_groups(gm: GraphModule) -> list[list[Node]]:
     return sorted(groups, key=lambda group: place[group[-1]])
 
 
-def _parts(node: Node, fuses: Collection[Node]) -> bool:
-    return node.op == "call_function" and node not in fuses and kind_of(node) not in _THROUGH
+def _levels(gm: GraphModule, fuses: Collection[Node]) -> dict[Node, int]:
+    """How many matmuls, attentions, collectives and waits lie before each node, at most.
+
+    One kernel has one level, so kernels form no circle. A node whose users have a higher level takes theirs: a compiler
+    computes it where it is used.
+    """
+    apart = {n: n.op == "call_function" and n not in fuses and kind_of(n) not in _THROUGH for n in gm.graph.nodes}
+    level: dict[Node, int] = {}
+    for node in gm.graph.nodes:
+        level[node] = max((level[n] + apart[n] for n in node.all_input_nodes), default=0)
+    for node in reversed(gm.graph.nodes):
+        level[node] = min((level[user] - apart[node] for user in node.users if user.op != "output"),
+                          default=level[node])
+    return level
 
 
 def _source(node: Node) -> Node:
@@ -77,7 +87,7 @@ def _readers(node: Node) -> Iterable[Node]:
 
 
 def _moving_ms(nodes: Collection[Node], spec: DeviceSpec) -> float:
-    return moved_bytes(nodes) / (spec.dram_gbps * 1e9) * 1e3 if nodes else 0.0
+    return spec.moving_ms(moved_bytes(nodes)) if nodes else 0.0
 
 
 def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import is_compute
 from workbench.recipe.contracts import EstimateOptions
-from workbench.torch_api.measure import measured_ms, signature
+from workbench.torch_api.devices.timing import measured_ms, signature
 from workbench.torch_api.ops import world_kind
 
 FORMAT_VERSION = 1

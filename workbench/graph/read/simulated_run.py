@@ -89,10 +89,12 @@ class StepTimeline:
         return target
 
 
-def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100") -> StepTimeline:
+def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *,
+              fused: bool = False) -> StepTimeline:
     """Simulate the graphs one after another with the cost model: kernels in node order, one lane per process group.
 
-    graphs: one, or several by name, such as forward and backward. Raises WorkbenchError for an unknown device, and
+    graphs: one, or several by name, such as forward and backward. fused: as where a compiler fuses pointwise operators;
+    otherwise each operator is a kernel. Raises WorkbenchError for an unknown device, and
     for a graph without values, which has no shapes to estimate from.
     """
     parts = {facts_of(graphs).part: graphs} if isinstance(graphs, GraphModule) else graphs
@@ -103,16 +105,16 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
         if not any("val" in n.meta for n in gm.graph.nodes):
             raise WorkbenchError(f"the {part} graph holds no values (node.meta['val']): nothing says how long a node "
                                  "takes. Capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
-        found, total = _part(part, gm, spec, start)
+        found, total = _part(part, gm, spec, start, fused)
         compute += sum(span.ms for span in found if span.lane == COMPUTE)
         spans += found
         start += total
     return StepTimeline(f"simulated on {spec.name}", tuple(spans), start, compute)
 
 
-def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float) -> tuple[list[Span], float]:
+def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float, fused: bool) -> tuple[list[Span], float]:
     found = list_collectives(gm)
-    costs = costs_of(gm, spec, found=found)
+    costs = costs_of(gm, spec, found=found, fused=fused)
     clock = Clock(costs)
     about, axes = {c.node: c for c in found}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}

@@ -11,7 +11,7 @@ from workbench.graph.read.timeline import Costs, costs_of
 from workbench.passes.autobucketing_reordering import CONTRACT, AutobucketingOptions
 from workbench.passes.merged_collectives import launches_saved, without_region
 from workbench.passes.registry import RegisteredPass
-from workbench.torch_api.device_specs import device_specs
+from workbench.torch_api.devices.estimators import device_specs
 from workbench.torch_api.inductor import bucketing
 
 

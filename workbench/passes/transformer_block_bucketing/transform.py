@@ -16,7 +16,7 @@ from workbench.passes.effect import Effect
 from workbench.passes.merged_collectives import launches_saved, without_region
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.passes.transformer_block_bucketing import CONTRACT, BlockBucketingOptions
-from workbench.torch_api.device_specs import device_specs
+from workbench.torch_api.devices.estimators import device_specs
 from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.module_paths import clean_path
 

@@ -1,4 +1,4 @@
-"""Device specifications, and a context in which Inductor's schedulers and estimators use them for this machine.
+"""A context in which Inductor's schedulers and estimators use a device's figures for this machine.
 
 Source: torch/utils/_runtime_estimation.py, torch/_inductor/{utils,scheduler,comm_analysis,codecache}.py and
 torch/_inductor/fx_passes/overlap_scheduling.py. Works without a GPU and without triton on torch 2.11 to 2.15.
@@ -8,68 +8,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.torch_api.devices.profile import device_spec
+from workbench.torch_api.devices.specs import DeviceSpec
 from workbench.torch_api.ops import with_hints
-
-
-@dataclass(frozen=True)
-class DeviceSpec:
-    """Peak figures of a device.
-
-    tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
-    inside a host, and of its link between hosts. latency_us: of a collective.
-    """
-
-    name: str
-    tflops: Mapping[str, float]
-    dram_gbps: float
-    link_gbps: float
-    net_gbps: float
-    latency_us: float = 10.0
-    ranks_per_host: int = 8
-    generation: str = "HOPPER"
-
-    def peak(self, dtype: torch.dtype) -> float:
-        """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
-        return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
-
-
-def _gpu(name: str, half: float, single: float, double: float, dram: float, link: float, generation: str) -> DeviceSpec:
-    tflops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
-    return DeviceSpec(name, tflops, dram, link, 50.0 if generation == "HOPPER" else 25.0, generation=generation)
-
-
-# From the vendor's data sheets, without sparsity. NVLink per direction.
-DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
-    _gpu("h100", 989.0, 67.0, 67.0, 3350.0, 450.0, "HOPPER"),
-    _gpu("h200", 989.0, 67.0, 67.0, 4800.0, 450.0, "HOPPER"),
-    _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
-    # One core of a server with AVX2 and its share of the memory bandwidth; gloo over loopback.
-    DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
-               64, "AMPERE"),
-)}
-
-
-def device_spec(device: str | DeviceSpec) -> DeviceSpec:
-    """The spec of that name. A spec is returned unchanged."""
-    if isinstance(device, DeviceSpec):
-        return device
-    try:
-        return DEVICES[device]
-    except KeyError:
-        raise WorkbenchError(
-            f"unknown device {device!r}: one of {', '.join(DEVICES)}, or a DeviceSpec with your own figures"
-        ) from None
-
 
 # Imported on first use: the scheduler's import takes a second.
 _ESTIMATION = "torch.utils._runtime_estimation"

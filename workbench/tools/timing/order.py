@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import COMPUTE, Interval, gaps, length, overlap, union
 from workbench.recipe.wording import aligned, json_text
-from workbench.tools.traces.trace_file import GpuEvent, TracedStep, TraceFile, read_trace
+from workbench.tools.timing.trace_file import GpuEvent, TracedStep, TraceFile, read_trace
 
 if TYPE_CHECKING:
     from workbench.graph.read.simulated_run import StepTimeline

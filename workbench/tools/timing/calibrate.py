@@ -1,0 +1,199 @@
+"""`calibrate`: measure this machine once, for simulated timelines of it on any other.
+
+Every figure is the mean over a window of repetitions, since a burst runs at a clock that a training step cannot hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from workbench.errors import WorkbenchError
+from workbench.pipeline.machine import machine, versions
+from workbench.torch_api.devices.profile import Attention, MachineProfile, Matmul, Move, Sent
+from workbench.torch_api.devices.specs import DEVICES
+from workbench.world.mesh import World, current_world
+
+WINDOW = {"cuda": 0.05, "cpu": 0.02}
+SIDES = {"cuda": (512, 2048, 8192, 32768), "cpu": (64, 256, 1024)}
+LENGTHS = {"cuda": (512, 2048, 4096), "cpu": (128, 512)}
+MOVED = {"cuda": range(16, 31, 2), "cpu": range(14, 25, 2)}
+SENT = {"cuda": range(12, 30, 2), "cpu": range(12, 25, 3)}
+SMALL, REPLAYED = 64, 10
+KINDS: dict[str, Callable[..., Any]] = {
+    "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part),
+    "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+    "all_reduce": lambda whole, part: dist.all_reduce(whole),
+    "all_to_all": lambda whole, part: dist.all_to_all_single(torch.empty_like(whole), whole),
+}
+
+
+def window_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -> float:
+    """The mean milliseconds of a call, over a window of time or of `repeats` calls, after warm-up."""
+    def synchronise() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    call()
+    synchronise()
+    if not repeats:
+        started = time.perf_counter()
+        call()
+        synchronise()
+        one = max(time.perf_counter() - started, 1e-6)
+        repeats = max(3, int(WINDOW[device.type] / one))
+    started = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    synchronise()
+    return (time.perf_counter() - started) / repeats * 1e3
+
+
+def kernel_ms(call: Callable[[], Any], device: torch.device) -> float:
+    """The mean milliseconds of a call's kernels: on a GPU they are replayed, since launching may take longer."""
+    if device.type == "cpu":
+        return window_ms(call, device)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPLAYED):
+            call()
+    return window_ms(graph.replay, device) / REPLAYED
+
+
+def _dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    return (torch.bfloat16, torch.float32) if device.type == "cuda" else (torch.float32,)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def matmuls(device: torch.device) -> Iterator[Matmul]:
+    """Products over all triples of sides, but for the largest of float32, which would take seconds."""
+    sides = SIDES[device.type]
+    for dtype, m, k, n in product(_dtypes(device), sides, sides, sides):
+        if dtype is torch.float32 and m * k * n > sides[-2] ** 2 * sides[-1]:
+            continue
+        a, b = (torch.randn(size, device=device, dtype=dtype) for size in ((m, k), (k, n)))
+        out = torch.empty(m, n, device=device, dtype=dtype)
+        yield Matmul(dtype=_name(dtype), m=m, k=k, n=n, ms=kernel_ms(lambda: torch.mm(a, b, out=out), device))  # noqa: B023
+
+
+def attentions(device: torch.device) -> Iterator[Attention]:
+    """Causal attention, forward and backward, with as many heads as make up 16,384 queries."""
+    for dtype, length, dim in product(_dtypes(device), LENGTHS[device.type], (64, 128)):
+        heads = max(8, 16384 * 8 // length)
+        query, key, value = (torch.randn(1, heads, length, dim, device=device, dtype=dtype, requires_grad=True)
+                             for _ in range(3))
+
+        def forward() -> torch.Tensor:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)  # noqa: B023
+
+        out = forward()
+        grad = torch.randn_like(out)
+
+        def backward() -> None:
+            torch.autograd.grad(out, (query, key, value), grad, retain_graph=True)  # noqa: B023
+
+        for which, call in ((False, forward), (True, backward)):
+            yield Attention(dtype=_name(dtype), heads=heads, length=length, dim=dim, backward=which,
+                            ms=window_ms(call, device))
+
+
+def moves(device: torch.device) -> Iterator[Move]:
+    """One pointwise kernel with two inputs and a result."""
+    for power in MOVED[device.type]:
+        a, b, out = (torch.ones(2**power // 2, device=device, dtype=torch.bfloat16) for _ in range(3))
+        yield Move(bytes=3 * 2**power, ms=kernel_ms(lambda: torch.add(a, b, out=out), device))  # noqa: B023
+
+
+def collectives(world: World) -> Iterator[Sent]:
+    """Each kind over all ranks, alone. Every rank calls it."""
+    for kind, power in product(KINDS, SENT[world.device.type]):
+        whole = torch.ones(2**power // 4, device=world.device)
+        part = torch.ones(2**power // 4 // world.size, device=world.device)
+        if kind == "all_to_all" and world.device.type == "cpu":
+            continue  # gloo has none
+        dist.barrier()
+        ms = window_ms(lambda: KINDS[kind](whole, part), world.device, repeats=20 if power < 24 else 8)  # noqa: B023
+        yield Sent(kind=kind, ranks=world.size, bytes=2**power, ms=ms)
+
+
+def overlapped(world: World) -> tuple[float, float]:
+    """(compute, collective): how much longer each takes while the other runs, on a GPU of each rank."""
+    side = SIDES["cuda"][-2]
+    a = torch.randn(side, side, device=world.device, dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    whole, part = torch.ones(2**26, device=world.device), torch.ones(2**26 // world.size, device=world.device)
+    lanes = torch.cuda.current_stream(), torch.cuda.Stream()
+    calls = (lambda: torch.mm(a, a, out=out), lambda: dist.all_gather_into_tensor(whole, part))
+
+    def run(lane: int, repeats: int) -> Callable[[], float]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(lanes[lane]):
+            begin.record()
+            for _ in range(repeats):
+                calls[lane]()
+            end.record()
+        return lambda: begin.elapsed_time(end)
+
+    def ms(lane: int, others: int) -> float:
+        dist.barrier()
+        torch.cuda.synchronize()
+        run(1 - lane, others)
+        found = run(lane, 5)
+        torch.cuda.synchronize()
+        return found()
+
+    for lane in (0, 1):
+        ms(lane, 5)
+    compute, collective = (ms(lane, 40) / ms(lane, 0) for lane in (0, 1))
+    return compute, collective
+
+
+def launch_us(device: torch.device) -> float:
+    """CPU microseconds of an operator's launch, measured on tensors too small to matter."""
+    a = torch.ones(SMALL, device=device)
+    out = torch.empty_like(a)
+    started = time.perf_counter()
+    for _ in range(2000):
+        torch.add(a, a, out=out)
+    return (time.perf_counter() - started) / 2000 * 1e6
+
+
+def replay_us(device: torch.device) -> float:
+    """GPU microseconds of a small kernel in a CUDA graph, with the gap to the next one."""
+    a = torch.ones(SMALL, device=device)
+    return kernel_ms(lambda: a.add_(1), device) * 1e3
+
+
+def measure(command: str) -> MachineProfile | None:
+    """Measure the machine of this world's ranks; every rank calls it, and rank 0 gets the profile.
+
+    Compute is measured on rank 0 while the others wait. Raises WorkbenchError for a GPU without a data sheet.
+    """
+    world = current_world()
+    device, cuda = world.device, world.device.type == "cuda"
+    name = next((d for d in DEVICES if d in torch.cuda.get_device_name().lower()), None) if cuda else "cpu"
+    if name is None:
+        raise WorkbenchError(f"{torch.cuda.get_device_name()}: no data sheet of it: add a DeviceSpec to "
+                             "workbench/torch_api/devices/specs.py")
+    sent = tuple(collectives(world)) if world.size > 1 else ()
+    slower = overlapped(world) if cuda and world.size > 1 else (None, None)
+    made = None
+    if world.rank == 0:
+        made = MachineProfile(
+            device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
+            attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
+            compute_slowdown=slower[0], collective_slowdown=slower[1], launch_us=launch_us(device),
+            replay_us=replay_us(device) if cuda else None)
+    if world.size > 1:
+        dist.barrier()
+    return made

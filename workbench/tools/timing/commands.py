@@ -1,0 +1,40 @@
+"""The commands that need no recipe: `order` and `calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+
+
+def writable(path: Path | None, option: str = "--json") -> None:
+    """Raise WorkbenchError where a file cannot be written, before the work is done."""
+    if path is not None and path.is_dir():
+        raise WorkbenchError(f"{option} {path}: is a folder: give a file")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise WorkbenchError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
+
+
+def order(args: argparse.Namespace) -> int:
+    from workbench.tools.timing.order import read_order
+
+    writable(args.json)
+    found = read_order(args.traces, args.step, args.device)
+    print(found)
+    if args.json is not None:
+        args.json.write_text(found.to_json(), encoding="utf-8")
+    return 0
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    writable(args.out, "--out")
+    from workbench.tools.timing.calibrate import measure
+    from workbench.world.ranks import ranks
+
+    with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
+        found = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
+    found.to_json(args.out)
+    print(f"{args.out}: {found.summary()}")
+    return 0

@@ -1,0 +1,210 @@
+"""What was measured of one machine, as a device that the cost model simulates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workbench.errors import WorkbenchError
+from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
+
+MACHINES = Path(__file__).parent / "machines"
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Matmul(_Data):
+    """One product of an m x k and a k x n matrix."""
+
+    dtype: str
+    m: int
+    k: int
+    n: int
+    ms: float = Field(gt=0)
+
+
+class Attention(_Data):
+    """Causal attention of `heads` (batch and heads together); the backward alone where `backward`."""
+
+    dtype: str
+    heads: int
+    length: int
+    dim: int
+    backward: bool
+    ms: float = Field(gt=0)
+
+
+class Move(_Data):
+    """One fused pointwise kernel; bytes: read and written."""
+
+    bytes: int
+    ms: float = Field(gt=0)
+
+
+class Sent(_Data):
+    """One collective alone. bytes: of the unsharded side, on each rank."""
+
+    kind: str
+    ranks: int
+    bytes: int
+    ms: float = Field(gt=0)
+
+
+class MachineProfile(_Data):
+    """The file that `workbench calibrate` writes.
+
+    device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
+    while a collective and compute overlap; None without a second GPU. launch_us: CPU time of an operator's launch.
+    replay_us: GPU time of a small kernel in a CUDA graph, all gaps included; None on a CPU.
+    """
+
+    format_version: Literal[1] = 1
+    device: str
+    command: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    matmuls: tuple[Matmul, ...] = Field(min_length=1)
+    attentions: tuple[Attention, ...] = Field(min_length=1)
+    moves: tuple[Move, ...] = Field(min_length=2)
+    collectives: tuple[Sent, ...] = ()
+    compute_slowdown: float | None = None
+    collective_slowdown: float | None = None
+    launch_us: float
+    replay_us: float | None = None
+
+    def summary(self) -> str:
+        """One line: the machine, and how much was measured."""
+        gpus = self.machine["gpus"]
+        what = f"{len(gpus)} {gpus[0]}" if gpus else f"{self.machine['cores']} cores, {self.machine['cpu']}"
+        return (f"{what}, torch {self.versions['torch']}: {len(self.matmuls)} matmuls, {len(self.attentions)} "
+                f"attentions, {len(self.moves)} moves, {len(self.collectives)} collectives")
+
+    def to_json(self, path: Path) -> None:
+        path.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
+
+
+def load_profile(path: Path) -> MachineProfile:
+    """Read such a file. Raises WorkbenchError with the file and what is wrong in it."""
+    try:
+        return MachineProfile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise WorkbenchError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}: no profile of a machine of "
+                             "format 1; write one with `workbench calibrate`") from None
+    except (ValueError, OSError) as error:
+        raise WorkbenchError(f"{path}: cannot be read as a machine's profile ({error}): write one with "
+                             "`workbench calibrate`") from None
+
+
+def _between(grid: Mapping[tuple[int, ...], float], at: Sequence[float]) -> float:
+    """Interpolated between the corners of a grid, all on a logarithmic scale; outside the grid, its border's value.
+
+    A corner that was not measured takes no part.
+    """
+    sides = []
+    for axis, wanted in enumerate(at):
+        known = sorted({corner[axis] for corner in grid})
+        low = max((c for c in known if c <= wanted), default=known[0])
+        high = min((c for c in known if c >= wanted), default=known[-1])
+        share = math.log(wanted / low) / math.log(high / low) if low < high else 0.0
+        sides.append(((low, 1 - share), (high, share)))
+    corners = [(tuple(c for c, _ in picked), math.prod(w for _, w in picked)) for picked in itertools.product(*sides)]
+    found = [(grid[corner], weight) for corner, weight in corners if weight and corner in grid]
+    if not found:
+        nearest = min(grid, key=lambda corner: sum(math.log(c / max(w, 1)) ** 2 for c, w in zip(corner, at, strict=True)))
+        return grid[nearest]
+    return math.exp(sum(weight * math.log(value) for value, weight in found) / sum(weight for _, weight in found))
+
+
+def _along(rows: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear between measured (bytes, ms), which are sorted; beyond the last at its rate."""
+    if at <= rows[0][0]:
+        return rows[0][1]
+    for (a, low), (b, high) in itertools.pairwise(rows):
+        if at <= b:
+            return low + (high - low) * (at - a) / (b - a)
+    return rows[-1][1] * at / rows[-1][0]
+
+
+@dataclass(frozen=True)
+class MeasuredSpec(DeviceSpec):
+    """A device whose times come from a profile, and from its data sheet where nothing was measured."""
+
+    profile: MachineProfile | None = field(default=None, repr=False, compare=False)
+    _moves: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
+    _sent: Mapping[tuple[str, int], tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False,
+                                                                            compare=False)
+
+    def moving_ms(self, moved: float) -> float:
+        return _along(self._moves, moved)
+
+    def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype, efficiency: float) -> float:
+        name = str(dtype).removeprefix("torch.")
+        rows = [row for row in self.profile.matmuls if row.dtype == name] if self.profile else []
+        if not rows:
+            return super().product_ms(flop, m, n, dtype, efficiency)
+        k = flop / (2 * m * n)
+        rate = _between({(r.m, r.k, r.n): 2 * r.m * r.k * r.n / r.ms for r in rows}, (m, k, n))
+        return flop / rate
+
+    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype,
+                     efficiency: float) -> float:
+        name = str(dtype).removeprefix("torch.")
+        known = self.profile.attentions if self.profile else ()
+        rows = [r for r in known if r.dtype == name and r.backward == backward]
+        if not rows:
+            return super().attention_ms(flop, length, dim, backward, dtype, efficiency)
+        per = 10 if backward else 4  # FLOP of unmasked attention, as the cost model counts them
+        rate = _between({(r.length, r.dim): per * r.heads * r.length**2 * r.dim / r.ms for r in rows}, (length, dim))
+        return flop / rate
+
+    def sending_ms(self, kind: str, ranks: int, payload: float) -> float:
+        rows = self._sent.get((kind, ranks))
+        return _along(rows, payload) if rows else super().sending_ms(kind, ranks, payload)
+
+
+def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
+    """The device of a profile. Raises WorkbenchError where the profile names no device of ours."""
+    if profile.device not in DEVICES:
+        raise WorkbenchError(f"{name}: device {profile.device!r}: one of {', '.join(DEVICES)}")
+    sheet = DEVICES[profile.device]
+    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for row in profile.collectives:
+        groups.setdefault((row.kind, row.ranks), []).append((row.bytes, row.ms))
+    given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
+    return MeasuredSpec(**{**given, "name": name}, profile=profile,
+                        _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
+                        _sent={key: tuple(sorted(rows)) for key, rows in groups.items()})
+
+
+def device_spec(device: str | DeviceSpec) -> DeviceSpec:
+    """The device of that name: a data sheet's, one of the measured `machines`, or a file of `workbench calibrate`.
+
+    A spec is returned unchanged.
+    """
+    if isinstance(device, DeviceSpec):
+        return device
+    if device in DEVICES:
+        return DEVICES[device]
+    path = Path(device) if device.endswith(".json") else MACHINES / f"{device}.json"
+    if not path.is_file():
+        known = [*DEVICES, *sorted(p.stem for p in MACHINES.glob("*.json"))]
+        raise WorkbenchError(f"unknown device {device!r}: one of {', '.join(known)}, a file that `workbench calibrate` "
+                             "wrote, or a DeviceSpec with your own figures")
+    return _loaded(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _loaded(path: Path, _: int) -> MeasuredSpec:
+    return measured_spec(path.stem, load_profile(path))

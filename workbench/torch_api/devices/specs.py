@@ -1,0 +1,69 @@
+"""Devices by their data sheets, and the time of a kernel or collective by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Peak figures of a device.
+
+    tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
+    inside a host, and of its link between hosts. latency_us: of a collective.
+    """
+
+    name: str
+    tflops: Mapping[str, float]
+    dram_gbps: float
+    link_gbps: float
+    net_gbps: float
+    latency_us: float = 10.0
+    ranks_per_host: int = 8
+    generation: str = "HOPPER"
+
+    def peak(self, dtype: torch.dtype) -> float:
+        """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
+        return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
+
+    def moving_ms(self, moved: float) -> float:
+        """A kernel that reads and writes this many bytes, at full memory bandwidth."""
+        return moved / (self.dram_gbps * 1e9) * 1e3
+
+    def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype, efficiency: float) -> float:
+        """A product whose result is m x n, at `efficiency` of the peak; n counts the columns of all of a batch."""
+        return 1e3 * flop / (efficiency * self.peak(dtype))
+
+    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype,
+                     efficiency: float) -> float:
+        """Attention over `length` keys with heads of size `dim`; flop: of all pairs, also where a mask leaves some out.
+        """
+        return 1e3 * flop / (efficiency * self.peak(dtype))
+
+    def sending_ms(self, kind: str, ranks: int, payload: float) -> float:
+        """A collective over `ranks` by the ring model: latency, and the bytes that a rank sends over its slowest link.
+
+        payload: bytes of the unsharded side.
+        """
+        rate = self.link_gbps if ranks <= self.ranks_per_host else self.net_gbps
+        trips = 2.0 if kind == "all_reduce" else 1.0
+        return self.latency_us / 1e3 + trips * payload * (ranks - 1) / ranks / (rate * 1e9) * 1e3
+
+
+def _gpu(name: str, half: float, single: float, double: float, dram: float, link: float, generation: str) -> DeviceSpec:
+    tflops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
+    return DeviceSpec(name, tflops, dram, link, 50.0 if generation == "HOPPER" else 25.0, generation=generation)
+
+
+# From the vendor's data sheets, without sparsity. NVLink per direction.
+DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
+    _gpu("h100", 989.0, 67.0, 67.0, 3350.0, 450.0, "HOPPER"),
+    _gpu("h200", 989.0, 67.0, 67.0, 4800.0, 450.0, "HOPPER"),
+    _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
+    # One core of a server with AVX2 and its share of the memory bandwidth; gloo over loopback.
+    DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
+               64, "AMPERE"),
+)}
