@@ -2,8 +2,10 @@
 
     python benchmarks/accuracy.py measure FILE.jsonl RECIPE [--set KEY=VALUE ...]     (a GPU; one row)
     python benchmarks/accuracy.py simulate MEASURED.jsonl DEVICE --json FILE          (no GPU; all rows)
+    python benchmarks/accuracy.py collectives PROFILE TIMELINE ... --out PROFILE      (a profile of more GPUs)
 
 Each row is the forward and backward of a recipe on one GPU, captured anew for the simulation, on any machine.
+`collectives` adds to a profile of one GPU the collectives that timelines of two measured, and their slowdown.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from workbench import load_recipe
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import simulated
+from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.route import StepState, route, walk
 from workbench.pipeline.step_profile import profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
+from workbench.torch_api.devices.profile import MachineProfile, Sent, load_profile
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.mesh import World, opened
 
@@ -126,6 +129,30 @@ def measured_row(recipe: Recipe) -> dict[str, Any]:
             "spread_ms": [min(s[0] for s in samples), max(s[0] for s in samples)]}
 
 
+def with_collectives(profile: MachineProfile, timelines: list[dict[str, Any]], command: str) -> MachineProfile:
+    """The profile with collectives from `benchmarks/timelines.py`: the fastest of each size, and the least latency.
+
+    The slowdown is that of the hidden ones: their median over the fastest, in timelines that hide more than half.
+    """
+    alone: dict[tuple[str, int, int], list[float]] = {}
+    slower = []
+    for timeline in timelines:
+        rows: dict[tuple[str, int, int], list[float]] = {}
+        for row in timeline["rows"]:
+            kind, size = row["label"].split(" ")[:2]
+            key = kind, len(timeline["machine"]["gpus"]), int(size.replace(",", ""))
+            rows.setdefault(key, []).append(row["measured_ms"])
+            alone.setdefault(key, []).append(row["measured_ms"])
+        if timeline["measured"]["exposed_ms"] < sum(map(sum, rows.values())) / 2:
+            slower += [statistics.median(times) / min(times) for times in rows.values() if len(times) > 1]
+    small = min(min(times) for times in alone.values())
+    sent = {key: min(times) for key, times in alone.items()}
+    sent |= {(kind, ranks, 4096): small for kind, ranks, _ in alone}
+    return profile.model_copy(update={
+        "collectives": tuple(Sent(kind=k, ranks=r, bytes=size, ms=ms) for (k, r, size), ms in sorted(sent.items())),
+        "collective_slowdown": statistics.median(slower), "command": command, "machine": timelines[0]["machine"]})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -137,7 +164,17 @@ def main() -> None:
     simulate.add_argument("measured", type=Path)
     simulate.add_argument("device")
     simulate.add_argument("--json", type=Path, required=True)
+    collectives = commands.add_parser("collectives")
+    collectives.add_argument("profile", type=Path)
+    collectives.add_argument("timelines", nargs="+", type=Path)
+    collectives.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if options.command == "collectives":
+        files = [options.profile.name, *(path.name for path in options.timelines)]
+        said = " ".join(["benchmarks/accuracy.py collectives", *files])
+        data = [json.loads(path.read_text(encoding="utf-8")) for path in options.timelines]
+        with_collectives(load_profile(options.profile), data, said).to_json(options.out)
+        return
     if options.command == "measure":
         changes = dict(item.split("=", 1) for item in options.set)
         row = {"recipe": options.recipe, "changes": changes, "machine": machine(), "versions": versions()}
@@ -146,18 +183,49 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
         return
     rows = [json.loads(line) for line in options.measured.read_text(encoding="utf-8").splitlines()]
-    for row in rows:
-        recipe = load_recipe(row["recipe"]).override(row["changes"])
-        with step_state(recipe, "cpu", lower=False) as state:
-            compiled = "full_inductor_compilation" in recipe.pass_names
-            found = simulated(state.pair.by_part, options.device, fused=compiled)
-        row["simulated"] = {"compute_ms": found.compute_ms}
-        row["error"] = found.compute_ms / row["kernels_ms"] - 1
-        print(f"{row['recipe']} {row['changes']}: {row['kernels_ms']:.2f} ms, simulated {found.compute_ms:.2f}")
+    found = exposed_rows(rows, options.device) if "exposed_nccl_ms" in rows[0] else compute_rows(rows, options.device)
     data = {"command": f"benchmarks/accuracy.py simulate {options.measured.name} {options.device}",
-            "machine": rows[0]["machine"], "versions": rows[0]["versions"], "rows": rows,
-            "median_absolute_error": statistics.median(abs(row["error"]) for row in rows)}
+            "machine": rows[0]["machine"], "versions": rows[0]["versions"], "device": options.device, "rows": found}
+    if errors := [abs(row["error"]) for row in found if "error" in row]:
+        data["median_absolute_error"] = statistics.median(errors)
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def simulated_step(recipe: Recipe, device: str) -> StepTimeline:
+    with step_state(recipe, "cpu", lower=False) as state:
+        return simulated(state.pair.by_part, device, fused="full_inductor_compilation" in recipe.pass_names)
+
+
+def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """Each row of `measure`, with the simulated compute and its error."""
+    found = []
+    for row in rows:
+        ms = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device).compute_ms
+        kept = {key: row[key] for key in ("recipe", "changes", "kernels_ms", "by_kind", "kernels")}
+        found.append({**kept, "simulated_ms": ms, "error": ms / row["kernels_ms"] - 1})
+        print(f"{row['recipe']} {row['changes']}: {row['kernels_ms']:.2f} ms, simulated {ms:.2f}")
+    return found
+
+
+def exposed_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """The lists of `benchmarks/step_time.py` that are ours and that no reordering pass has changed since."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if "passes" in row and "overlap_collectives" not in row["recipe"]["passes"]:
+            runs.setdefault(json.dumps(row["recipe"]), []).append(row)
+    found = []
+    for measured in runs.values():
+        given = measured[0]["recipe"]
+        sizes = {f"{section}.{key}": given[section][key] for section, key in (
+            ("model", "flavor"), ("data", "seq_len"), ("data", "batch_per_rank"), ("precision", "param"),
+            ("mesh", "dp_shard"), ("mesh", "tp"), ("training", "deterministic"))}
+        recipe = load_recipe(measured[0]["variant"]).override(measured[0]["changes"]).override(
+            {**sizes, "strict": False})
+        run = simulated_step(recipe, device)
+        found.append({"recipe": measured[0]["variant"], "axes": recipe.mesh.axes, "passes": recipe.pass_names,
+                      "measured_ms": [row["exposed_nccl_ms"] for row in measured], "simulated_ms": run.exposed_ms})
+        print(f"{recipe.name}: {found[-1]['measured_ms']} ms exposed, simulated {run.exposed_ms:.2f}")
+    return found
 
 
 if __name__ == "__main__":

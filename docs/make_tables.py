@@ -43,7 +43,7 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "stamp", "what_if", "mutants", "museum"),
+                        "accuracy", "accuracy_exposed", "stamp", "what_if", "mutants", "museum"),
 }
 
 
@@ -127,9 +127,10 @@ def tables(root: Path = ROOT) -> dict[str, str]:
     """The tables by the name of their place, as Markdown."""
     return {"recipes": recipes_table(root), "passes": passes_table(root), "peers": peers_table(root),
             "ranks": ranks_table(root), "faults": faults_table(root), "views": views_table(root),
-            "timelines": timelines_table(root), "experts": experts_table(root), "exposed": exposed_table(root),
-            "lessons": lessons_table(root), "museum": museum_table(root), "figures": figures_table(root),
-            "stamp": stamp_table(root), "what_if": what_if_table(root), "mutants": mutants_table(root)}
+            "timelines": timelines_table(root), "accuracy": accuracy_table(root),
+            "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
+            "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
+            "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root), "mutants": mutants_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -369,6 +370,38 @@ def timelines_table(root: Path = ROOT) -> str:
     heads = ["step", "compute, simulated", "measured", "exposed, simulated", "measured", "collectives matched",
              "median error of one"]
     return table(heads, rows) + f"\n\n{'; '.join(dict.fromkeys(places))}."
+
+
+def accuracy_table(root: Path = ROOT) -> str:
+    """Simulated compute beside a GPU's, from benchmarks/results/accuracy_h200x1.json."""
+    found = json.loads((root / "benchmarks" / "results" / "accuracy_h200x1.json").read_text(encoding="utf-8"))
+    rows = []
+    for row in found["rows"]:
+        changes = {key: value for key, value in row["changes"].items() if key.split(".")[0] in ("model", "data")}
+        compiled = "full_inductor" in row["recipe"] and row["changes"].get("passes") != "[]"
+        what = "dense" if row["recipe"].startswith("llama3") else "experts"
+        more = ", checkpointing" if "checkpointing" in row["recipe"] else ""
+        sizes = ", ".join(f"{key.split('.')[1]} {value}" for key, value in changes.items())
+        rows.append([f"{what}{more}, {'full Inductor' if compiled else 'no compiler'}", sizes,
+                     f"{row['kernels_ms']:.1f} ms", f"{row['simulated_ms']:.1f} ms", f"{row['error']:+.0%}"])
+    gpus = found["machine"]["gpus"]
+    worst = max(abs(row["error"]) for row in found["rows"])
+    return table(["step", "sizes", "measured", "simulated", "error"], rows) + (
+        f"\n\nMedian error {found['median_absolute_error']:.0%}, worst {worst:.0%}. {len(gpus)} {gpus[0]}, torch "
+        f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`.")
+
+
+def accuracy_exposed_table(root: Path = ROOT) -> str:
+    """Simulated exposure beside that of steps on two GPUs, from benchmarks/results/accuracy_exposed_h200x2.json."""
+    found = json.loads((root / "benchmarks" / "results" / "accuracy_exposed_h200x2.json").read_text(encoding="utf-8"))
+    rows = [[", ".join(f"`{name}`" for name in row["passes"]) or "no passes",
+             " x ".join(f"{axis} {size}" for axis, size in row["axes"].items()),
+             ", ".join(f"{ms:.1f}" for ms in row["measured_ms"]) + " ms", f"{row['simulated_ms']:.1f} ms"]
+            for row in found["rows"]]
+    gpus = found["machine"]["gpus"]
+    return table(["llama3 1b, passes", "mesh", "exposed, measured, each run", "simulated"], rows) + (
+        f"\n\n{len(gpus)} {gpus[0]}, torch {found['versions']['torch'].split('+')[0]}; simulated as "
+        f"`{found['device']}`.")
 
 
 def with_tables(text: str, made: dict[str, str], name: str) -> str:

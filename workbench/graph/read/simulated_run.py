@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """Spans of one step on one rank. source: "simulated on h100", or "measured on NVIDIA H200"."""
+    """Spans of one step on one rank. source: "simulated on h100, not calibrated", or "measured on NVIDIA H200"."""
 
     source: str
     spans: tuple[Span, ...] = field(repr=False)
@@ -109,7 +109,7 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
         compute += sum(span.ms for span in found if span.lane == COMPUTE)
         spans += found
         start += total
-    return StepTimeline(f"simulated on {spec.name}", tuple(spans), start, compute)
+    return StepTimeline(f"simulated on {spec.name}, {spec.trust}", tuple(spans), start, compute)
 
 
 def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float, fused: bool) -> tuple[list[Span], float]:

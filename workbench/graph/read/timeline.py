@@ -59,6 +59,7 @@ class Clock:
         self.finish: dict[Node, float] = {}
         self.exposed: dict[Node, float] = {}
         self._lanes: dict[str, float] = {}
+        self._flying: list[Node] = []
 
     def ready_at(self, node: Node) -> float:
         """When the result of a wait, or of a blocking collective, arrives; 0 for every other node."""
@@ -70,14 +71,29 @@ class Clock:
             group = self.costs.group[node]
             begin = self.begin[node] = max(self.now, self._lanes.get(group, 0.0))
             self.finish[node] = self._lanes[group] = begin + self.costs.collective[node]
+            self._flying.append(node)
         if (ready := self.ready_at(node)) > self.now:
             start = self.costs.waits[node]
             self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
             self.now = ready
         elif not launches:
             self.begin[node] = self.now
-            self.now = self.finish[node] = self.now + self.costs.compute[node]
-            self.compute_ms += self.costs.compute[node]
+            took = self._contended(self.costs.compute[node])
+            self.now = self.finish[node] = self.now + took
+            self.compute_ms += took
+
+    def _contended(self, ms: float) -> float:
+        """How long compute of `ms` takes while collectives run, which it slows down in turn."""
+        spec = self.costs.spec
+        self._flying = [n for n in self._flying if self.finish[n] > self.now]
+        if not self._flying or spec.compute_slowdown == spec.collective_slowdown == 1.0:
+            return ms
+        together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in self._flying) - self.now)
+        for node in self._flying:
+            self.finish[node] += min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown)
+            group = self.costs.group[node]
+            self._lanes[group] = max(self._lanes[group], self.finish[node])
+        return together + ms - together / spec.compute_slowdown
 
     @property
     def exposed_ms(self) -> float:

@@ -13,7 +13,8 @@ class DeviceSpec:
     """Peak figures of a device.
 
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
-    inside a host, and of its link between hosts. latency_us: of a collective.
+    inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
+    factors on the time of each while both run.
     """
 
     name: str
@@ -24,10 +25,17 @@ class DeviceSpec:
     latency_us: float = 10.0
     ranks_per_host: int = 8
     generation: str = "HOPPER"
+    compute_slowdown: float = 1.0
+    collective_slowdown: float = 1.0
 
     def peak(self, dtype: torch.dtype) -> float:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
         return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
+
+    @property
+    def trust(self) -> str:
+        """What is known of the error of times that are simulated on this device."""
+        return "not calibrated"
 
     def moving_ms(self, moved: float) -> float:
         """A kernel that reads and writes this many bytes, at full memory bandwidth."""

@@ -1,0 +1,51 @@
+"""`workbench calibrate`: what it measures, on CPU ranks, and where it cannot write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workbench import load_recipe
+from workbench.cli import main
+from workbench.graph.read.simulated_run import simulated
+from workbench.pipeline.route import route, upto, walk
+from workbench.tools.timing import calibrate
+from workbench.torch_api.devices.profile import load_profile
+
+CPU = torch.device("cpu")
+
+
+def test_each_figure_is_of_the_call_that_it_names(monkeypatch):
+    monkeypatch.setitem(calibrate.SIDES, "cpu", (16, 256))
+    monkeypatch.setitem(calibrate.WINDOW, "cpu", 0.002)
+    found = {(row.m, row.k, row.n): row.ms for row in calibrate.matmuls(CPU)}
+    assert len(found) == 8 - 4  # in float32, products with at most one large side
+    assert found[16, 16, 16] < found[16, 16, 256]
+    monkeypatch.setitem(calibrate.MOVED, "cpu", (12, 22))
+    small, large = calibrate.moves(CPU)
+    assert small.bytes == 3 * 2**12 and small.ms < large.ms
+    monkeypatch.setitem(calibrate.LENGTHS, "cpu", (64,))
+    forward, backward, *_ = calibrate.attentions(CPU)
+    assert not forward.backward and backward.backward and forward.ms > 0
+    assert 0 < calibrate.launch_us(CPU) < 1e4
+
+
+def test_it_says_where_it_cannot_write(tmp_path, capsys):
+    assert main(["calibrate", str(tmp_path / "missing" / "mine.json")]) == 2
+    assert "missing does not exist" in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # half a minute
+def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4):
+    path = tmp_path / "mine.json"
+    assert main(["calibrate", str(path), "--ranks", "2"]) == 0
+    found = load_profile(path)
+    assert found.device == "cpu" and found.replay_us is None and "--ranks 2" in found.command
+    assert {row.kind for row in found.collectives} == {"all_gather", "reduce_scatter", "all_reduce"}
+    recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 4, "model.n_layers": 1})
+    stages = route(recipe, fake4)
+    pair = walk(stages[: upto(stages, "partition") + 1]).pair
+    run = simulated(pair.by_part, str(path))
+    assert run.source == "simulated on mine, error unknown" and run.compute_ms > simulated(pair.by_part).compute_ms

@@ -1,0 +1,91 @@
+"""A measured machine: its file, what is interpolated from it, and who uses it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from workbench import WorkbenchError
+from workbench.torch_api.devices.profile import MACHINES, _along, _between, device_spec, load_profile
+from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
+
+
+def profile(**changes):
+    """A machine whose every matmul runs at 1e9 FLOP/ms, but for the largest at 2e9."""
+    sides = (64, 256)
+    rows = [{"dtype": "float32", "m": m, "k": k, "n": n, "ms": 2 * m * k * n / (2e9 if m * k * n == 256**3 else 1e9)}
+            for m in sides for k in sides for n in sides]
+    attention = {"dtype": "float32", "heads": 8, "length": 128, "dim": 64}
+    return {
+        "format_version": 1, "device": "cpu", "command": "by hand", "machine": {"gpus": [], "cores": 2, "cpu": "x"},
+        "versions": {"torch": "2.13.0"}, "matmuls": rows,
+        "attentions": [{**attention, "backward": False, "ms": 1.0}, {**attention, "backward": True, "ms": 3.0}],
+        "moves": [{"bytes": 1000, "ms": 0.5}, {"bytes": 3000, "ms": 1.0}],
+        "collectives": [{"kind": "all_gather", "ranks": 2, "bytes": 100, "ms": 0.1},
+                        {"kind": "all_gather", "ranks": 2, "bytes": 300, "ms": 0.5}],
+        "launch_us": 5.0, **changes}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def made(**changes):
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps(profile(**changes)), encoding="utf-8")
+        return device_spec(str(path))
+
+    return made
+
+
+def test_times_come_from_the_file_and_from_the_data_sheet_where_it_has_none(spec):
+    found, sheet = spec(), DEVICES["cpu"]
+    assert found.name == "mine" and found.trust == "error unknown"
+    flop = 2 * 64**3
+    assert found.product_ms(flop, 64, 64, torch.float32, 0.75) == pytest.approx(flop / 1e9)
+    assert found.product_ms(flop, 64, 64, torch.bfloat16, 0.75) == sheet.product_ms(flop, 64, 64, torch.bfloat16, 0.75)
+    assert found.attention_ms(4 * 8 * 128**2 * 64, 128, 64, False, torch.float32, 0.75) == pytest.approx(1.0)
+    assert found.attention_ms(10 * 8 * 128**2 * 64, 128, 64, True, torch.float32, 0.75) == pytest.approx(3.0)
+    assert found.moving_ms(2000) == pytest.approx(0.75)
+    assert found.sending_ms("all_gather", 2, 200) == pytest.approx(0.3)
+    assert found.sending_ms("all_reduce", 2, 200) == sheet.sending_ms("all_reduce", 2, 200)
+    assert spec(errors={"compute": 0.04}).trust == "compute within 4% as a median"
+
+
+def test_between_the_measured_sizes_rates_change_gradually(spec):
+    found = spec()
+    rates = [2 * n**3 / found.product_ms(2 * n**3, n, n, torch.float32, 0.75) for n in (64, 128, 256, 999)]
+    assert rates == pytest.approx([1e9, rates[1], 2e9, 2e9]) and 1e9 < rates[1] < 2e9
+    assert _between({(1, 1): 2.0, (4, 4): 8.0}, (2, 2)) == pytest.approx(4.0)  # two of four corners are unknown
+    assert _between({(1, 1): 2.0, (4, 4): 8.0}, (1, 4)) in (2.0, 8.0)
+    rows = ((10.0, 1.0), (20.0, 3.0))
+    assert [_along(rows, at) for at in (1, 10, 15, 20, 40)] == [1.0, 1.0, 2.0, 3.0, 6.0]
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"format_version": 2}, "format_version"), ({"matmuls": []}, "matmuls"), ({"surprise": 1}, "surprise"),
+    ({"device": "abacus"}, "device 'abacus': one of h100"),
+])
+def test_a_file_that_is_no_profile_is_refused_by_name(spec, changes, told):
+    with pytest.raises(WorkbenchError, match=told):
+        spec(**changes)
+
+
+def test_a_broken_file_and_an_unknown_name(tmp_path):
+    (tmp_path / "torn.json").write_text('{"format_version": 1', encoding="utf-8")
+    with pytest.raises(WorkbenchError, match=r"torn.json: cannot be read as a machine's profile .*workbench calibrate"):
+        device_spec(str(tmp_path / "torn.json"))
+    with pytest.raises(WorkbenchError, match="unknown device 'abacus': one of h100.*h200x1"):
+        device_spec("abacus")
+    with pytest.raises(WorkbenchError, match="unknown device"):
+        device_spec(str(tmp_path / "missing.json"))
+
+
+@pytest.mark.parametrize("path", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)
+def test_the_machines_of_the_package_can_be_read(path):
+    known = load_profile(path)
+    found = device_spec(path.stem)
+    assert isinstance(found, DeviceSpec) and known.machine["gpus"][0] == "NVIDIA H200" and known.errors
+    large, sheet = 2 * 8192**3, DEVICES["h200"]
+    assert 0.5 < sheet.product_ms(large, 8192, 8192, torch.bfloat16, 1.0) / found.product_ms(
+        large, 8192, 8192, torch.bfloat16, 1.0) < 1.0  # below the data sheet's peak
