@@ -130,7 +130,8 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "timelines": timelines_table(root), "accuracy": accuracy_table(root),
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
-            "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root), "mutants": mutants_table(root)}
+            "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
+            "mutants": mutants_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:

@@ -47,12 +47,15 @@ class Figures:
         return found
 
 
-def figures_of(pair: ForwardBackward, seen: Seen, device: str) -> Figures:
-    """The figures of a pair. seen: what checks have read from its graphs. WorkbenchError for an unknown device."""
+def figures_of(pair: ForwardBackward, seen: Seen, device: str, *, fused: bool = False) -> Figures:
+    """The figures of a pair. seen: what checks have read from its graphs. fused: a compiler has lowered them.
+
+    WorkbenchError for an unknown device.
+    """
     moved, launched = moved_bytes(seen.collectives(pair.graphs))
     names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
     estimate = seen(memory.estimate, pair.graphs)
-    run = simulated(pair.by_part, device)
+    run = simulated(pair.by_part, device, fused=fused)
     return Figures({name: launched[key] for key, name in names.items()}, {name: moved[key] for key, name in
                    names.items()}, {part: estimate[f"peak_{part}"] for part in pair.by_part}, estimate["saved"],
                    device, run.total_ms, run.compute_ms, run.exposed_ms)

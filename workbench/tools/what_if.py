@@ -158,7 +158,8 @@ class Study:
                 state, last = self._kept[stage.key], stage.key
             assert state is not None
             if last not in self._figures:
-                self._figures[last] = figures_of(state.forward_backward, state.seen, self.device)
+                self._figures[last] = figures_of(state.forward_backward, state.seen, self.device,
+                                                 fused=state.bodies is not None)
             schedule = collectives.exchange(state.pair.graphs)  # every time, so that no rank waits for another
         self._stages = stages
         self._forget([stage.key for stage in stages])
