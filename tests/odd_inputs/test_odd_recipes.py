@@ -20,8 +20,8 @@ from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe, parse_rec
 FILES = {name: (recipes_dir() / f"{name}.toml").read_bytes() for name in recipe_names()}
 TABLES = {name: tomllib.loads(text.decode()) for name, text in FILES.items()}
 names = st.sampled_from(sorted(FILES))
-OPTIONS = [f"{where}.{name}.{option}" for name, contract in CONTRACTS.items() for option in contract.options.model_fields
-           for where in ("passes", "joint_passes")]
+OPTIONS = [f"{where}.{name}.{option}" for where in ("passes", "joint_passes")
+           for name, contract in CONTRACTS.items() for option in contract.options.model_fields]
 keys = st.one_of(st.sampled_from(all_keys(Recipe)), st.sampled_from(OPTIONS), words,
                  st.sampled_from(["", ".", "model", "model.", ".dim", "model.dim.x", "passes", "passes.", "mesh.tp.0"]))
 
@@ -55,7 +55,8 @@ def test_a_damaged_file_is_read_or_refused(examples: int, tmp_path: Path) -> Non
         path.write_bytes(text)
         read_or_refused(path)
 
-    large = [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"a." * 5000 + b"b = 1", b'name = "' + b"x" * 10**6 + b'"']
+    large = [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"a." * 5000 + b"b = 1",
+             b'name = "' + b"x" * 10**6 + b'"']
     holds(examples, check, st.one_of(names.flatmap(lambda name: damaged(FILES[name])), st.binary(max_size=60),
                                      st.sampled_from(large)))
 

@@ -72,8 +72,11 @@ def _read(path: Path) -> dict[str, Any]:
     with suppress(FileNotFoundError), reading(path, "recorded figures", "record them again"):
         found = json_of(path.read_bytes())
         for entry in found.values():
-            if not isinstance(entry["rows"], list) or not entry["machine"]["gpus"]:
-                raise ValueError("rows must be a list, and the machine must have GPUs")
+            rows = entry["rows"]
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise ValueError("rows must be a list of tables")
+            if not entry["machine"]["gpus"]:
+                raise ValueError("the machine must have GPUs")
             _where(entry), entry["date"]
     return found
 

@@ -2,8 +2,8 @@
 
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
-    model_sizes  sizes of each family's flavors
     files        read users' files, write whole ones
+    model_sizes  sizes of each family's flavors
     recipe       Recipe: read, list, compare
     rules        rules that span sections
     sections     model, mesh, data, passes, training, expectations
