@@ -6,15 +6,16 @@ import datetime
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Table, table
 from workbench.notebook.lessons.lesson import Lesson
 from workbench.pipeline.machine import gpus as gpus_here
 from workbench.pipeline.machine import machine, versions
+from workbench.recipe.files import json_of, reading, write_whole
 from workbench.tools.compatibility import results_dir
 
 RECORD = "WORKBENCH_RECORD"
@@ -66,21 +67,20 @@ def _where(entry: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    with suppress(FileNotFoundError), reading(path, "recorded figures", "record them again"):
+        found = json_of(path.read_bytes())
         for entry in found.values():
-            if not isinstance(entry["rows"], list) or not entry["machine"]["gpus"]:
-                raise ValueError("rows must be a list, and the machine must have GPUs")
-            entry["versions"]["torch"], entry["date"]
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WorkbenchError(f"{path}: no recorded figures ({type(error).__name__}: {error}): "
-                             "record them again") from None
-    return dict(found)
+            rows = entry["rows"]
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise ValueError("rows must be a list of tables")
+            if not entry["machine"]["gpus"]:
+                raise ValueError("the machine must have GPUs")
+            _where(entry), entry["date"]
+    return found
 
 
 def _write(path: Path, name: str, entry: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {**_read(path), name: entry}
-    path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(whole, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
+    files        read users' files, write whole ones
     model_sizes  sizes of each family's flavors
     recipe       Recipe: read, list, compare
     rules        rules that span sections

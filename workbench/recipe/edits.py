@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
-from workbench.recipe.strict_toml import Problem, annotation_at, suggestion
+from workbench.recipe.files import json_of
+from workbench.recipe.strict_toml import Problem, annotation_at, shown, suggestion, toml_of
 
 
 def parse_value(text: str) -> Any:
@@ -22,7 +23,7 @@ def parse_value(text: str) -> Any:
     if "\n" in text:
         return text
     try:
-        found = tomllib.loads(f"value = {text}")
+        found = toml_of(f"value = {text}")
     except tomllib.TOMLDecodeError:
         _refuse_json(text)
         return text
@@ -31,7 +32,7 @@ def parse_value(text: str) -> Any:
 
 def _refuse_json(text: str) -> None:
     try:
-        value = json.loads(text)
+        value = json_of(text)
     except ValueError:
         return
     if isinstance(value, list | dict):
@@ -58,7 +59,7 @@ def apply_overrides(
         head, *rest = key.split(".")
         try:
             if head in ("joint_passes", "passes") and rest:
-                problem = _set_pass_option(data[head], head, rest, value)
+                problem = _set_pass_option(data, head, rest, value)
             else:
                 problem = _set_key(model, data, key, value)
         except WorkbenchError as error:
@@ -81,6 +82,8 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
     *tables, last = key.split(".")
     for table in tables:
         data = data.setdefault(table, {})
+        if not isinstance(data, dict):
+            return f"{table} is set to {shown(data)}, which has no keys: set one of the two"
     if value is None and key == "training.clip":
         value = "off"
     if value is None:
@@ -92,9 +95,12 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
     return ""
 
 
-def _set_pass_option(listed: list[Any], where: str, rest: list[str], value: Any) -> str:
+def _set_pass_option(data: dict[str, Any], where: str, rest: list[str], value: Any) -> str:
     name, *option = rest
-    names = [p if isinstance(p, str) else p["name"] for p in listed]
+    if not isinstance(data[where], list | tuple):
+        return f"{where} is set to {shown(data[where])}, and not to a list of passes"
+    listed = data[where] = list(data[where])
+    names = [str(p.get("name")) if isinstance(p, Mapping) else str(p) for p in listed]
     if name not in names:
         return f"no pass {name!r} in {where}" + suggestion(name, names)
     if len(option) != 1:
@@ -103,7 +109,7 @@ def _set_pass_option(listed: list[Any], where: str, rest: list[str], value: Any)
     if contract is not None and option[0] not in contract.options.model_fields:
         return f"pass {name!r} has no option {option[0]!r}" + suggestion(option[0], contract.options.model_fields)
     i = names.index(name)
-    table = {"name": name} if isinstance(listed[i], str) else dict(listed[i])
+    table = dict(listed[i]) if isinstance(listed[i], Mapping) else {"name": name}
     if value is None:
         table.pop(option[0], None)
     else:

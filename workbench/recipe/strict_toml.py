@@ -44,6 +44,8 @@ class DeclarationError(WorkbenchError):
 
 
 M = TypeVar("M", bound=BaseModel)
+DEEPEST = 30
+_TOO_DEEP = f"more than {DEEPEST} tables and lists inside one another"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -76,11 +78,30 @@ def find_file(
     return folder / f"{text}.toml"
 
 
+def toml_of(text: str) -> dict[str, Any]:
+    """The tables of TOML text. TOMLDecodeError for all that cannot be read; tomllib itself has other errors, too."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
+    level: list[Any] = [found]
+    for _ in range(DEEPEST):
+        level = [value for each in level if isinstance(each, dict | list)
+                 for value in (each.values() if isinstance(each, dict) else each)]
+    if level:
+        raise tomllib.TOMLDecodeError(_TOO_DEEP)
+    return found
+
+
 def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
     """The tables of a TOML file, lists as tuples; raises `error` where it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-        return freeze(tomllib.loads(text))
+        return freeze(toml_of(text))
     except FileNotFoundError:
         message = "no such file"
     except UnicodeDecodeError:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.errors import WorkbenchError
+from workbench.recipe.files import json_of, reading
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,10 @@ def load_tables(folder: Path) -> list[Table]:
     """All tables of a folder, oldest torch first; none if it does not exist. WorkbenchError names a bad file."""
     found = []
     for path in folder.glob("compat_torch_*.json"):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+        with reading(Path(path.name), "a table of results", "write it again with make test-fast"):
+            data = json_of(path.read_bytes())
             rows = tuple((row["what"], row["outcome"]) for row in data["rows"])
             found.append(Table(data["torch"].split("+")[0], f"{data['system']} {data['machine']}", rows))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WorkbenchError(f"{path.name} is no table of results ({type(error).__name__}: {error}): write it "
-                                 "again with make test-fast") from None
     return sorted(found, key=lambda table: _numbers(table.torch))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.files import json_of, reading
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import aligned
 
@@ -111,15 +112,16 @@ def _kept(path: Path, recipe: Recipe, world: str, level: str) -> Entry | None:
     """The report that is already there, if it is of the same run."""
     if not path.exists():
         return None
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "a run's report", "remove it, or use another folder"):
+        report = json_of(path.read_bytes())
         same = (report["recipe"] == json.loads(json.dumps(recipe.to_dict())) and report["level"] == level
                 and world in ("auto", report["world"]["kind"])
                 and report["versions"]["torch"].split("+")[0] == version("torch").split("+")[0])
-    except (ValueError, KeyError, TypeError) as error:
-        raise WorkbenchError(f"{path}: not a run's report ({type(error).__name__}: {error}): remove it, or "
-                             "use another folder") from None
-    return Entry(recipe.name, report) if same else None
+        if not same:
+            return None
+        entry = Entry(recipe.name, report)
+        table([entry])  # reads all that will be shown
+        return entry
 
 
 def _run(name: str, arguments: list[str], path: Path, timeout: float) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import pickle
 from base64 import b64decode
 from collections.abc import Callable
@@ -254,6 +255,24 @@ def test_scores_that_cannot_be_written_are_a_warning(
     monkeypatch.setenv("WORKBENCH_SCORES", str(tmp_path / "file" / "scores.json"))
     with pytest.warns(UserWarning, match="scores are not kept"):
         assert lesson.check("sum", 98, truth=100).passed
+
+
+def test_a_full_disk_costs_the_new_score_and_none_of_the_old_ones(
+    lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "scores.json"
+    monkeypatch.setenv("WORKBENCH_SCORES", str(path))
+    lesson.check("sum", 50, truth=100)
+    before = path.read_bytes()
+
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.warns(UserWarning, match="scores.json: cannot be written: No space left on device; the score is not"):
+        assert lesson.check("sum", 98, truth=100).passed
+    assert path.read_bytes() == before and sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".lock"]
 
 
 def test_errors_travel_between_processes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import is_compute
 from workbench.recipe.contracts import EstimateOptions
+from workbench.recipe.files import json_of, reading, write_whole
 from workbench.torch_api.devices.timing import measured_ms, signature
 from workbench.torch_api.ops import world_kind
 
@@ -66,18 +68,17 @@ def _measured(gm: GraphModule, path: str) -> dict[str, float]:
             times[name] = measured_ms(node, device)
     if path:
         text = json.dumps({"format_version": FORMAT_VERSION, **here, "milliseconds": times}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
     return times
 
 
 def _kept(path: Path, here: dict[str, str]) -> dict[str, float]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        times, made = dict(data["milliseconds"]), {key: data[key] for key in here}
-        version = data["format_version"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise WorkbenchError(f"{path}: no file of estimates ({type(error).__name__}: {error}): remove it, or name "
-                             "another") from None
+    with reading(path, "a file of estimates", "remove it, or name another"):
+        data = json_of(path.read_bytes())
+        times = {str(name): float(ms) for name, ms in data["milliseconds"].items()}
+        if not all(0 <= ms < math.inf for ms in times.values()):
+            raise ValueError("a time must be 0 or more")
+        version, made = data["format_version"], {key: str(data[key]) for key in here}
     if made != here or version != FORMAT_VERSION:
         raise WorkbenchError(f"{path}: estimates of torch {made['torch']} on {made['device']}, and this is torch "
                              f"{here['torch']} on {here['device']}: remove it, or name another file")

@@ -109,7 +109,12 @@ def closeness(guess: Any, truth: Any) -> float:
         return low / high
     if isinstance(guess, str) and isinstance(truth, str):
         return float(" ".join(guess.lower().split()) == " ".join(truth.lower().split()))
-    return float(type(guess) is type(truth) and bool(guess == truth))
+    if type(guess) is not type(truth):
+        return 0.0
+    try:
+        return float(bool(guess == truth))
+    except (RuntimeError, ValueError):  # tensors and arrays compare element by element
+        return float(guess.shape == truth.shape and bool((guess == truth).all()))
 
 
 def _number(value: Any) -> bool:
@@ -133,6 +138,8 @@ def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
 
 def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str, Figures]:
     """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure."""
+    if not isinstance(answer, Mapping) or not all(_number(answer.get(name)) for name in at_most):
+        return 0.0, f"give a number for each of {', '.join(at_most)}", ()
     shares = {name: 1.0 if answer[name] <= limit else limit / answer[name] if answer[name] > limit else 0.0
               for name, limit in at_most.items()}  # NaN is neither
     missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]

@@ -20,6 +20,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.lesson import load_lesson, parameters
 from workbench.pipeline.progress import PROGRESS, REPORTS
+from workbench.recipe.strict_toml import toml_of
 
 
 class NotebookError(WorkbenchError):
@@ -50,7 +51,7 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
         values[name] = text
         if kinds.get(name) != "str":
             with contextlib.suppress(tomllib.TOMLDecodeError):
-                values[name] = tomllib.loads(f"value = {text}")["value"]
+                values[name] = toml_of(f"value = {text}")["value"]
     return values
 
 

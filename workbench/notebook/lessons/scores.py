@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.files import json_of, reading, write_whole
 
 SCORES = "WORKBENCH_SCORES"
 Scores = dict[str, dict[str, dict[str, float]]]  # lesson, checkpoint, "score" or "hints"
@@ -34,16 +36,12 @@ def load_scores(path: Path | None = None) -> Scores:
     path = path or scores_file()
     if path is None:
         return {}
-    try:
-        found: Scores = json.loads(path.read_text(encoding="utf-8"))
-        right = all(isinstance(values, dict) and all(isinstance(v, int | float) for v in values.values())
-                    for points in found.values() for values in points.values())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        raise WorkbenchError(f"{path}: cannot be read as scores ({error}): remove it, or set {SCORES}") from None
-    if not right:
-        raise WorkbenchError(f"{path}: cannot be read as scores: remove it, or set {SCORES}")
+    found: Scores = {}
+    with contextlib.suppress(FileNotFoundError), reading(path, "scores", f"remove it, or set {SCORES}"):
+        found = json_of(path.read_bytes())
+        kept = [value for points in found.values() for values in points.values() for value in values.values()]
+        if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in kept):
+            raise ValueError("a score must be a number, 0 or more")
     return found
 
 
@@ -84,6 +82,7 @@ def _changing() -> Iterator[Any]:
         before = json.dumps(scores)
         yield scores
         if json.dumps(scores) != before:
-            written = path.with_suffix(".part")
-            written.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
-            written.replace(path)
+            try:
+                write_whole(path, json.dumps(scores, indent=2) + "\n")
+            except WorkbenchError as error:
+                warnings.warn(f"{error}; the score is not kept: set {SCORES}", stacklevel=4)

@@ -133,7 +133,8 @@ def read_order(paths: Sequence[Path | str], step: str | None = None, device: int
         wanted = [s for s in trace.steps if step is None or s.name in (step, f"ProfilerStep#{step}")]
         if not wanted:
             known = ", ".join(s.name.removeprefix("ProfilerStep#") for s in trace.steps)
-            raise WorkbenchError(f"{trace.path}: no step {step}: it has {known or 'none with GPU events'}")
+            raise WorkbenchError(f"{trace.path}: no step" + (f" {step}: it has {known}" if known and step else
+                                 ", or none in which GPU events were launched"))
         found += [(_step_order(s, trace.rank), s) for s in wanted]
     if len(traces) > 1:
         found = list(zip(_with_waits(traces, [order for order, _ in found]), [s for _, s in found], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import kind_of
 
+LATEST = 1e18
+"""Microseconds: a time beyond is none of a clock's."""
 MOST_BYTES = 1 << 30
 """The largest trace that is read; Python needs about ten times as much memory."""
 EXPORT = "export one with torch.profiler's prof.export_chrome_trace(path)"
@@ -76,18 +79,19 @@ def read_trace(path: Path | str, device: int | None = None) -> TraceFile:
         raise WorkbenchError(f"{path}: {len(spans):,} events, and none of a GPU (category kernel): profile with "
                              f"ProfilerActivity.CUDA on a machine with a GPU, and {EXPORT}")
     gpu = _of_one_device(path, gpu, device)
-    info = data.get("distributedInfo") or {} if isinstance(data, dict) else {}
-    names = {d.get("id"): d.get("name", "GPU") for d in data.get("deviceProperties") or []} if isinstance(
-        data, dict) else {}
-    number = _args(gpu[0]).get("device")
-    return TraceFile(path, str(names.get(number, f"GPU {number}")), info.get("rank"), _steps(spans, gpu))
+    about, number = _table(data), _device(gpu[0])
+    listed = about.get("deviceProperties")
+    names = [d["name"] for d in map(_table, listed if isinstance(listed, list) else ())
+             if d.get("id") == number and "name" in d]
+    rank = _whole(_table(about.get("distributedInfo")).get("rank"))
+    return TraceFile(path, str([*names, f"GPU {number}"][0]), rank, _steps(spans, gpu))
 
 
 def _parsed(path: Path) -> Any:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise WorkbenchError(f"{path}: not a whole gzip file ({error}): copy or {EXPORT}") from None
     if len(raw) > MOST_BYTES:
         raise WorkbenchError(f"{path}: larger than {MOST_BYTES / 2**30:.0f} GiB: profile fewer steps, such as with "
@@ -101,30 +105,45 @@ def _parsed(path: Path) -> Any:
         what = "the file is truncated" if ended or raw.lstrip()[:1] in (b"{", b"[") else "this is no JSON"
         raise WorkbenchError(f"{path}: line {error.lineno}: {error.msg}: {what}: {EXPORT}, after the profiler has "
                              "stopped") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists inside lists
+        raise WorkbenchError(f"{path}: no JSON that a profiler writes: {EXPORT}") from None
 
 
 def _is_timed(event: Mapping[str, Any]) -> bool:
-    return all(isinstance(event.get(key), int | float) for key in ("ts", "dur")) and isinstance(event.get("name"), str)
+    ts, dur = event.get("ts"), event.get("dur")
+    timed = isinstance(ts, int | float) and isinstance(dur, int | float) and abs(ts) < LATEST and 0 <= dur < LATEST
+    return timed and isinstance(event.get("name"), str)
 
 
 def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = event.get("args")
+    return _table(event.get("args"))
+
+
+def _table(found: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _whole(found: Any) -> int | None:
+    return found if isinstance(found, int) else None
+
+
 def _of_one_device(path: Path, gpu: list[dict[str, Any]], device: int | None) -> list[dict[str, Any]]:
-    devices = sorted({int(_args(e).get("device", 0)) for e in gpu})
+    devices = sorted({_device(e) for e in gpu})
     if device is None and len(devices) > 1:
         raise WorkbenchError(f"{path}: holds GPUs {', '.join(map(str, devices))}: choose one with --device")
     if device is not None and device not in devices:
         raise WorkbenchError(f"{path}: holds no GPU {device}: it holds {', '.join(map(str, devices))}")
     wanted = devices[0] if device is None else device
-    return [e for e in gpu if int(_args(e).get("device", 0)) == wanted]
+    return [e for e in gpu if _device(e) == wanted]
+
+
+def _device(event: Mapping[str, Any]) -> int:
+    return _whole(_args(event).get("device")) or 0
 
 
 def _steps(spans: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> tuple[TracedStep, ...]:
-    calls = {_args(e)["correlation"]: e for e in spans
-             if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in _args(e)}
+    calls = {number: e for e in spans if e.get("cat") in ("cuda_runtime", "cuda_driver")
+             and (number := _whole(_args(e).get("correlation"))) is not None}
     marks = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in spans
                    if e.get("cat") == "user_annotation" and _STEP.match(e["name"]))
     begins = [begin for begin, *_ in marks]
@@ -135,14 +154,15 @@ def _steps(spans: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]])
 
     found: dict[str, list[GpuEvent]] = defaultdict(list)
     for e in gpu:
-        call = calls.get(_args(e).get("correlation"))
+        number = _whole(_args(e).get("correlation"))
+        call = calls.get(number) if number is not None else None
         event = _event(e, call)
         found[step_at(call["ts"] if call else event.begin) if marks else "whole trace"].append(event)
     starts = [e for e in calls.values() if "LaunchKernel" in e["name"] or "GraphLaunch" in e["name"]]
     launches: dict[str, int] = defaultdict(int)
     for e in starts:
         launches[step_at(e["ts"]) if marks else "whole trace"] += 1
-    names = [name for *_, name in marks] if marks else ["whole trace"]
+    names = dict.fromkeys(name for *_, name in marks) if marks else ["whole trace"]
     return tuple(TracedStep(name, tuple(sorted(found[name], key=lambda e: e.begin)), launches[name])
                  for name in names if found[name])
 
@@ -154,7 +174,7 @@ def _event(e: Mapping[str, Any], call: Mapping[str, Any] | None) -> GpuEvent:
         parts = [str(about), *(f"{args[key]} {unit}" for key, unit in
                                (("In msg nelems", "elements"), ("dtype", ""), ("Group size", "ranks")) if key in args)]
         about = ", ".join(part.strip() for part in parts)
-    stream = int(args.get("stream", e.get("tid", 0)) or 0)
+    stream = _whole(args.get("stream", e.get("tid"))) or 0
     launched = None if call is None else float(call["ts"] + call["dur"])
     return GpuEvent(e["name"], kind_of(e["name"]), stream, float(e["ts"]), float(e["ts"] + e["dur"]),
                     launched, call is not None and "GraphLaunch" in call["name"], about)

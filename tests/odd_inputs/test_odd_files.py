@@ -1,0 +1,240 @@
+"""Odd files that a command reads back: reports, traces, tables, figures and estimates are used, or refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from odd import damaged, edited, edits, holds, is_a_sentence, json_values, sizes
+
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.graph.read.measured_costs import FORMAT_VERSION, _kept
+from workbench.notebook import recorded_figures
+from workbench.notebook.lessons.lesson import load_lesson
+from workbench.tools import compatibility, matrix
+from workbench.tools.ablate import ablate
+from workbench.tools.timing.order import read_order
+from workbench.world.fake import fake_world
+
+LARGE = [b"[" * 99_999, b'{"a":' * 99_999, b"9" * 5000, b"", b"null", b"3", b"\xff\xfe", b"[]", b"{}"]
+
+
+def odd(data: Any) -> st.SearchStrategy[bytes]:
+    """JSON text of `data` with odd values in it, or damaged."""
+    return st.one_of(edits(json_values).map(lambda changes: json.dumps(edited(data, changes)).encode()),
+                     damaged(json.dumps(data, indent=1).encode()), st.sampled_from(LARGE))
+
+
+def refused(act: Callable[[], Any], *named: str) -> Any:
+    """What `act` gives; None where it refuses."""
+    try:
+        return act()
+    except WorkbenchError as error:
+        is_a_sentence(str(error), *named)
+        return None
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a small run, as `workbench matrix` keeps it."""
+    path = tmp_path_factory.mktemp("report") / "llama3.1.json"
+    assert main(["run", "llama3", "--world", "fake", "--set", "model.n_layers=1", "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_text())
+    found["training"] = {"losses": [2.0, 1.0], "step_seconds": [0.5, 0.25], "peak_bytes": 1 << 20}
+    found["median_step_seconds"], found["tokens_per_second"] = 0.25, 512.0
+    return found
+
+
+@sizes(150, 5000)
+def test_a_kept_report_is_used_or_refused(
+    examples: int, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run that the matrix would start again is replaced: only what is kept counts here."""
+    path = tmp_path / "llama3.1.json"
+    started: list[str] = []
+
+    def run(name: str, *_: Any) -> matrix.Entry:
+        started.append(name)
+        return matrix.Entry(name, report)
+
+    monkeypatch.setattr(matrix, "_run", run)
+    path.write_text(json.dumps(report))
+    line = ["matrix", "llama3", "--set", "model.n_layers=1", "--out", str(tmp_path)]
+    assert main(line) == 0 and started == []  # the sound one is used
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        capsys.readouterr()
+        status = main(line)
+        printed, said = capsys.readouterr()
+        assert status in (0, 1, 2)
+        if status == 2:
+            is_a_sentence(said, str(path))
+        else:
+            assert "llama3" in printed
+
+    holds(examples, check, odd(report))
+
+
+@sizes(60, 3000)
+def test_a_report_kept_for_an_ablation_is_used_or_refused(
+    examples: int, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[bytes] = [json.dumps(report).encode()]
+
+    def run(name: str, arguments: Any, path: Path, timeout: float) -> matrix.Entry:
+        path.write_bytes(texts[0])
+        return matrix.Entry(name, json.loads(texts[0]))
+
+    monkeypatch.setattr(matrix, "_run", run)
+    from workbench.recipe.recipe import load_recipe
+
+    recipe = load_recipe("llama3").override({"model.n_layers": 1})
+    assert str(ablate(recipe, tmp_path, repeats=1))
+
+    def check(text: bytes) -> None:
+        for path in tmp_path.glob("*.json"):
+            path.write_bytes(text)
+        refused(lambda: str(ablate(recipe, tmp_path, repeats=1)))
+
+    holds(examples, check, odd(report))
+
+
+COMPAT = {"torch": "2.13.0", "system": "Linux", "machine": "x86_64", "rows": [{"what": "a", "outcome": "passed"}]}
+
+
+@sizes(100, 5000)
+def test_a_table_of_results_is_used_or_refused(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "compat_torch_2.13.0.json"
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        found = refused(lambda: compatibility.load_tables(tmp_path), path.name)
+        if found:
+            assert [each.others for each in found] and compatibility.nearest(found, "2.13.0")
+
+    holds(examples, check, odd(COMPAT))
+
+
+FIGURE = {"step": {"rows": [{"a": 1}], "machine": {"gpus": ["H200"]}, "versions": {"torch": "2.13.0"}, "date": "x"}}
+
+
+@sizes(100, 5000)
+def test_recorded_figures_are_shown_or_refused(
+    examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lesson = load_lesson("00_tour")
+    path = tmp_path / "course" / "00_tour.json"
+    path.parent.mkdir()
+    monkeypatch.setattr(recorded_figures, "results_dir", lambda: tmp_path)
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        found = refused(lambda: recorded_figures.on_gpus(lesson, "step", lambda: [], gpus=64), str(path))
+        assert found is None or (repr(found) and found.rows is not None)
+
+    holds(examples, check, odd(FIGURE))
+
+
+HERE = {"torch": torch.__version__, "device": "cpu"}
+ESTIMATES = {"format_version": FORMAT_VERSION, **HERE, "milliseconds": {"aten.mm(1, 1)": 0.5, "aten.add(1)": 0.25}}
+
+
+@sizes(100, 5000)
+def test_kept_estimates_are_used_or_refused(examples: int, tmp_path: Path) -> None:
+    path = tmp_path / "estimates.json"
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        found = refused(lambda: _kept(path, HERE), str(path))
+        if found is not None:
+            assert all(isinstance(ms, (int, float)) and 0 <= ms < float("inf") for ms in found.values())
+
+    holds(examples, check, odd(ESTIMATES))
+
+
+def _trace() -> dict[str, Any]:
+    parts = [("kernel", "gemm", 0, 50, {"device": 0, "stream": 7, "correlation": 1}),
+             ("cuda_runtime", "cudaLaunchKernel", -9, 2, {"correlation": 1}),
+             ("kernel", "ncclDevKernel_AllGather", 40, 30, {
+                 "device": 0, "stream": 20, "correlation": 2, "Collective name": "all_gather", "In msg nelems": 64,
+                 "dtype": "Float", "Group size": 2}),
+             ("cuda_runtime", "cudaGraphLaunch", -5, 2, {"correlation": 2}),
+             ("gpu_memcpy", "Memcpy PtoP", 80, 9, {"device": 0, "stream": 21, "correlation": 3}),
+             ("user_annotation", "ProfilerStep#1", -10, 60, {}), ("user_annotation", "ProfilerStep#2", 51, 60, {})]
+    return {"traceEvents": [{"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": 1, "args": a}
+                            for cat, name, ts, dur, a in parts],
+            "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "distributedInfo": {"rank": 0, "world_size": 2}}
+
+
+@sizes(250, 10_000)
+def test_an_odd_trace_is_read_or_refused(
+    examples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "trace.json", tmp_path / "order.json"
+
+    def check(text: bytes, packed: bool, options: list[str]) -> None:
+        out.unlink(missing_ok=True)
+        file = path.with_suffix(".json.gz") if packed else path
+        file.write_bytes(text)
+        capsys.readouterr()
+        status = main(["order", str(file), "--json", str(out), *options])
+        printed, said = capsys.readouterr()
+        assert status in (0, 2) and out.exists() == (status == 0)
+        if status:
+            is_a_sentence(said, str(file))
+        else:
+            steps = json.loads(out.read_text())["steps"]
+            assert steps and "traced on" in printed
+            order = read_order([file], *options[1:])
+            assert all(order.timeline(i).spans is not None for i in range(len(steps)))
+
+    sound = _trace()
+    packed = damaged(gzip.compress(json.dumps(sound).encode()))
+    options = st.sampled_from([[], [], ["--step", "1"], ["--step", "x"]])
+    holds(examples, lambda given, more: check(*given, more), st.one_of(
+        st.tuples(odd(sound), st.just(False)), st.tuples(odd(sound).map(gzip.compress), st.just(True)),
+        st.tuples(packed, st.just(True)), st.tuples(odd(sound), st.just(True))), options)
+
+
+@sizes(60, 2000)
+def test_odd_traces_of_several_ranks_are_read_or_refused(examples: int, tmp_path: Path) -> None:
+    sound = _trace()
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+
+    def check(one: bytes, other: bytes) -> None:
+        for path, text in zip(paths, (one, other), strict=True):
+            path.write_bytes(text)
+        found = refused(lambda: read_order(paths), ".json")
+        assert found is None or (str(found) and found.to_json())
+
+    holds(examples, check, odd(sound), odd(sound | {"distributedInfo": {"rank": 1, "world_size": 2}}))
+
+
+@pytest.mark.usefixtures("fake4")
+@sizes(6, 150)
+def test_a_valid_recipe_with_odd_sizes_builds_or_is_refused(examples: int) -> None:
+    from workbench.pipeline.build import build
+    from workbench.recipe.recipe import load_recipe
+
+    def check(name: str, changes: dict[str, int]) -> None:
+        def made() -> Any:
+            recipe = load_recipe(name).override({"model.n_layers": 1, "data.batch_per_rank": 1, **changes})
+            with fake_world(recipe.mesh.world_size) as world:
+                return build(recipe, world)
+
+        refused(made)
+
+    small = st.integers(1, 9)
+    holds(examples, check, st.sampled_from(["llama3", "llama3_fsdp", "llama3_tp", "llama3_block_bucketing", "tour"]),
+          st.fixed_dictionaries({}, optional={key: small for key in (
+              "model.dim", "model.n_heads", "model.n_kv_heads", "model.vocab_size", "model.ffn_dim", "data.seq_len",
+              "model.max_seq_len", "mesh.dp_shard", "mesh.dp_replicate", "mesh.tp", "training.steps")}))
