@@ -220,6 +220,30 @@ def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
 
 
+def test_a_hint_reacts_to_how_an_answer_was_wrong(lesson: Lesson) -> None:
+    point = lesson.checkpoints[0].model_copy(update={"reacts": {"too high": "some do not count"}})
+    reacting = lesson.model_copy(update={"checkpoints": (point,)})
+    assert reacting.check("sum", 50, truth=100).hints == ("one",)
+    assert reacting.check("sum", 120, truth=100).hints == ("some do not count", "one")
+    assert reacting.check("sum", 50, truth=100).hints == ("one", "two")
+
+
+@pytest.mark.parametrize(("answer", "truth", "score", "message"), [
+    (18, 18, 1, "right"), ("18", 18, 1, "right"), ("9,216", 9216, 1, "right"), (17, 18, 0, "too low"),
+    ("many", 18, 0, "not 'many'"), ("Mul", "mul", 1, "right"), ("div", "mul", 0, "not 'div'"),
+    ({"a": 1, "b": 1_000}, {"a": 1, "b": 0}, 0, "b: 1,000, wanted 0"), ({"a": 1}, {"a": 1}, 1, "right"),
+])
+def test_exact_gives_nothing_for_nearness(answer: object, truth: object, score: float, message: str) -> None:
+    assert grade("exact", answer, {"truth": truth})[:2] == (score, message)
+
+
+def test_an_exact_guess_is_right_or_wrong() -> None:
+    assert str(Prediction("n?", "141", exact=True).score(141)) == "n? guessed 141, it is 141: right"
+    assert str(Prediction("n?", 120, exact=True).score(141)) == "n? guessed 120, it is 141: too low"
+    assert Prediction("n?", 120, exact=True).score(141).points == 0
+    assert str(Prediction("n?", exact=True).score(141)) == "n? no guess, it is 141"
+
+
 def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
     wrong = CheckResult("n", 0.75, "n 4", ("less",), (("n<1", 4, 2), ("m", 1, 1)))
     text, _, data = wrong._repr_html_().partition("base64,")
@@ -272,7 +296,7 @@ def test_a_full_disk_costs_the_new_score_and_none_of_the_old_ones(
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.warns(UserWarning, match="scores.json: cannot be written: No space left on device; the score is not"):
         assert lesson.check("sum", 98, truth=100).passed
-    assert path.read_bytes() == before and sorted(p.suffix for p in tmp_path.iterdir()) == [".json", ".lock"]
+    assert path.read_bytes() == before and not [p for p in tmp_path.iterdir() if p.suffix == ".part"]
 
 
 def test_errors_travel_between_processes() -> None:
@@ -293,6 +317,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade("targets", {"n": 3}, {"at_most": {"n": 0}})[0] == 0
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
-    assert str(caught.value) == "no check 'odd': one of close, equal, targets, even, or workbench.module:function"
+    named = "close, equal, exact, targets, even, or workbench.module:function"
+    assert str(caught.value) == f"no check 'odd': one of {named}"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
         grade("workbench.notebook.lessons.grading:nothing", 3, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import importlib
 import math
@@ -72,11 +73,12 @@ class CheckResult:
 
 @dataclass
 class Prediction:
-    """A guess, recorded before the answer is known. `guess` None: the reader did not guess."""
+    """A guess, recorded before the answer is known. `guess` None: the reader did not guess. exact: right or wrong."""
 
     ask: str
     guess: Any = None
     truth: Any = None
+    exact: bool = False
 
     def score(self, truth: Any) -> Prediction:
         """Record the answer; displaying the result shows the score."""
@@ -86,13 +88,17 @@ class Prediction:
     @property
     def points(self) -> float | None:
         """From 0 to 1; None without a guess or before the answer."""
-        return None if self.guess is None or self.truth is None else closeness(self.guess, self.truth)
+        if self.guess is None or self.truth is None:
+            return None
+        return exact(self.guess, truth=self.truth)[0] if self.exact else closeness(self.guess, self.truth)
 
     def __str__(self) -> str:
         guess = "no guess" if self.guess is None else f"guessed {self.guess}"
         if self.truth is None:
             return f"{self.ask} {guess}"
         scored = "" if self.points is None else f", score {self.points:.0%}"
+        if self.exact and self.points is not None:
+            scored = f": {exact(self.guess, truth=self.truth)[1]}"
         return f"{self.ask} {guess}, it is {self.truth}{scored}"
 
     __repr__ = __str__
@@ -115,6 +121,21 @@ def closeness(guess: Any, truth: Any) -> float:
         return float(bool(guess == truth))
     except (RuntimeError, ValueError):  # tensors and arrays compare element by element
         return float(guess.shape == truth.shape and bool((guess == truth).all()))
+
+
+def exact(answer: Any, *, truth: Any) -> tuple[float, str]:
+    """Asks for the exact truth: 1 or 0. The text of a number counts as the number.
+
+    A mapping names facts, and the message lists those that differ.
+    """
+    if isinstance(truth, Mapping):
+        wrong = [f"{name}: {answer[name]:,}, wanted {fact:,}" for name, fact in truth.items() if answer[name] != fact]
+        return float(not wrong), "; ".join(wrong) or "right"
+    if isinstance(answer, str) and _number(truth):
+        with contextlib.suppress(ValueError):
+            answer = float(answer.replace(",", ""))
+    score, message = close(answer, truth=truth, within=0.0)
+    return float(score >= 1), message
 
 
 def _number(value: Any) -> bool:
@@ -147,7 +168,7 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tup
     return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met", figures
 
 
-GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "targets": targets}
+GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "targets": targets}
 """`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 
 

@@ -74,6 +74,7 @@ class Checkpoint(Declared):
     task: str = Field(min_length=1)
     check: str = Field("close", pattern=r"^(\w+|workbench(\.\w+)+:\w+)$")
     hints: tuple[str, ...] = Field(min_length=1)
+    reacts: dict[str, str] = Field(default_factory=dict, description="hints by words of the grader's message")
     minutes: PositiveInt = Field(5, description="effort")
 
 
@@ -82,6 +83,7 @@ class Question(Declared):
 
     name: str = Field(min_length=1)
     ask: str = Field(min_length=1)
+    exact: bool = Field(False, description="a guess is right or wrong; else it scores its closeness")
 
 
 class Exhibit(Declared):
@@ -153,11 +155,13 @@ class Lesson(Declared):
         asked = self._one_of(self.questions, "question", name)
         known = self._guesses.get(name)
         if known is None or known.guess is None:
-            self._guesses[name] = Prediction(asked.ask, guess)
+            self._guesses[name] = Prediction(asked.ask, guess, exact=asked.exact)
         return self._guesses[name]
 
     def check(self, name: str, answer: Any, **context: Any) -> CheckResult:
-        """Grade an answer, from 0 to 1; each wrong answer reveals the next hint. `context` goes to the grader.
+        """Grade an answer, from 0 to 1. `context` goes to the grader.
+
+        A wrong answer shows the hints that react to its message, or the first hint; each further one reveals the next.
 
         Raises LessonError for a checkpoint that is not declared. `None` means that the task was not tried yet.
         """
@@ -169,7 +173,8 @@ class Lesson(Declared):
         if score >= 1:
             return CheckResult(name, 1.0, message, figures=figures)
         tried = self._attempts[name] = self._attempts.get(name, 0) + 1
-        return CheckResult(name, score, message, point.hints[:tried], figures)
+        told = [hint for words, hint in point.reacts.items() if words in message]
+        return CheckResult(name, score, message, (*told, *point.hints[: tried - bool(told)]), figures)
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name. LessonError where there is none."""
