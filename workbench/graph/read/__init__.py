@@ -18,4 +18,5 @@
     simulated_run   a simulated step: compute, communication, exposure
     snapshot        what the checks read of a graph
     timeline        when each node would run, from estimates
+    traffic         bytes that kernels read and write
 """
