@@ -4,7 +4,7 @@
     collectives     collectives in node order: bytes, mesh axis
     cost            FLOP and estimated time of a node
     diff            nodes added, removed, moved, rewired
-    fused_cost      estimated time of fused kernels
+    fused_cost      what fused kernels read, write and cost
     kernels         which kernel computes which nodes
     launch_bound    does the CPU or the device set the pace
     measured_costs  matmuls and attention timed once, kept in a file

@@ -1,4 +1,4 @@
-"""Estimated time of a graph's kernels where a compiler fuses chains of pointwise operators and reductions.
+"""Traffic and estimated time of kernels, where a compiler fuses chains of pointwise operators and reductions.
 
 A kernel that only moves bytes costs what it reads from other kernels and writes for them, at full memory bandwidth.
 """
@@ -6,10 +6,12 @@ A kernel that only moves bytes costs what it reads from other kernels and writes
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 import networkx as nx
 from torch.fx import GraphModule, Node
 
+from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.nodes import is_compute, kind_of
@@ -53,28 +55,66 @@ def _levels(gm: GraphModule, fuses: Collection[Node]) -> dict[Node, int]:
     return level
 
 
-def _source(node: Node) -> Node:
-    """The node whose memory a view shows; a node that is no view itself."""
+def _views(node: Node) -> list[Node]:
+    """A view, what it is a view of, and so on to the node that owns the memory; a node that is no view alone."""
+    found = [node]
     while node.op == "call_function" and kind_of(node) in _THROUGH and node.all_input_nodes:
         node = node.all_input_nodes[0]
-    return node
+        found.append(node)
+    return found
 
 
-def moved_bytes(nodes: Collection[Node]) -> int:
-    """Bytes that one kernel of these nodes reads from outside, each tensor once, and writes for others."""
+def _source(node: Node) -> Node:
+    """The node whose memory a view shows; a node that is no view itself."""
+    return _views(node)[-1]
+
+
+@dataclass(frozen=True)
+class KernelTraffic:
+    """The nodes that one kernel computes, and the bytes of each tensor that it reads and writes.
+
+    readers: of each tensor that is read, the first node of the kernel that reads it.
+    """
+
+    nodes: tuple[Node, ...]
+    reads: dict[str, int]
+    writes: dict[str, int]
+    readers: dict[str, Node] = field(repr=False)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+
+def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
+    """What one kernel reads from outside, each tensor once, and writes for others.
+
+    Views cost nothing: their readers read the tensor that owns the memory, and no more of it than any of the views shows.
+    """
     inside = set(nodes)
-    read: dict[Node, int] = {}
-    written = 0
+    reads, writes, readers = dict[str, int](), dict[str, int](), dict[str, Node]()
     for node in nodes:
         out = tensor_bytes(node.meta.get("val"))
         for given in node.all_input_nodes:
             source = _source(given)
-            if source not in inside and given not in inside:
-                seen = min(filter(None, (tensor_bytes(n.meta.get("val")) for n in (given, source))), default=0)
-                seen = min(seen, out) if kind_of(node) == "index" else seen  # reads some rows of a table
-                read[source] = max(read.get(source, 0), seen)
-        written += out if any(user not in inside for user in _readers(node)) else 0
-    return sum(read.values()) + written
+            if source in inside or given in inside:
+                continue
+            size = min(filter(None, (tensor_bytes(n.meta.get("val")) for n in _views(given))), default=0)
+            size = min(size, out) if kind_of(node) == "index" else size  # reads some rows of a table
+            reads[source.name] = max(reads.get(source.name, 0), size)
+            readers.setdefault(source.name, node)
+        if any(user not in inside for user in _readers(node)):
+            writes[node.name] = out
+    return KernelTraffic(tuple(nodes), reads, writes, readers)
+
+
+def kernel_traffic(gm: GraphModule, kernels: Iterable[Iterable[str]]) -> list[KernelTraffic]:
+    """The traffic of each kernel, given as the names of its nodes. WorkbenchError for a name that the graph lacks."""
+    known = {node.name: node for node in gm.graph.nodes}
+    wanted = [list(names) for names in kernels]
+    if unknown := [name for names in wanted for name in names if name not in known]:
+        raise WorkbenchError(f"the graph has no node {unknown[0]!r}")
+    return [traffic_of([known[name] for name in names]) for names in wanted]
 
 
 def _readers(node: Node) -> Iterable[Node]:
@@ -87,7 +127,7 @@ def _readers(node: Node) -> Iterable[Node]:
 
 
 def _moving_ms(nodes: Collection[Node], spec: DeviceSpec) -> float:
-    return spec.moving_ms(moved_bytes(nodes)) if nodes else 0.0
+    return spec.moving_ms(traffic_of(nodes).bytes) if nodes else 0.0
 
 
 def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:

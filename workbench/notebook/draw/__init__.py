@@ -10,6 +10,7 @@
     launch_bound  CPU launches above device work
     memory        live bytes, and what holds the peak
     mesh          the slice of a tensor on each rank
+    operators     bytes that operators read and write; rounding
     picture       Picture and Table
     pipeline      the passes and what each proved
     rank_values   a cell's result on each rank
@@ -30,6 +31,7 @@ from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, 
 from workbench.notebook.draw.launch_bound import pace
 from workbench.notebook.draw.memory import memory
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
+from workbench.notebook.draw.operators import rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
 from workbench.notebook.draw.routing import routing, slots
@@ -40,5 +42,5 @@ from workbench.notebook.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "graph",
            "kernel_code", "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline",
-           "placements", "redistribute", "replay", "routing", "saved", "slices", "slots", "step", "table", "timeline",
-           "verdicts", "verdicts_of_both"]
+           "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "step", "table",
+           "timeline", "traffic", "verdicts", "verdicts_of_both"]
