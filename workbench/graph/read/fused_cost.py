@@ -89,7 +89,7 @@ class KernelTraffic:
 def traffic_of(nodes: Collection[Node]) -> KernelTraffic:
     """What one kernel reads from outside, each tensor once, and writes for others.
 
-    Views cost nothing: their readers read the tensor that owns the memory, and no more of it than any of the views shows.
+    Views cost nothing: their readers read the tensor that owns the memory, and no more of it than each view shows.
     """
     inside = set(nodes)
     reads, writes, readers = dict[str, int](), dict[str, int](), dict[str, Node]()
