@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -13,11 +14,15 @@ import pytest
 from workbench.authoring.author import author
 from workbench.pipeline.train import total_norm
 from workbench.recipe.recipe import Recipe
+from workbench.torch_api.devices.profile import MACHINES, load_profile
 from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import accuracy
 from benchmarks.peers import fsdp2
 from benchmarks.step_time import finite
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -69,3 +74,23 @@ def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
     )
     for found in pool4.run(eager_distances, Recipe(**given)):
         assert max(found.values()) < 1e-6, found
+
+
+@pytest.mark.slow  # captures 16 layers
+def test_a_committed_row_of_accuracy_is_what_the_simulator_says_now() -> None:
+    found = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
+    row = next(row for row in found["rows"] if row["changes"]["data.seq_len"] == "512")
+    (again,) = accuracy.compute_rows([row], found["device"])
+    assert again["simulated_ms"] == pytest.approx(row["simulated_ms"], rel=0.01)
+    assert again["error"] == pytest.approx(row["simulated_ms"] / row["kernels_ms"] - 1, abs=0.01)
+    (other,) = accuracy.compute_rows([row], "h200")  # by the data sheet
+    assert abs(other["error"]) > abs(again["error"])
+
+
+def test_collectives_of_timelines_join_a_profile() -> None:
+    timelines = [json.loads((RESULTS / f"timeline_{name}_h200x2.json").read_text(encoding="utf-8"))
+                 for name in ("llama3_block_bucketing", "llama3_tp")]
+    joined = accuracy.with_collectives(load_profile(MACHINES / "h200x1.json"), timelines, "by test")
+    known = load_profile(MACHINES / "h200x2.json")
+    assert joined.collectives == known.collectives and joined.collective_slowdown == known.collective_slowdown
+    assert {row.ranks for row in joined.collectives} == {2} and joined.matmuls == known.matmuls
