@@ -55,6 +55,14 @@ def _levels(gm: GraphModule, fuses: Collection[Node]) -> dict[Node, int]:
     return level
 
 
+def with_views(group: Iterable[Node]) -> list[Node]:
+    """The nodes of a kernel and the views of its results."""
+    found = list(group)
+    for node in found:
+        found += [user for user in node.users if user.op == "call_function" and kind_of(user) in _THROUGH]
+    return list(dict.fromkeys(found))
+
+
 def _views(node: Node) -> list[Node]:
     """A view, what it is a view of, and so on to the node that owns the memory; a node that is no view alone."""
     found = [node]

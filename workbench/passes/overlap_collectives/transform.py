@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+import networkx as nx
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.cost import Known
+from workbench.graph.read.fused_cost import fusion_groups, with_views
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Clock, Costs, costs_of, simulate
@@ -72,59 +75,80 @@ def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
     return first
 
 
-def schedule(gm: GraphModule, costs: Costs, horizon: float) -> list[Node]:
-    """All nodes in a new order: the start of the longest chain comes first, and a wait when its result has arrived.
+def units_of(gm: GraphModule, first: dict[Node, set[Node]], *, fused: bool) -> tuple[list[list[Node]], list[set[int]]]:
+    """What moves as one, in an order of the graph, and the units that must come before each.
 
-    A node moves by at most `horizon` times the longest collective, earlier or later. So memory and the collectives that
-    bucketing has placed stay about where they are.
+    fused: the nodes of a kernel that a compiler would fuse, with their views; otherwise each node. A compiler calls a
+    kernel where the last of its nodes stands, and would delay a collective that waits for one of the others.
     """
     nodes = list(gm.graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
-    first = constraints(gm)
-    then: dict[Node, list[Node]] = {node: [] for node in nodes}
+    of = dict(index)
+    for group in fusion_groups(gm) if fused else []:
+        for node in with_views(group):
+            of[node] = index[group[-1]]
+    needs = nx.DiGraph()
+    needs.add_nodes_from(of.values())
+    needs.add_edges_from((of[needed], of[node]) for node in nodes for needed in first[node] if of[needed] != of[node])
+    if not nx.is_directed_acyclic_graph(needs):  # writes tie kernels together that could otherwise be fused
+        return units_of(gm, first, fused=False)
+    order = list(nx.lexicographical_topological_sort(needs))
+    place = {unit: i for i, unit in enumerate(order)}
+    units: list[list[Node]] = [[] for _ in order]
     for node in nodes:
-        for needed in first[node]:
-            then[needed].append(node)
-    below: dict[Node, float] = {}  # the longest chain from here to the end
-    for node in reversed(nodes):
-        below[node] = (costs.compute[node] + costs.collective.get(node, 0.0)
-                       + max((below[user] for user in then[node]), default=0.0))
-    place, total = [], 0.0
-    for node in nodes:
-        place.append(total)
-        total += costs.compute[node]
+        units[place[of[node]]].append(node)
+    return units, [{place[needed] for needed in needs.predecessors(unit)} for unit in order]
+
+
+def schedule(gm: GraphModule, costs: Costs, horizon: float, *, fused: bool = False) -> list[Node]:
+    """All nodes in a new order: the start of the longest chain comes first, and a wait when its result has arrived.
+
+    A unit moves by at most `horizon` times the longest collective, earlier or later. So memory and the collectives that
+    bucketing has placed stay about where they are. fused: see `units_of`.
+    """
+    units, first = units_of(gm, constraints(gm), fused=fused)
+    then: list[list[int]] = [[] for _ in units]
+    for i, needed in enumerate(first):
+        for j in needed:
+            then[j].append(i)
+    ms = [sum(costs.compute[node] for node in unit) for unit in units]
+    below = [0.0] * len(units)  # the longest chain from here to the end
+    for i in reversed(range(len(units))):
+        below[i] = (ms[i] + costs.collective.get(units[i][0], 0.0) + max((below[j] for j in then[i]), default=0.0))
+    place = [0.0, *accumulate(ms)]
     window = horizon * max(costs.collective.values(), default=0.0)
 
     clock = Clock(costs)
     out: list[Node] = []
-    missing = {node: len(first[node]) for node in nodes}
-    done: set[Node] = set()
-    far = [i for i, node in enumerate(nodes) if not missing[node]]  # by their old place
+    missing = list(map(len, first))
+    done: set[int] = set()
+    far = [i for i in range(len(units)) if not missing[i]]  # by their old place
     near: list[tuple[bool, float, int]] = []
     stalled: list[tuple[float, int]] = []
     oldest = 0
-    while oldest < len(nodes):
+    while oldest < len(units):
         while far and place[far[0]] <= place[oldest] + window:
-            node = nodes[heapq.heappop(far)]
-            heapq.heappush(near, (node not in costs.collective, -below[node], index[node]))
+            i = heapq.heappop(far)
+            heapq.heappush(near, (units[i][0] not in costs.collective, -below[i], i))
         while stalled and stalled[0][0] <= clock.now:
             i = heapq.heappop(stalled)[1]
-            heapq.heappush(near, (True, -below[nodes[i]], i))
+            heapq.heappush(near, (True, -below[i], i))
         if near:
-            node = nodes[heapq.heappop(near)[2]]
-            if (ready := clock.ready_at(node)) > clock.now:
-                heapq.heappush(stalled, (ready, index[node]))
+            i = heapq.heappop(near)[2]
+            if (ready := clock.ready_at(units[i][0])) > clock.now:
+                heapq.heappush(stalled, (ready, i))
                 continue
         else:
-            node = nodes[heapq.heappop(stalled)[1]]
-        clock.issue(node)
-        out.append(node)
-        done.add(node)
-        for user in then[node]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(far, index[user])
-        while oldest < len(nodes) and nodes[oldest] in done:
+            i = heapq.heappop(stalled)[1]
+        for node in units[i]:
+            clock.issue(node)
+        out += units[i]
+        done.add(i)
+        for j in then[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(far, j)
+        while oldest < len(units) and oldest in done:
             oldest += 1
     return out
 
@@ -138,7 +162,7 @@ def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: 
     facts_of(gm).step.estimates.update(known.times)  # for the verdict
     costs = _costs(gm, options, known)
     products = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
-    order = min((schedule(gm, by, options.horizon) for by in (costs, products)),
+    order = min((schedule(gm, by, options.horizon, fused=options.fused) for by in (costs, products)),
                 key=lambda nodes: simulate(nodes, costs).exposed_ms)
     if simulate(order, costs).exposed_ms < simulate(gm.graph.nodes, costs).exposed_ms:
         for node in order:
