@@ -50,6 +50,8 @@ def _levels(gm: GraphModule, fuses: Collection[Node]) -> dict[Node, int]:
     for node in gm.graph.nodes:
         level[node] = max((level[n] + apart[n] for n in node.all_input_nodes), default=0)
     for node in reversed(gm.graph.nodes):
+        if kind_of(node) == "reduction":
+            continue  # computed with its inputs, which are larger
         level[node] = min((level[user] - apart[node] for user in node.users if user.op != "output"),
                           default=level[node])
     return level
