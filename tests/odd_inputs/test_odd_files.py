@@ -21,6 +21,7 @@ from workbench.notebook.lessons.lesson import load_lesson
 from workbench.tools import compatibility, matrix
 from workbench.tools.ablate import ablate
 from workbench.tools.timing.order import read_order
+from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
 from workbench.world.fake import fake_world
 
 LARGE = [b"[" * 99_999, b'{"a":' * 99_999, b"9" * 5000, b"", b"null", b"3", b"\xff\xfe", b"[]", b"{}"]
@@ -50,6 +51,25 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found["training"] = {"losses": [2.0, 1.0], "step_seconds": [0.5, 0.25], "peak_bytes": 1 << 20}
     found["median_step_seconds"], found["tokens_per_second"] = 0.25, 512.0
     return found
+
+
+@sizes(200, 5000)
+def test_a_calibration_is_a_device_or_is_refused(examples: int, tmp_path: Path) -> None:
+    """Whatever the file says, times are positive numbers."""
+    data, path = json.loads((MACHINES / "h200x2.json").read_text()), tmp_path / "machine.json"
+    few = {**data, "matmuls": data["matmuls"][:9], "attentions": data["attentions"][:4], "moves": data["moves"][:3],
+           "collectives": data["collectives"][:4]}  # so that an edit of the other fields is as likely
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        device = refused(lambda: measured_spec("machine", load_profile(path)), "machine")
+        if device is not None:
+            times = [device.product_ms(2e9, 1024, 1000, torch.bfloat16, 0.75), device.moving_ms(12_345.0),
+                     device.attention_ms(1e9, 512, 64, True, torch.bfloat16, 0.75),
+                     device.sending_ms("all_gather", 2, 9)]
+            assert all(0 < ms < float("inf") for ms in times) and device.trust
+
+    holds(examples, check, odd(few))
 
 
 @sizes(150, 5000)

@@ -154,7 +154,7 @@ def overlapped(world: World) -> tuple[float, float]:
 
     for lane in (0, 1):
         ms(lane, 5)
-    compute, collective = (ms(lane, 40) / ms(lane, 0) for lane in (0, 1))
+    compute, collective = (max(1.0, ms(lane, 40) / ms(lane, 0)) for lane in (0, 1))
     return compute, collective
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
@@ -21,44 +21,44 @@ MACHINES = Path(__file__).parent / "machines"
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Matmul(_Data):
     """One product of an m x k and a k x n matrix."""
 
     dtype: str
-    m: int
-    k: int
-    n: int
-    ms: float = Field(gt=0)
+    m: PositiveInt
+    k: PositiveInt
+    n: PositiveInt
+    ms: PositiveFloat
 
 
 class Attention(_Data):
     """Causal attention of `heads` (batch and heads together); the backward alone where `backward`."""
 
     dtype: str
-    heads: int
-    length: int
-    dim: int
+    heads: PositiveInt
+    length: PositiveInt
+    dim: PositiveInt
     backward: bool
-    ms: float = Field(gt=0)
+    ms: PositiveFloat
 
 
 class Move(_Data):
     """One fused pointwise kernel; bytes: read and written."""
 
-    bytes: int
-    ms: float = Field(gt=0)
+    bytes: PositiveInt
+    ms: PositiveFloat
 
 
 class Sent(_Data):
     """One collective alone. bytes: of the unsharded side, on each rank."""
 
     kind: str
-    ranks: int
-    bytes: int
-    ms: float = Field(gt=0)
+    ranks: int = Field(gt=1)
+    bytes: PositiveInt
+    ms: PositiveFloat
 
 
 class MachineProfile(_Data):
@@ -79,10 +79,10 @@ class MachineProfile(_Data):
     attentions: tuple[Attention, ...] = Field(min_length=1)
     moves: tuple[Move, ...] = Field(min_length=2)
     collectives: tuple[Sent, ...] = ()
-    compute_slowdown: float | None = None
-    collective_slowdown: float | None = None
-    launch_us: float
-    replay_us: float | None = None
+    compute_slowdown: float | None = Field(None, ge=1, le=100)
+    collective_slowdown: float | None = Field(None, ge=1, le=100)
+    launch_us: PositiveFloat
+    replay_us: PositiveFloat | None = None
     errors: dict[str, float] = {}
 
     def summary(self) -> str:
@@ -101,12 +101,16 @@ def load_profile(path: Path) -> MachineProfile:
     try:
         return MachineProfile.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise WorkbenchError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}: no profile of a machine of "
-                             "format 1; write one with `workbench calibrate`") from None
-    except (ValueError, OSError) as error:
-        raise WorkbenchError(f"{path}: cannot be read as a machine's profile ({error}): write one with "
-                             "`workbench calibrate`") from None
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "the whole file"
+        raise WorkbenchError(f"{path}: {where}: missing, unknown or not as `workbench calibrate` writes it: measure "
+                             "the machine again") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise WorkbenchError(f"{path}: cannot be read as a machine's profile ({_why(error)}): measure the "
+                             "machine with `workbench calibrate`") from None
+
+
+def _why(error: BaseException) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _between(grid: Mapping[tuple[int, ...], float], at: Sequence[float]) -> float:
