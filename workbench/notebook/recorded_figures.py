@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Table, table
 from workbench.notebook.lessons.lesson import Lesson
 from workbench.pipeline.machine import gpus as gpus_here

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 
+
 def json_of(text: str | bytes) -> Any:
     """The value of JSON text. ValueError for all that cannot be read."""
     try:

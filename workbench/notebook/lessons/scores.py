@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import WorkbenchError
 from workbench.recipe.files import json_of, reading, write_whole
 
 SCORES = "WORKBENCH_SCORES"
@@ -81,6 +82,7 @@ def _changing() -> Iterator[Any]:
         before = json.dumps(scores)
         yield scores
         if json.dumps(scores) != before:
-            written = path.with_suffix(".part")
-            written.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
-            written.replace(path)
+            try:
+                write_whole(path, json.dumps(scores, indent=2) + "\n")
+            except WorkbenchError as error:  # a full disk: the reader still sees the score
+                warnings.warn(f"{error}; scores are not kept", stacklevel=4)
