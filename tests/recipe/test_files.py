@@ -48,7 +48,7 @@ def test_a_full_disk_loses_no_earlier_score_and_stops_no_cell(
     file = tmp_path / "scores.json"
     file.write_bytes(b'{"00_tour": {"a": {"score": 0.5}}}')
     monkeypatch.setenv(SCORES, str(file))
-    with pytest.warns(UserWarning, match="scores.json: cannot be written.*scores are not kept"):
+    with pytest.warns(UserWarning, match="scores.json: cannot be written.*the score is not kept"):
         keep_score("00_tour", "a", 1.0)
     assert load_scores() == {"00_tour": {"a": {"score": 0.5}}}
 

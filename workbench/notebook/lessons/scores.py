@@ -84,5 +84,5 @@ def _changing() -> Iterator[Any]:
         if json.dumps(scores) != before:
             try:
                 write_whole(path, json.dumps(scores, indent=2) + "\n")
-            except WorkbenchError as error:  # a full disk: the reader still sees the score
-                warnings.warn(f"{error}; scores are not kept", stacklevel=4)
+            except WorkbenchError as error:
+                warnings.warn(f"{error}; the score is not kept: set {SCORES}", stacklevel=4)
