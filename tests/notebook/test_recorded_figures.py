@@ -61,4 +61,4 @@ def test_a_file_that_is_no_record_is_named(results: Path, monkeypatch: pytest.Mo
     results.write_text(text)
     with pytest.raises(WorkbenchError) as caught:
         on_gpus(LESSON, "steps", measure)
-    assert str(caught.value).startswith(f"{results}: no recorded figures (")
+    assert str(caught.value).startswith(f"{results}: not recorded figures (")

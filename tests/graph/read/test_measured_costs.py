@@ -46,7 +46,7 @@ def test_ranks_agree_and_what_is_kept_is_not_measured_again(pool2, tmp_path):
 @pytest.mark.parametrize(("change", "message"), [
     ({"torch": "2.0.0"}, "estimates of torch 2.0.0 on cpu, and this is torch"),
     ({"device": "A GPU"}, "on A GPU, and this is torch"),
-    ({"milliseconds": 3}, "no file of estimates"),
+    ({"milliseconds": 3}, "not a file of estimates"),
 ])
 def test_a_file_of_another_torch_is_refused_on_every_rank(pool2, tmp_path, change, message):
     path = tmp_path / "ms.json"

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.grading import GRADERS, CheckResult, Prediction, closeness, grade
+from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
 
@@ -321,3 +321,8 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == f"no check 'odd': one of {named}"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
         grade("workbench.notebook.lessons.grading:nothing", 3, {})
+
+
+def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
+    drawn = CheckResult("a", 0.0, "", (), (("bytes", 1e307, 4.0),))._drawing()
+    assert f'width="{BAR}" height="16" fill="#e69f00"' in drawn

@@ -58,8 +58,8 @@ class CheckResult:
         for i, (name, got, limit, good) in enumerate(rows):
             size = got if math.isfinite(got) else 0
             full = max(size, limit) or 1.0
-            y, end = LINE * i + 5, LABEL + round(BAR * max(size, 0) / full)
-            mark = LABEL + round(BAR * limit / full)
+            y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
+            mark = LABEL + round(BAR * (limit / full))
             says = percent(got) if name == "score" else f"{got:,} of at most {limit:,}"
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
                          f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '

@@ -142,8 +142,9 @@ def _device(event: Mapping[str, Any]) -> int:
 
 
 def _steps(spans: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> tuple[TracedStep, ...]:
-    calls = {number: e for e in spans if e.get("cat") in ("cuda_runtime", "cuda_driver")
-             and (number := _whole(_args(e).get("correlation"))) is not None}
+    calls: dict[int | None, Any] = {
+        number: e for e in spans if e.get("cat") in ("cuda_runtime", "cuda_driver")
+        and (number := _whole(_args(e).get("correlation"))) is not None}
     marks = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in spans
                    if e.get("cat") == "user_annotation" and _STEP.match(e["name"]))
     begins = [begin for begin, *_ in marks]
