@@ -23,7 +23,9 @@ from workbench import (
     run_partitioned,
 )
 from workbench.checks.verdicts import Outcome
+from workbench.graph import list_schedule
 from workbench.graph.facts import facts_of
+from workbench.graph.list_schedule import constraints, schedule
 from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
@@ -31,7 +33,6 @@ from workbench.graph.read.timeline import costs_of, simulate
 from workbench.passes.full_inductor_compilation import InductorOptions
 from workbench.passes.full_inductor_compilation.transform import full_inductor_compilation
 from workbench.passes.overlap_collectives import OverlapOptions, transform
-from workbench.passes.overlap_collectives.transform import constraints, schedule
 from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
@@ -138,7 +139,7 @@ def test_writes_and_random_operators_keep_their_order():
 
 def test_without_the_marks_of_writes_a_read_would_overtake(monkeypatch):
     gm, (first, read, second, again, *_) = by_hand()
-    monkeypatch.setattr(transform, "written_inputs", lambda node: [])
+    monkeypatch.setattr(list_schedule, "written_inputs", lambda node: [])
     must = constraints(gm)
     assert first not in must[read] and second not in must[again]
 

@@ -4,6 +4,7 @@
     capture           authored module to joint graph
     facts             what is known of a graph and of its step
     gather_chains     from a sharded parameter to the whole weight
+    list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward

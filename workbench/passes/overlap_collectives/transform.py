@@ -1,26 +1,22 @@
-"""A list schedule of the graph on two simulated queues, compute and collectives."""
+"""The less exposed of two list schedules."""
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
-import networkx as nx
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
+from workbench.graph.list_schedule import schedule
 from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.cost import Known
-from workbench.graph.read.fused_cost import fusion_groups, with_views
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.timeline import Clock, Costs, costs_of, simulate
+from workbench.graph.read.timeline import Costs, costs_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.overlap_collectives import CONTRACT, OverlapOptions
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api.ops import aliased_inputs, draws, written_inputs
 
 
 def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
@@ -43,114 +39,6 @@ def _costs(gm: GraphModule, options: OverlapOptions, known: Known) -> Costs:
 def order_costs(options: OverlapOptions, gm: GraphModule) -> Costs:
     """The costs by which `overlap_collectives` has ordered the graph."""
     return _costs(gm, options, Estimates(facts_of(gm).step.estimates))
-
-
-def constraints(gm: GraphModule) -> dict[Node, set[Node]]:
-    """The nodes that must come before each node: its inputs, and those that no edge names.
-
-    Readers and writers of a storage keep their order around each write, and random operators keep theirs. The
-    collectives of one process group may change places: every rank finds the same order, and before the step runs the
-    ranks compare theirs.
-    """
-    first: dict[Node, set[Node]] = {}
-    roots: dict[Node, frozenset[Node]] = {}
-    readers: dict[Node, set[Node]] = {}
-    writer: dict[Node, Node] = {}
-    drawn: Node | None = None
-    for node in gm.graph.nodes:
-        needed = set(node.all_input_nodes)
-        roots[node] = frozenset().union(*(roots[n] for n in aliased_inputs(node))) or frozenset({node})
-        written = {root for n in written_inputs(node) for root in roots[n]}
-        for root in {root for n in node.all_input_nodes for root in roots[n]}:
-            needed |= {writer[root]} if root in writer else set()
-            if root in written:
-                needed |= readers.pop(root, set())
-                writer[root] = node
-            else:
-                readers.setdefault(root, set()).add(node)
-        if draws(node):
-            needed |= {drawn} if drawn is not None else set()
-            drawn = node
-        first[node] = needed - {node}
-    return first
-
-
-def units_of(gm: GraphModule, first: dict[Node, set[Node]], *, fused: bool) -> tuple[list[list[Node]], list[set[int]]]:
-    """What moves as one, in an order of the graph, and the units that must come before each.
-
-    fused: the nodes of a kernel that a compiler would fuse, with their views; otherwise each node. A compiler calls a
-    kernel where the last of its nodes stands, and would delay a collective that waits for one of the others.
-    """
-    nodes = list(gm.graph.nodes)
-    index = {node: i for i, node in enumerate(nodes)}
-    of = dict(index)
-    for group in fusion_groups(gm) if fused else []:
-        for node in with_views(group):
-            of[node] = index[group[-1]]
-    needs = nx.DiGraph()
-    needs.add_nodes_from(of.values())
-    needs.add_edges_from((of[needed], of[node]) for node in nodes for needed in first[node] if of[needed] != of[node])
-    if not nx.is_directed_acyclic_graph(needs):  # writes tie kernels together that could otherwise be fused
-        return units_of(gm, first, fused=False)
-    order = list(nx.lexicographical_topological_sort(needs))
-    place = {unit: i for i, unit in enumerate(order)}
-    units: list[list[Node]] = [[] for _ in order]
-    for node in nodes:
-        units[place[of[node]]].append(node)
-    return units, [{place[needed] for needed in needs.predecessors(unit)} for unit in order]
-
-
-def schedule(gm: GraphModule, costs: Costs, horizon: float, *, fused: bool = False) -> list[Node]:
-    """All nodes in a new order: the start of the longest chain comes first, and a wait when its result has arrived.
-
-    A unit moves by at most `horizon` times the longest collective, earlier or later. So memory and the collectives that
-    bucketing has placed stay about where they are. fused: see `units_of`.
-    """
-    units, first = units_of(gm, constraints(gm), fused=fused)
-    then: list[list[int]] = [[] for _ in units]
-    for i, needed in enumerate(first):
-        for j in needed:
-            then[j].append(i)
-    ms = [sum(costs.compute[node] for node in unit) for unit in units]
-    below = [0.0] * len(units)  # the longest chain from here to the end
-    for i in reversed(range(len(units))):
-        below[i] = (ms[i] + costs.collective.get(units[i][0], 0.0) + max((below[j] for j in then[i]), default=0.0))
-    place = [0.0, *accumulate(ms)]
-    window = horizon * max(costs.collective.values(), default=0.0)
-
-    clock = Clock(costs)
-    out: list[Node] = []
-    missing = list(map(len, first))
-    done: set[int] = set()
-    far = [i for i in range(len(units)) if not missing[i]]  # by their old place
-    near: list[tuple[bool, float, int]] = []
-    stalled: list[tuple[float, int]] = []
-    oldest = 0
-    while oldest < len(units):
-        while far and place[far[0]] <= place[oldest] + window:
-            i = heapq.heappop(far)
-            heapq.heappush(near, (units[i][0] not in costs.collective, -below[i], i))
-        while stalled and stalled[0][0] <= clock.now:
-            i = heapq.heappop(stalled)[1]
-            heapq.heappush(near, (True, -below[i], i))
-        if near:
-            i = heapq.heappop(near)[2]
-            if (ready := clock.ready_at(units[i][0])) > clock.now:
-                heapq.heappush(stalled, (ready, i))
-                continue
-        else:
-            i = heapq.heappop(stalled)[1]
-        for node in units[i]:
-            clock.issue(node)
-        out += units[i]
-        done.add(i)
-        for j in then[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(far, j)
-        while oldest < len(units) and oldest in done:
-            oldest += 1
-    return out
 
 
 def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: OverlapOptions) -> GraphModule:
