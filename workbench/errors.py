@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import sysconfig
+import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 class WorkbenchError(Exception):
@@ -67,3 +71,12 @@ def no_exit(what: str = "") -> Iterator[None]:
         code = "" if error.code is None else repr(error.code)
         raise WorkbenchError(f"{where}, line {frames[-1].lineno}: sys.exit({code}) would end the whole process: raise "
                              "an error instead, or return") from error
+
+
+def temporary(make: Callable[[], Made]) -> Made:
+    """What `make` makes: a temporary file or folder. WorkbenchError where that is impossible."""
+    try:
+        return make()
+    except OSError as error:
+        what = f"no temporary file can be made in {tempfile.tempdir or 'any folder'}: {error.strerror}"
+        raise WorkbenchError(f"{what}: make that folder, free space in it, or set TMPDIR to another") from None

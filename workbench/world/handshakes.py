@@ -92,7 +92,10 @@ class Handshakes:
 
 
 class _Handshake(threading.Thread):
-    """Authenticates one connection in both directions, reads its hello, and then writes a byte to `tell`."""
+    """Authenticates one connection in both directions, reads its hello, and then writes a byte to `tell`.
+
+    hello: {"rank", "size", "pid"}, of a rank; None from anything else.
+    """
 
     def __init__(self, accepted: socket.socket, key: bytes, tell: int) -> None:
         super().__init__(daemon=True, name="handshake")
@@ -110,7 +113,9 @@ class _Handshake(threading.Thread):
         try:
             deliver_challenge(self.channel, self._key)
             answer_challenge(self.channel, self._key)
-            self.hello = loads(self.channel.recv_bytes())
+            hello = loads(self.channel.recv_bytes())
+            if all(type(hello[name]) is int for name in ("pid", "size", "rank")) and 0 <= hello["rank"] < hello["size"]:
+                self.hello = hello
         except AuthenticationError:
             self.wrong_key = True
         except Exception:  # a stranger: silent, gone, or another protocol

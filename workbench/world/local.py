@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import temporary
 from workbench.world import template
 from workbench.world.bounds import cores
 from workbench.world.diagnosis import read_stack
@@ -32,7 +33,7 @@ class LocalRanks(RankProcesses):
 
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         super().__init__(size, echo)
-        self.folder = Path(tempfile.mkdtemp(prefix="workbench-ranks-"))  # mode 0700
+        self.folder = Path(temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-")))  # mode 0700
         self._processes: list[Process] = []
         spawn: Spawn = template.fork if template.suits(backend, env) else _spawn
         try:
@@ -101,6 +102,11 @@ class LocalRanks(RankProcesses):
             with suppress(OSError):
                 found[rank] = read_stack(self._stack_file(rank).read_text("utf-8", "replace"))
         return found
+
+    def broken(self) -> str:
+        if self.folder.exists():
+            return ""
+        return f"{self.folder}, through which new process groups find each other, was removed while the ranks ran"
 
     def _stack_file(self, rank: int) -> Path:
         return self.folder / f"stacks.{rank}"

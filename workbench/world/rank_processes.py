@@ -18,6 +18,8 @@ STOP_SECONDS = 5.0
 DEAD_CHECK_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
 STACK_SECONDS = 2.0
+KINDS = "ready", "ok", "error", "load", "unsent", "aside", "output", "progress"
+"""What a rank sends."""
 
 
 class RankProcesses:
@@ -98,11 +100,15 @@ class RankProcesses:
         try:
             if channel.poll(0):  # a message sent before it died counts
                 kind, body, raw = loads(channel.recv_bytes())
+                KINDS.index(kind)
                 return rank, kind, channel.recv_bytes() if raw else body
         except BlockingIOError:
             return rank, "stuck", "stopped in the middle of its answer"
         except (EOFError, OSError):
             pass
+        except Exception:  # strange bytes unpickle to anything, or raise anything
+            return rank, "stuck", ("sent bytes that are no message: something in it writes to a file descriptor that "
+                                   "it did not open")
         return rank, "died", self._last_words(rank)
 
     def _read(self, fd: int) -> None:
@@ -154,6 +160,10 @@ class RankProcesses:
     def _last_words(self, rank: int) -> int | None:
         """The exit status of a rank that lost its channel; None if unknown."""
         return None
+
+    def broken(self) -> str:
+        """What the ranks have lost that their collectives need; "" if nothing."""
+        return ""
 
     def stacks(self, ranks: Sequence[int], ask: bool = True) -> dict[int, list[str]]:
         """The Python stack of each of these ranks, innermost frame first; a rank that gave none in time is left out.

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, temporary
 
 START_SECONDS = 120.0
 THREADS = "OMP_NUM_THREADS"
@@ -71,7 +71,7 @@ class Template:
         self.owner, self._state = os.getpid(), (env, _files())
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(START_SECONDS)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill
+        self._stderr = temporary(tempfile.TemporaryFile)  # a pipe that nobody reads would fill
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(theirs.fileno())], stdin=subprocess.DEVNULL,

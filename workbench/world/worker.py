@@ -72,7 +72,7 @@ class Parent:
                     self.send("aside", (question, _aside(*asked)))
                 else:
                     self.calls.put((command, *body))
-        except (EOFError, OSError):
+        except Exception:  # it has gone, or what came is no message
             if "folder" in job:
                 shutil.rmtree(job["folder"], ignore_errors=True)
             if os.getpgrp() == os.getpid():

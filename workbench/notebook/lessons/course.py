@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.headless import environment, run_lesson
 from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
@@ -136,7 +136,7 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     notebook that checks nothing of this lesson.
     """
     lesson = load_lesson(name)
-    with tempfile.TemporaryDirectory(prefix="workbench-check-") as folder:
+    with temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-check-")) as folder:
         path = Path(folder) / "scores.json"  # scores of this run only
         with environment(**{SCORES: str(path)}):
             run_lesson(name, None, Path(folder), source=notebook, progress=sys.stderr.isatty())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.lesson import load_lesson, parameters
 from workbench.pipeline.progress import PROGRESS, REPORTS
 from workbench.recipe.strict_toml import toml_of
@@ -101,7 +101,7 @@ def environment(**given: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _reports() -> Iterator[Path]:
     """A folder for the reports of `run` calls in kernels that start inside, which draw no progress bars."""
-    with (tempfile.TemporaryDirectory(prefix="workbench-reports-") as folder,
+    with (temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-reports-")) as folder,
           environment(**{REPORTS: folder, PROGRESS: "0"})):
         yield Path(folder)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import NonNegativeInt
+
 from workbench.errors import WorkbenchError
 from workbench.graph.read.kernels import Kernels
 from workbench.notebook.views.view import View
@@ -25,7 +27,9 @@ class KernelView(View):
                             "calls": [(k.name, k.kind, k.nodes) for k in each.kernels]}
                            for name, each in self._found.items()]}
 
-    def on_kernel(self, graph: str, number: int) -> dict[str, Any]:
+    def on_kernel(self, graph: str, number: NonNegativeInt) -> dict[str, Any]:
+        if number >= len(self._found[graph].kernels):
+            raise KeyError(f"call {number}")
         kernel = self._found[graph].kernels[number]
         rows = [("kind", kernel.kind), ("nodes", ", ".join(kernel.nodes) or "none of the graph's"),
                 ("modules", ", ".join(kernel.modules)), ("source lines", ", ".join(kernel.places))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import NonNegativeInt
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
@@ -46,6 +47,8 @@ class PassStepper(GraphView):
         return self._trees[key]
 
     def _at(self, step: int, part: str) -> tuple[PassRecord, int]:
+        if type(step) is not int or step not in range(len(self._records)):
+            raise KeyError(f"step {step}")
         record = self._records[step]
         return record, record.parts.index(part) if part in record.parts else 0
 
@@ -72,7 +75,7 @@ class PassStepper(GraphView):
         return {"summary": f"{old.nodes:,} nodes before, {new.nodes:,} after: {said}",
                 "rows": [(op, str(a), str(b)) for op, (a, b) in rows]}
 
-    def on_hunks(self, step: int, part: str, context: int) -> dict[str, Any]:
+    def on_hunks(self, step: int, part: str, context: NonNegativeInt) -> dict[str, Any]:
         record, which = self._at(step, part)
         diffs = record.diffs()
         hunks = diffs[which].hunks(context) if diffs else []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api.garbage import uncollected
@@ -22,6 +24,11 @@ def module() -> tuple[str, bytes]:
     """(a hash of it, the ES module): built from js/ by `npm run build`."""
     source = (_STATIC / "views.js").read_bytes()
     return hashlib.sha256(source).hexdigest()[:16], source
+
+
+@functools.cache
+def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
+    return validate_call(config=ConfigDict(strict=True))(answer)
 
 
 class View(anywidget.AnyWidget):
@@ -40,8 +47,10 @@ class View(anywidget.AnyWidget):
         super().__init__(kind=kind, title=title, version=module()[0])
         self.on_msg(self._answer)
 
-    def _answer(self, _: Any, message: dict[str, Any], __: Any) -> None:
-        call = str(message.get("call"))
+    def _answer(self, _: Any, message: Any, __: Any) -> None:
+        message = message if isinstance(message, dict) else {}
+        call, given = str(message.get("call")), message.get("args")
+        given = given if isinstance(given, dict) else {}
         if call == "module":
             version, source = module()
             self.sent += len(source)
@@ -49,19 +58,26 @@ class View(anywidget.AnyWidget):
             return
         try:
             with uncollected():  # a garbage collection over the kernel's graphs would take longer than the answer
-                found: dict[str, Any] = {"value": self.ask(call, **message.get("args", {}))}
-        except (WorkbenchError, KeyError, ValueError, IndexError) as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
+                found: dict[str, Any] = {"value": self.ask(call, **given)}
+        except WorkbenchError as error:
+            found = {"error": str(error)}
         found["id"] = message.get("id")
         self.sent += len(json.dumps(found))
         self.send(found)
 
     def ask(self, call: str, **given: Any) -> Any:
-        """The answer to the page's `call`; WorkbenchError for a call that this view does not know."""
-        answer = getattr(self, f"on_{call}", None)
-        if answer is None or call == "msg":
+        """The answer to the page's `call`; WorkbenchError for a call or an argument that this view does not know."""
+        kinds = (vars(kind) for kind in type(self).__mro__ if issubclass(kind, View))  # widgets have `on_...`, too
+        answer = next((kind[f"on_{call}"] for kind in kinds if f"on_{call}" in kind), None)
+        if answer is None:
             raise WorkbenchError(f"a view of kind {self.kind!r} does not know {call!r}")
-        return answer(**given)
+        try:
+            return _checked(answer)(self, **given)
+        except ValidationError as error:
+            wrong = ", ".join(dict.fromkeys(str(each["loc"][0]) for each in error.errors()))
+            raise WorkbenchError(f"{call}: these arguments are missing, unknown or of another type: {wrong}") from None
+        except LookupError as error:
+            raise WorkbenchError(f"{call}: this view has no {error.args[0]!r}") from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"

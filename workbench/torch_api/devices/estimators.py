@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from workbench.errors import temporary
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DeviceSpec
 from workbench.torch_api.ops import with_hints
@@ -128,7 +129,7 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
             stack.enter_context(patch.object(flop_counter, name, repeat_heads(getattr(flop_counter, name))))
         generation = comm.NVIDIA_GPU_TYPE[spec.generation]
         stack.enter_context(patch.object(comm, "get_gpu_type", lambda: generation))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-estimates-"))
+        folder = stack.enter_context(temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-estimates-")))
         stack.callback(_clear_estimates)
         stack.enter_context(patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}))
         _clear_estimates()
