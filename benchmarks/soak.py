@@ -11,12 +11,13 @@ and at its end.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def cells(count: int) -> Iterator[None]:
     shell.run_line_magic("load_ext", "workbench")
     for i in range(count):
         wrong = "1 / 0" if i % 10 == 3 else "dist.barrier()"
-        shell.run_cell(f"%%ranks -n 2\nimport torch, torch.distributed as dist\nx = torch.ones({1000 + i})\n{wrong}")
+        with redirect_stdout(io.StringIO()):
+            shell.run_cell(f"%%ranks -n 2\nimport torch, torch.distributed as dist\nx = torch.ones({1000 + i})\n{wrong}")
         yield
     shell.run_line_magic("ranks", "stop")
 

@@ -124,7 +124,12 @@ def drive_plots(page: Page, looked_at: Look) -> None:
         assert box is not None
         before = view.query_selector("canvas").evaluate("c => c.toDataURL()")  # type: ignore[union-attr]
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+        page.mouse.wheel(0, -30)
+        time.sleep(0.3)
+        assert view.query_selector("canvas").evaluate("c => c.toDataURL()") == before  # the page scrolls
+        page.keyboard.down("Control")
         page.mouse.wheel(0, -300)
+        page.keyboard.up("Control")
         until(lambda v=view, b=before: v.query_selector("canvas").evaluate("c => c.toDataURL()") != b)
         tips = set()
         for x in range(140, int(box["width"]) - 20, 4):  # along the lane of the first process group

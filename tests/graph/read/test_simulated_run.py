@@ -12,7 +12,7 @@ import torch
 from workbench import build, fake_world, load_recipe
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, simulated
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, simulated
 from workbench.graph.read.timeline import costs_of, simulate
 
 RECIPE = load_recipe("llama3_block_bucketing").override({"mesh.tp": 2, "model.n_layers": 2})
@@ -46,11 +46,39 @@ def test_exposed_or_hidden_and_by_what_it_is_limited(record):
     limits = {s.limit for s in simulated(record.before[0]).collectives}
     assert limits == {"nothing computes between its start and its wait"}
     after = simulated(record.after[0]).collectives
-    assert HIDDEN in {s.limit for s in after}
-    assert all((s.exposed == 0) == (s.limit == HIDDEN) for s in after)
+    assert BEHIND_OTHERS in {s.limit for s in after}
+    assert all((s.exposed == 0) == (s.limit in (HIDDEN, BEHIND_OTHERS)) for s in after)
     slow = replace(device_spec("h100"), link_gbps=0.5, latency_us=0.1)  # bytes, and not starts, take the time
     assert "its bytes over the link" in {s.limit for s in simulated(record.after[1], slow).collectives}
     assert "latency" in {s.limit for s in simulated(record.after[1]).collectives}
+
+
+@pytest.mark.parametrize(("product_first", "limit"), [(True, HIDDEN), (False, BEHIND_OTHERS)])
+def test_hidden_behind_a_product_or_behind_another_collective(product_first, limit):
+    """The gather of b starts first and is waited for last: between are a product, or the exposed gather of a."""
+    graph = torch.fx.Graph()
+    values = {}
+
+    def node(target, *args, shape):
+        made = graph.call_function(target, args)
+        made.meta["val"] = torch.empty(shape, device="meta")
+        return made
+
+    for name, shape in (("a", (64, 64)), ("b", (64, 64)), ("x", (2048, 2048))):
+        values[name] = graph.placeholder(name)
+        values[name].meta["val"] = torch.empty(shape, device="meta")
+    ops = torch.ops._c10d_functional
+    gathers = {name: node(ops.all_gather_into_tensor.default, values[name], 2, group, shape=(128, 64))
+               for name, group in (("b", "1"), ("a", "0"))}
+    if product_first:
+        node(torch.ops.aten.mm.default, values["x"], values["x"], shape=(2048, 2048))
+    waits = [node(ops.wait_tensor.default, gathers[name], shape=(128, 64)) for name in ("a", "b")]
+    graph.output(tuple(waits))
+    run = simulated(torch.fx.GraphModule({}, graph), replace(device_spec("h100"), latency_us=5.0))
+    (of_b,) = [s for s in run.collectives if s.lane == "1"]
+    assert of_b.limit == limit and of_b.exposed == 0
+    assert run.fates() == ("2 of 2 collectives hidden behind compute" if product_first else
+                           "0 of 2 collectives hidden behind compute and 1 behind exposed ones")
 
 
 def test_a_trace_for_perfetto(record, tmp_path):

@@ -19,13 +19,15 @@ from workbench.graph.read.timeline import Clock, costs_of
 
 COMPUTE = "compute"
 HIDDEN = "hidden"
+BEHIND_OTHERS = "behind an exposed collective"
 
 
 class Span(NamedTuple):
     """One node on its lane, in milliseconds. exposed: how long compute stood still for it.
 
-    limit: "hidden", or the reason why a collective is exposed: bandwidth, latency, a queue on its process group, or no
-    compute between launch and wait. "" for compute.
+    limit, of a collective: "hidden" if it runs beside compute; "behind an exposed collective" if it adds no time, but
+    runs mostly while compute waits for another; or the reason why it is exposed: bandwidth, latency, a queue on its
+    process group, or no compute between launch and wait. "" for compute.
     """
 
     name: str
@@ -65,9 +67,14 @@ class StepTimeline:
         return list(dict.fromkeys([COMPUTE, *(span.lane for span in self.spans)]))
 
     def __str__(self) -> str:
-        hidden = sum(span.limit == HIDDEN for span in self.collectives)
-        return (f"{self.source}: {self.total_ms:,.2f} ms, {self.compute_ms:,.2f} of it compute; {hidden} of "
-                f"{len(self.collectives)} collectives hidden, {self.exposed_ms:,.2f} ms exposed")
+        return (f"{self.source}: {self.total_ms:,.2f} ms, {self.compute_ms:,.2f} of it compute; {self.fates()}, "
+                f"{self.exposed_ms:,.2f} ms exposed")
+
+    def fates(self) -> str:
+        """How many collectives are hidden behind compute, and how many behind others."""
+        hidden, others = (sum(span.limit == limit for span in self.collectives) for limit in (HIDDEN, BEHIND_OTHERS))
+        more = f" and {others} behind exposed ones" if others else ""
+        return f"{hidden} of {len(self.collectives)} collectives hidden behind compute{more}"
 
     def to_perfetto(self, path: Path | str) -> Path:
         """Write a trace in the Chrome trace event format, which https://ui.perfetto.dev opens, and return the path.
@@ -133,7 +140,9 @@ def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float, fused: boo
         c = about[node.name]
         exposed = clock.exposed.get(node, 0.0)
         begin = clock.begin[node]
-        limit = HIDDEN
+        beside = sum(max(0.0, min(s.end - start, clock.finish[node]) - max(s.begin - start, begin))
+                     for s in spans if s.lane == COMPUTE)
+        limit = HIDDEN if beside >= (clock.finish[node] - begin) / 2 else BEHIND_OTHERS
         if exposed > 0:
             if node in costs.waits:
                 limit = "its operator returns when it has ended"

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from matplotlib.patches import Patch
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, StepTimeline, simulated
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated
 from workbench.notebook.draw.graphs import by_title
-from workbench.notebook.draw.picture import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Picture, finish, panels
+from workbench.notebook.draw.picture import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    SKY,
+    YELLOW,
+    Picture,
+    finish,
+    panels,
+)
 from workbench.pipeline.gpu_communication import union
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LANE_COLORS = (ORANGE, GREEN, PINK, SKY)
+_COLORS = {COMPUTE: BLUE, "dp_shard": ORANGE, "dp_shard.gather": YELLOW, "tp": GREEN, "ep": PINK,
+           "dp_replicate": SKY, "ep_shard": "#8c564b"}
+_FREE = HIDDEN, BEHIND_OTHERS
+_WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]
         | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
 
@@ -40,8 +57,8 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTime
 def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     """Simulated by the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
 
-    Hatched parts of the compute lane wait for a collective: exposed communication. Such a collective has a dark edge.
-    Text: how many collectives of each lane have which limit.
+    Each process group has its own colour. Hatched parts of the compute lane wait for a collective: exposed
+    communication. Such a collective has a dark edge. Text: how many collectives of each lane have which limit.
     """
     runs = runs_of(what, device)
     lanes = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
@@ -52,28 +69,36 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
         axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
                        fontsize=9.5, loc="left")
         lines += _lines(title, run)
+    legend = [Patch(color=BLUE, label="compute"), Patch(**_WAITS, label="compute waits: exposed"),
+              Patch(facecolor=PAPER, edgecolor=RED, label="exposed collective")]
+    figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     shown[-1].set_xlabel(f"ms, {next(iter(runs.values())).source}")
     return finish(figure, "A timeline with a lane for compute and one for each process group. "
                   + "; ".join(lines) + ".", "\n".join(lines))
 
 
+def lane_color(lane: str) -> str:
+    """The same colour for a process group in every picture; grey for one without a mesh axis."""
+    return _COLORS.get(lane, GREY)
+
+
 def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
-    colors = {lane: LANE_COLORS[i % len(LANE_COLORS)] for i, lane in enumerate(lanes[1:])}
     work = bars((s.begin, s.end) for s in run.spans if s.lane == COMPUTE)
     axes.broken_barh(work, (-0.4, 0.8), color=BLUE, linewidth=0)
     waits = [(s.end - s.exposed, s.exposed) for s in run.collectives if s.exposed > 0]
-    axes.broken_barh(waits, (-0.4, 0.8), facecolor="#fbe3d4", edgecolor=RED, hatch="////", linewidth=0)
+    axes.broken_barh(waits, (-0.4, 0.8), **_WAITS)
     for i, lane in enumerate(lanes[1:], 1):
         for edge, shown in (("none", False), (RED, True)):
-            spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit != HIDDEN) == shown]
-            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=colors[lane], edgecolor=edge, linewidth=0.9)
+            spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit not in _FREE) == shown]
+            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=lane_color(lane), edgecolor=edge, linewidth=0.9)
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
     axes.set(ylim=(len(lanes) - 0.45, -0.55))
     axes.set_xlim(left=0)
     late = next((s.begin for s in run.spans if s.part == "backward"), None)
     if late:
         axes.axvline(late, color=GREY, linewidth=0.9, linestyle="--")
-        axes.text(late, len(lanes) - 0.47, " backward", fontsize=8, va="bottom", style="italic", color="#555555")
+        axes.annotate("backward", (late, 0), (2, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                      fontsize=8, va="top", style="italic", color="#555555")
 
 
 def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -87,6 +112,6 @@ def _lines(title: str, run: StepTimeline) -> list[str]:
     by_lane: dict[str, Counter[str]] = {}
     for span in run.collectives:
         by_lane.setdefault(span.lane, Counter())[span.limit or "not matched"] += 1
-    return lines + [f"  {lane}: " + ", ".join(f"{n} {limit}" if limit == HIDDEN else f"{n} exposed ({limit})"
+    return lines + [f"  {lane}: " + ", ".join(f"{n} {limit}" if limit in _FREE else f"{n} exposed ({limit})"
                                               for limit, n in sorted(found.items()))
                     for lane, found in by_lane.items()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.graph.read.cost import DeviceSpec
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Span, StepTimeline
-from workbench.notebook.draw.timeline import What, runs_of
+from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
+from workbench.notebook.draw.timeline import What, lane_color, runs_of
 from workbench.notebook.views.view import View
 from workbench.torch_api.garbage import uncollected
 
@@ -22,9 +22,8 @@ class TimelineView(View):
     def on_runs(self) -> dict[str, Any]:
         return {"runs": [{"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
                           "lanes": run.lanes, "total_ms": run.total_ms, "exposed_ms": run.exposed_ms,
-                          "hidden": sum(s.limit == HIDDEN for s in run.collectives),
-                          "collectives": len(run.collectives), "spans": bars(run)}
-                         for title, run in self._runs.items()]}
+                          "fates": run.fates(), "spans": bars(run)} for title, run in self._runs.items()],
+                "colors": {lane: lane_color(lane) for run in self._runs.values() for lane in run.lanes}}
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:

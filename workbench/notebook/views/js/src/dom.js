@@ -17,7 +17,6 @@ export const KINDS = {
 };
 export const MARKS = { added: "#009e73", removed: "#d55e00", moved: "#0072b2", changed: "#e69f00", tagged: "#cc79a7" };
 export const OUTCOMES = { PASS: "#bfe5d9", FAIL: "#f5c7a9", NO_EFFECT: "#f7ee8f", UNKNOWN: "#e6e6e6" };
-export const LANES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9"];
 
 export function theme(el) {
   const read = (name, otherwise) => getComputedStyle(el).getPropertyValue(name).trim() || otherwise;

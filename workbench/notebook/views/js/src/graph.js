@@ -113,6 +113,9 @@ export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, 
       label: link.saved ? `${count(link.n)} saved, ${bytes(link.size)}` : "" } })));
     for (const { data } of elements) data.same = JSON.stringify(data);
     if (!cy) {
+      stage.addEventListener("wheel", (event) => { // the page scrolls; with Ctrl, cytoscape zooms
+        if (!event.ctrlKey && !event.metaKey) event.stopImmediatePropagation();
+      }, { capture: true });
       cy = cytoscape({ container: stage, style: styles(), layout: { name: "preset" }, minZoom: 0.05, maxZoom: 3,
         autoungrabify: true, boxSelectionEnabled: false });
       cy.on("tap", "node", (event) => safely(tapped(event.target)));

@@ -30,7 +30,11 @@ export function plot({ root, note, height, extent, paint, tip }) {
     state.to = state.from + span;
     draw();
   }
-  canvas.addEventListener("wheel", (event) => { event.preventDefault(); zoom(event.offsetX, event.deltaY > 0 ? 1.25 : 0.8); }, { passive: false });
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
+    event.preventDefault();
+    zoom(event.offsetX, event.deltaY > 0 ? 1.25 : 0.8);
+  }, { passive: false });
   canvas.addEventListener("pointerdown", (event) => { state.drag = [event.offsetX, state.from, state.to]; canvas.setPointerCapture(event.pointerId); });
   canvas.addEventListener("pointerup", () => { state.drag = null; });
   canvas.addEventListener("pointerleave", () => { said.hidden = true; });

@@ -1,17 +1,22 @@
 // A step on the clock: a lane for compute and one for each process group; exposed communication is hatched.
-import { LANES, count, make } from "./dom.js";
+import { make } from "./dom.js";
 import { plot, ticks } from "./plot.js";
 
 const ROW = 26, HEAD = 22, AXIS = 26;
 const EXPOSED = "#d55e00";
 
 export async function timeline({ root, note, tell, ask }) {
-  const { runs } = await ask("runs");
+  const { runs, colors: laneColors } = await ask("runs");
   const lanes = [...new Set(runs.flatMap((run) => run.lanes))];
   const panel = HEAD + ROW * lanes.length;
   const end = Math.max(...runs.map((run) => run.total_ms)) || 1;
+  const key = (style, text) => make("span", { class: "wb-note" }, make("span",
+    { style: `display:inline-block;width:18px;height:10px;margin-right:4px;vertical-align:middle;${style}` }), text);
   const bar = make("div", { class: "wb-bar" }, make("button", { onclick: () => view.reset() }, "whole step"),
-    make("span", { class: "wb-note" }, "wheel: zoom, drag: move, pointer: what it is"));
+    ...lanes.map((lane) => key(`background:${laneColors[lane]}`, lane)),
+    key(`background:repeating-linear-gradient(135deg,${EXPOSED} 0 1px,#d55e0026 1px 5px)`, "compute waits: exposed"),
+    key(`border:1.5px solid ${EXPOSED};box-sizing:border-box`, "exposed collective"),
+    make("span", { class: "wb-note" }, "Ctrl+wheel: zoom, drag: move, pointer: what it is"));
   root.insertBefore(bar, note);
   const top = (p, lane) => p * panel + HEAD + lane * ROW;
 
@@ -37,7 +42,7 @@ export async function timeline({ root, note, tell, ask }) {
         const i = lanes.indexOf(lane);
         const x = toPixel(begin);
         const wide = Math.max(1, toPixel(ending) - x);
-        pen.fillStyle = LANES[i % LANES.length];
+        pen.fillStyle = laneColors[lane];
         pen.fillRect(x, top(p, i) + 3, wide, ROW - 6);
         if (!exposed) continue;
         pen.strokeStyle = EXPOSED;
@@ -70,11 +75,11 @@ export async function timeline({ root, note, tell, ask }) {
     const found = runs[p]?.spans.find(([of, , begin, ending]) => of === lane && begin <= ms && ms <= ending);
     if (!found) return "";
     const [, name, begin, ending, exposed, limit, label, about] = found;
-    const fate = limit === "hidden" ? "hidden" : limit ? `${exposed.toFixed(4)} ms exposed: ${limit}` : "";
+    const fate = exposed ? `${exposed.toFixed(4)} ms exposed: ${limit}` : limit;
     return [name, `${(ending - begin).toFixed(4)} ms`, label, fate, about].filter(Boolean).join(" · ");
   }
 
   const view = plot({ root, note, height: panel * runs.length + AXIS, extent: [0, end], paint, tip });
   root.dataset.spans = String(runs.reduce((sum, run) => sum + run.spans.length, 0));
-  tell(runs.map((run) => `${run.title}: ${run.exposed_ms.toFixed(2)} ms exposed, ${count(run.hidden)} of ${count(run.collectives)} collectives hidden`).join(" · "));
+  tell(runs.map((run) => `${run.title}: ${run.fates}`).join(" · "));
 }
