@@ -92,7 +92,8 @@ def cells(count: int) -> Iterator[None]:
     for i in range(count):
         wrong = "1 / 0" if i % 10 == 3 else "dist.barrier()"
         with redirect_stdout(io.StringIO()):
-            shell.run_cell(f"%%ranks -n 2\nimport torch, torch.distributed as dist\nx = torch.ones({1000 + i})\n{wrong}")
+            shell.run_cell("%%ranks -n 2\nimport torch, torch.distributed as dist\n"
+                           f"x = torch.ones({1000 + i})\n{wrong}")
         yield
     shell.run_line_magic("ranks", "stop")
 

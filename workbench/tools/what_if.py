@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from workbench.torch_api.garbage import uncollected
 from workbench.world.mesh import World
 
 _VARIANTS = 8
+_GARBAGE = 48
+"""Forgotten stage results after which the garbage collector runs: it is paused in answers, and graphs are cycles."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Study:
         self._used: list[list[str]] = []
         self._undo: list[Variant] = []
         self._stages: list[_Stage] = []
+        self._garbage = 0
         started = time.perf_counter()
         with uncollected():
             self.now, self.ran = self._answer(recipe, None)
@@ -168,8 +172,13 @@ class Study:
     def _forget(self, keys: list[str]) -> None:
         self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
         wanted = {key for used in self._used for key in used}
+        forgotten = self._kept.keys() - wanted
         self._kept = {key: state for key, state in self._kept.items() if key in wanted}
         self._figures = {key: figures for key, figures in self._figures.items() if key in wanted}
+        self._garbage += len(forgotten)
+        if self._garbage >= _GARBAGE:
+            gc.collect()
+            self._garbage = 0
 
     def __repr__(self) -> str:
         rows = [("", "seconds", "verdict", "launches", "saved B", "step ms", "exposed ms")]
