@@ -43,7 +43,7 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_exposed", "stamp", "what_if", "mutants", "museum"),
+                        "accuracy", "accuracy_exposed", "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -131,7 +131,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
-            "mutants": mutants_table(root)}
+            "mutants": mutants_table(root), "soak": soak_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -297,6 +297,22 @@ def what_if_table(root: Path = ROOT) -> str:
             rows.append([f"{group.replace(': ', ', ')}: {said}", f"{each['seconds']:.1f} s"])
     rows.append(["revert", f"{found['revert_seconds']:.2f} s"])
     return table(["change", "seconds to the answer"], rows) + f"\n\n{of_cpu(found)}."
+
+
+SOAKED = {"pools": "pools of two ranks, every fifth with a rank that raises or is killed",
+          "changes": "`what_if` changes, every tenth refused as well",
+          "cells": "`%%ranks` cells, every tenth raises", "restarts": "a kernel with an open pool is killed"}
+
+
+def soak_table(root: Path = ROOT) -> str:
+    """What a long session leaves behind, from benchmarks/results/soak.json."""
+    found = json.loads((root / "benchmarks" / "results" / "soak.json").read_text(encoding="utf-8"))
+    columns = {"memory_mb": "memory, MB", "descriptors": "descriptors", "threads": "threads",
+               "processes": "child processes", "temporary_files": "temporary files"}
+    rows = [[f"{row['runs']:,} times: {SOAKED[name]}",
+             *(f"{row['after_a_tenth'][key]:g}, {row['at_the_end'][key]:g}" for key in columns)]
+            for name, row in found["rows"].items()]
+    return table(["what", *columns.values()], rows) + f"\n\n{of_cpu(found)}."
 
 
 CATCHERS = {"lint": "lint", "collectives": "collectives", "ranks": "order of ranks", "numerics": "numerics",
