@@ -127,6 +127,8 @@ def drive_plots(page: Page, looked_at: Look) -> None:
         page.mouse.wheel(0, -30)
         time.sleep(0.3)
         assert view.query_selector("canvas").evaluate("c => c.toDataURL()") == before  # the page scrolls
+        box = view.query_selector("canvas").bounding_box()  # type: ignore[union-attr]
+        assert box is not None
         page.keyboard.down("Control")
         page.mouse.wheel(0, -300)
         page.keyboard.up("Control")

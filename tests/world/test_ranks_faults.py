@@ -20,7 +20,7 @@ from processes import alive, wait_until_gone
 from workbench.errors import WorkbenchError
 from workbench.world import exchange, rank_processes
 from workbench.world import pool as pool_module
-from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, where
+from workbench.world.diagnosis import Failure, cause, exit_text, read_stack, stack_is_whole, where
 from workbench.world.ranks import RankError, ranks
 
 pytestmark = pytest.mark.ranks
@@ -389,6 +389,11 @@ def test_stack_of_the_main_thread_is_chosen():
     assert read_stack(text) == ['  File "/x/cell.py", line 4 in f']
     assert where(read_stack(text)) == "busy in f (cell.py, line 4)"
     assert read_stack("") == [] and where([]) == "no answer, and no stack could be had"
+    assert stack_is_whole(text)
+    written = text.index("  File \"/x/workbench/world/worker.py\", line 70")
+    assert not any(stack_is_whole(text[:end]) for end in range(len('Thread 0x01 (most recent call first):\n'), written)
+                   if "in listen" in text[:end])  # read while a slow machine still writes it
+    assert stack_is_whole('Current thread 0x03 (most recent call first):\n  File "/x/cell.py", line 4 in f\n  ...\n')
 
 
 @pytest.mark.slow

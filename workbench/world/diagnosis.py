@@ -171,17 +171,26 @@ def read_stack(text: str) -> list[str]:
 
     The worker's own frames are left out. Another thread is shown only if the main one is missing.
     """
+    return min(_threads(text), key=lambda thread: not thread[0], default=(False, []))[1]
+
+
+def stack_is_whole(text: str) -> bool:
+    """Whether faulthandler has written the main thread down to the worker's own frames, or to its bound of frames."""
+    return any(main for main, _ in _threads(text)) or "\n  ...\n" in text
+
+
+def _threads(text: str) -> list[tuple[bool, list[str]]]:
+    """Each thread, whether it is the main one, and its frames without the worker's."""
     threads = []
     for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
         frames = [line for line in block.splitlines() if _FRAME.match(line)]
         own = next((i for i, line in enumerate(frames) if any(file in line for file in _WORKER_FILES)), None)
         if own is None:
-            threads.append((1, frames))
+            threads.append((False, frames))
         elif not any(line.endswith("in listen") for line in frames[own:]):
-            # The main thread. While it joins the group or waits for a call, all its frames are ours: show those.
-            threads.append((0, frames[:own] or frames[own : own + 2]))
-    threads.sort(key=lambda thread: thread[0])
-    return threads[0][1] if threads else []
+            # While the main thread joins the group or waits for a call, all its frames are ours: show those.
+            threads.append((True, frames[:own] or frames[own : own + 2]))
+    return threads
 
 
 def where(frames: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from workbench.errors import temporary
 from workbench.world import template
 from workbench.world.bounds import cores
-from workbench.world.diagnosis import read_stack
+from workbench.world.diagnosis import read_stack, stack_is_whole
 from workbench.world.rank_output import Echo
 from workbench.world.rank_processes import STACK_SECONDS, RankProcesses
 
@@ -91,17 +91,13 @@ class LocalRanks(RankProcesses):
                 if not self._ended(rank):
                     os.kill(self.pids[rank], signal.SIGUSR1)
             limit = time.monotonic() + STACK_SECONDS
-            sizes: list[int] = []
-            while time.monotonic() < limit:
-                before, sizes = sizes, [_size(self._stack_file(rank)) for rank in ranks]
-                if all(sizes) and sizes == before:
+            texts: list[str] = []
+            while time.monotonic() < limit:  # the rank writes while this reads
+                before, texts = texts, [self._stack_text(rank) for rank in ranks]
+                if texts == before and all(map(stack_is_whole, texts)):
                     break
                 time.sleep(0.05)
-        found = {}
-        for rank in ranks:
-            with suppress(OSError):
-                found[rank] = read_stack(self._stack_file(rank).read_text("utf-8", "replace"))
-        return found
+        return {rank: read_stack(self._stack_text(rank)) for rank in ranks}
 
     def broken(self) -> str:
         if self.folder.exists():
@@ -110,6 +106,12 @@ class LocalRanks(RankProcesses):
 
     def _stack_file(self, rank: int) -> Path:
         return self.folder / f"stacks.{rank}"
+
+    def _stack_text(self, rank: int) -> str:
+        """What faulthandler has written so far; empty where the file is gone."""
+        with suppress(OSError):
+            return self._stack_file(rank).read_text("utf-8", "replace")
+        return ""
 
     def kill(self) -> None:
         """Kill every rank with its process group, and remove the folder."""
@@ -164,7 +166,3 @@ def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     }
     return env | dict(extra)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
