@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
@@ -30,8 +30,8 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
     device keeps FSDP2 from seeing it in time.
     """
     family = find_family(recipe.model.family)
-    mesh, plan = world.mesh(recipe.mesh), family.plan(recipe.model.sizes(), recipe.mesh.tp)
-    assert mesh is not None and mesh.mesh_dim_names is not None
+    mesh, plan = whole_mesh(recipe, world), family.plan(recipe.model.sizes(), recipe.mesh.tp)
+    assert mesh.mesh_dim_names is not None
     dtype, reduce = (getattr(torch, name) for name in (recipe.precision.param, recipe.precision.reduce))
     with world.device:
         module = family.make(recipe)
@@ -55,6 +55,13 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
     if apart:
         _prefetch(module)
     return module
+
+
+def whole_mesh(recipe: Recipe, world: World) -> DeviceMesh:
+    """The recipe's mesh with dp_shard in it where that is one rank, too: `fully_shard` needs an axis to lie on."""
+    sizes = {axis: getattr(recipe.mesh, axis) for axis in ("dp_replicate", "dp_shard", "tp")}
+    sizes = {axis: size for axis, size in sizes.items() if size > 1 or axis == "dp_shard"}
+    return init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 class _OwnExperts(Experts):

@@ -11,7 +11,8 @@ has a line with the same settings is not run again. `--together` of them are bui
 then they are timed one at a time, the others waiting, each once a round: so they share a minute and a host.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
 deepseek_v3 has the sizes of torchtitan's debug model. No variant moves its routers' bias between steps; static capacity
-drops what finds no room: `dropped` is its part of a last step's copies on rank 0.
+drops what finds no room: `dropped` is its part of a last step's copies on rank 0. `--traces FOLDER` also writes each
+variant's two traced steps there, for `workbench order`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def recipe_of(variant: str, family: str, changes: dict[str, Any]) -> Recipe:
 def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """One variant on this rank of the world that torchrun made: what was found in each of `rounds`."""
     import torch
+    import torch.distributed as dist
 
     from benchmarks.peers import fsdp2
     from benchmarks.reference import RECIPES, close, toolkit
@@ -162,6 +164,10 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
             **(asdict(profile_step(lambda: one(warmup), module)) if cuda else {}),
             "machine": machine(), "versions": versions(), "command": options.command, "recipe": recipe.to_dict(),
         }
+        if options.traces and turn == 0:
+            from benchmarks.traces import save_trace
+
+            save_trace(lambda: one(warmup), options.traces / f"{variant}.rank{dist.get_rank()}.json.gz")
         losses.clear()
         if routed := list(routed_layers(authored.module).values()):
             found["dropped"] = float(sum(x.dropped for x in routed) / sum(x.tokens.sum() for x in routed))
@@ -213,12 +219,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--warmup", type=int, default=7)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--traces", type=Path)
     parser.add_argument("--signs", default="", help=argparse.SUPPRESS)
     parser.add_argument("--command", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.command:
         options.command = " ".join(("python benchmarks/step_time.py", options.results.name, *sys.argv[2:]))
     options.results = options.results.resolve()
+    options.traces = options.traces and options.traces.resolve()
     if options.signs:
         worker(options)
     else:

@@ -37,11 +37,12 @@ from workbench.world.mesh import World
 VIEWS = ("graph", "passes", "timeline", "memory")
 
 
-def show(what: Any, view: str = "", *, device: str = "h100", measured: int | None = None) -> None:
+def show(what: Any, view: str = "", *, device: str = "h100", measured: int | StepTimeline | None = None) -> None:
     """Display a static picture of `what`, and then, as a separate output, the view to explore it.
 
-    `view` selects one of an object's pictures: "graph", "passes", "timeline" (simulated on `device`) or "memory"
-    (`measured`: a GPU's peak in bytes, drawn beside the estimate). Outside a notebook the text forms are printed.
+    `view` selects one of an object's pictures: "graph", "passes", "timeline" (simulated on `device`) or "memory".
+    `measured` is drawn beside the estimate: a GPU's timeline, or its peak in bytes. Outside a notebook the text forms
+    are printed.
     Raises WorkbenchError for an object without such a picture, and lists those that have one.
     """
     if view not in ("", *VIEWS):
@@ -61,7 +62,8 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Non
             print(output)
 
 
-def outputs(what: Any, view: str = "", device: str = "h100", measured: int | None = None) -> list[Any]:
+def outputs(what: Any, view: str = "", device: str = "h100",
+            measured: int | StepTimeline | None = None) -> list[Any]:
     """The outputs of `show`, in order; empty where there is nothing to draw."""
     if view in ("timeline", "memory"):
         return _clocked(what, view, device, measured)
@@ -118,7 +120,11 @@ def _record(record: PassRecord) -> list[Any]:
     return [draw.step(record), PassStepper([record], title=record.name)]
 
 
-def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[Any]:
+def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | None) -> list[Any]:
+    if measured is not None and isinstance(measured, StepTimeline) != (view == "timeline"):
+        raise WorkbenchError(f"show(..., {view!r}, measured=...) takes "
+                             + ("a StepTimeline, as measured(step, pair) returns it" if view == "timeline" else
+                                "a peak in bytes"))
     if isinstance(what, Built):
         what = what.step.pair
     if isinstance(what, JointGraph):
@@ -126,8 +132,10 @@ def _clocked(what: Any, view: str, device: str, measured: int | None) -> list[An
     if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping):
         with uncollected():
             runs = runs_of(what, device)  # once for both
+        if isinstance(measured, StepTimeline):
+            runs["measured"] = measured
         return [draw.timeline(runs), TimelineView(runs)]
-    if view == "memory" and isinstance(what, GraphModule | ForwardBackward | PassRecord):
+    if isinstance(what, GraphModule | ForwardBackward | PassRecord) and not isinstance(measured, StepTimeline):
         return [draw.memory(what, measured), MemoryView(what, measured)]
     return []
 

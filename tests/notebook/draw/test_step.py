@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from workbench import build, fake_world, load_recipe
+from workbench import WorkbenchError, build, fake_world, load_recipe
 from workbench.checks.record import PassRecord
 from workbench.graph.read.memory import live_bytes
-from workbench.graph.read.simulated_run import simulated
+from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook import draw
+from workbench.notebook.show import outputs
 from workbench.recipe.contracts import Stage
 
 RECIPE = load_recipe("tour").override({"model.n_layers": 1})
@@ -65,6 +66,18 @@ def test_a_timeline_before_and_after(built):
         run = simulated(dict(zip(record.parts, graphs, strict=True)))
         assert f"{when} transformer_block_bucketing: {run}" in text
     assert "dp_shard.gather: " in text and "hidden" in text
+
+
+def test_a_measured_timeline_stands_beside_the_simulated_one(built):
+    pair = built.step.pair
+    ran = StepTimeline("measured on a GPU", tuple(simulated(pair.by_part).spans), 5.0, 4.0)
+    picture, view = outputs(pair, "timeline", measured=ran)
+    assert "measured: measured on a GPU" in picture.text and "forward and backward: simulated" in picture.text
+    assert [run["title"].split(":")[0] for run in view.on_runs()["runs"]] == ["forward and backward", "measured"]
+    with pytest.raises(WorkbenchError, match=r"takes a StepTimeline"):
+        outputs(pair, "timeline", measured=1 << 30)
+    with pytest.raises(WorkbenchError, match="takes a peak in bytes"):
+        outputs(pair, "memory", measured=ran)
 
 
 def test_memory_marks_the_peak_and_its_holders(built):

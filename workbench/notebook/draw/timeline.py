@@ -72,7 +72,7 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     legend = [Patch(color=BLUE, label="compute"), Patch(**_WAITS, label="compute waits: exposed"),
               Patch(facecolor=PAPER, edgecolor=RED, label="exposed collective")]
     figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
-    shown[-1].set_xlabel(f"ms, {next(iter(runs.values())).source}")
+    shown[-1].set_xlabel("ms, " + "; ".join(dict.fromkeys(run.source for run in runs.values())))
     return finish(figure, "A timeline with a lane for compute and one for each process group. "
                   + "; ".join(lines) + ".", "\n".join(lines))
 
