@@ -50,6 +50,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
     "llama3_hsdp": ("llama3_hsdp", {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 1}),
     "llama3_tp": ("llama3_tp", {"mesh.dp_shard": 1, "mesh.tp": 4}),
+    "llama3_full_inductor_cudagraph": ("llama3_full_inductor", {"passes": ["full_inductor_compilation", "cudagraph"]}),
     "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
     "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),
     "deepseek_v3_capacity_block_bucketing_cudagraph": (

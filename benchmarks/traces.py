@@ -20,14 +20,14 @@ ABOUT = ("device", "stream", "correlation", "Collective name", "In msg nelems", 
 
 def save_trace(step: Callable[[], Any], path: Path) -> None:
     """Run `step` three times, the last two traced, and write `path` (.json.gz). Every rank calls it; needs CUDA."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
-                 schedule=schedule(wait=0, warmup=1, active=2)) as seen:
-        for _ in range(3):
-            step()
-            torch.cuda.synchronize()
-            seen.step()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        seen.export_chrome_trace(file.name)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+                     schedule=schedule(wait=0, warmup=1, active=2, repeat=1),
+                     on_trace_ready=lambda seen: seen.export_chrome_trace(file.name)) as seen:
+            for _ in range(3):
+                step()
+                torch.cuda.synchronize()
+                seen.step()
         whole = json.loads(Path(file.name).read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(small(whole), separators=(",", ":")).encode(), mtime=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +76,26 @@ REASONS = {
 def test_why_a_collective_is_exposed(order, kernels, why):
     last = order(*kernels).collectives[-1]
     assert last.why == why and last.exposed_ms > 0
+
+
+RECORDED = Path(__file__).parents[2] / "benchmarks/results/traces_h200"
+TIMED = {line["variant"]: line for line in map(json.loads, (RECORDED / "steps.jsonl").read_text().splitlines())}
+
+
+@pytest.mark.parametrize("variant", TIMED)
+def test_traces_of_real_jobs_say_what_the_benchmark_measured_of_them(variant):
+    """Eager, torch.compile and ours on one H200: the benchmark's own account of another step is close."""
+    steps = read_order([RECORDED / f"{variant}.rank0.json.gz"]).steps
+    assert [step.step for step in steps] == ["ProfilerStep#1", "ProfilerStep#2"]
+    for step in steps:
+        assert step.launches == TIMED[variant]["launches"] and step.communication_ms == 0
+        assert step.compute_ms == pytest.approx(TIMED[variant]["kernels_ms"], rel=0.04)
+        assert step.span_ms == pytest.approx(step.compute_ms + step.idle_ms)
+
+
+def test_one_replay_leaves_the_gpu_less_idle():
+    idle = {variant: read_order([RECORDED / f"{variant}.rank0.json.gz"]).steps[-1].idle_ms for variant in TIMED}
+    assert idle["llama3_full_inductor_cudagraph"] < idle["llama3_full_inductor"] < min(idle["eager"], idle["compile"])
 
 
 def test_communication_hides_no_communication(order):
