@@ -20,6 +20,7 @@ from workbench.notebook.lessons.lesson import load_lesson  # noqa: E402
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
 from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe.rules import cuda_reasons  # noqa: E402
+from workbench.tools.timing.order import read_order  # noqa: E402
 
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
@@ -43,7 +44,8 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_exposed", "stamp", "what_if", "mutants", "soak", "museum"),
+                        "accuracy", "accuracy_exposed", "one_gpu", "float8", "stamp", "what_if", "mutants", "soak",
+                        "museum"),
 }
 
 
@@ -131,7 +133,8 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
-            "mutants": mutants_table(root), "soak": soak_table(root)}
+            "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
+            "float8": float8_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -419,6 +422,46 @@ def accuracy_exposed_table(root: Path = ROOT) -> str:
     return table(["llama3 1b, passes", "mesh", "exposed, measured, each run", "simulated"], rows) + (
         f"\n\n{len(gpus)} {gpus[0]}, torch {found['versions']['torch'].split('+')[0]}; simulated as "
         f"`{found['device']}`.")
+
+
+def one_gpu_table(root: Path = ROOT) -> str:
+    """A step on one GPU, peers and ours, from the traces in benchmarks/results/traces_h200."""
+    folder = root / "benchmarks" / "results" / "traces_h200"
+    said = PEERS | {"llama3_full_inductor": "ours: full Inductor",
+                    "llama3_full_inductor_cudagraph": "ours: full Inductor and cudagraph"}
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = []
+    for line in lines:
+        traced = read_order([folder / f"{line['variant']}.rank0.json.gz"]).steps[-1]
+        rows.append([said[line["variant"]], f"{line['step_ms']:.1f} ms", f"{traced.span_ms:.1f} ms",
+                     f"{traced.compute_ms:.1f} ms", f"{traced.idle_ms:.1f} ms", f"{traced.launches:,}",
+                     f"{line['peak_gib']:.1f} GiB"])
+    return table(["what", "step, median", "traced step", "of it compute", "idle", "launches", "peak"],
+                 rows) + f"\n\n{of_gpu(lines[0])}."
+
+
+def float8_table(root: Path = ROOT) -> str:
+    """Matrix products of llama3 in bfloat16 and float8, from benchmarks/results/float8_products_h200.json."""
+    found = json.loads((root / "benchmarks" / "results" / "float8_products_h200.json").read_text(encoding="utf-8"))
+    rows = []
+    for model in dict.fromkeys(row["model"] for row in found["rows"]):
+        own = [row for row in found["rows"] if row["model"] == model]
+        for kind in (*dict.fromkeys(row["layers"] for row in own), "all"):
+            some = [row for row in own if kind in ("all", row["layers"])]
+            shown = [f"{sum(r['count'] * r['bfloat16_ms'] for r in some):.1f} ms"]
+            for scaling in ("tensorwise", "rowwise"):
+                products = sum(r["count"] * r[f"{scaling}_fast_ms"] for r in some)
+                casts = sum(r["count"] * sum(r[f"{scaling}_cast_ms"]) for r in some)
+                shown.append(f"{products:.1f} + {casts:.1f} ms")
+            rows.append([model, "all" if kind == "all" else f"{some[0]['count']} x {kind}", *shown])
+    return table(["model", "layers", "bfloat16", "tensorwise: products + casts", "rowwise: products + casts"],
+                 rows) + f"\n\n{found['tokens']:,} tokens. {of_gpu(found)}."
+
+
+def of_gpu(found: dict[str, Any]) -> str:
+    """Where it was measured: GPUs, torch and command."""
+    gpus = found["machine"]["gpus"]
+    return f"{len(gpus)} {gpus[0]}, torch {found['versions']['torch'].split('+')[0]} (`{found['command']}`)"
 
 
 def with_tables(text: str, made: dict[str, str], name: str) -> str:
