@@ -10,6 +10,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.launch_bound import paced
 from workbench.graph.read.replay import count_launches
 from workbench.graph.read.simulated_run import simulated
+from workbench.torch_api.devices.profile import device_spec
 
 
 def graph(size: int, products: int = 4) -> fx.GraphModule:
@@ -59,6 +60,24 @@ def test_the_backward_begins_after_the_forward():
     assert begin == pytest.approx(end)
 
 
+def test_a_timeline_charges_launches_and_a_replay_does_not():
+    both = {"forward": graph(8), "backward": graph(8)}
+    alone, launched, replayed = (simulated(both, "h200x1"), simulated(both, "h200x1", launch_us=5),
+                                 simulated(both, "h200x1", launch_us=5, replayed=True))
+    assert launched.total_ms == pytest.approx(8 * 5e-3 + launched.spans[-1].ms)
+    assert alone.total_ms < replayed.total_ms < launched.total_ms
+    assert launched.compute_ms == pytest.approx(alone.compute_ms)
+    assert launched.source.endswith(", 5 µs a launch")
+    assert [span.begin for span in launched.spans] == pytest.approx([5e-3 * i for i in range(1, 9)])
+
+
+def test_a_measured_machine_says_how_long_its_launches_take():
+    machine = device_spec("h200x1")
+    assert paced({"step": graph(8)}, machine).cpu_us == pytest.approx(4 * machine.launch_us)
+    with pytest.raises(WorkbenchError, match="device 'h100' has no measured launch: give launch_us, or a machine"):
+        paced({"step": graph(8)})
+
+
 def test_time_does_not_run_backwards():
-    with pytest.raises(WorkbenchError, match=r"launch_us=-1\): the time of a launch must be 0 or more"):
+    with pytest.raises(WorkbenchError, match=r"launch_us=-1: the time of a launch must be 0 or more"):
         paced({"step": graph(8)}, launch_us=-1)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import DeviceSpec, device_spec
-from workbench.graph.read.replay import starts_work
-from workbench.graph.read.simulated_run import simulated
-from workbench.graph.read.timeline import Clock, Costs, costs_of
+from workbench.graph.read.simulated_run import launches_of, simulated
+from workbench.graph.read.timeline import costs_of
 from workbench.recipe.wording import counted
 
 Spans = tuple[tuple[float, float], ...]
@@ -45,36 +44,25 @@ class Pace:
 
 
 def paced(
-    graphs: Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *, launch_us: float, replayed: bool = False
+    graphs: Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *, launch_us: float | None = None,
+    replayed: bool = False,
 ) -> Pace:
     """Simulate a step of these graphs, one after another, with the cost model and `launch_us` for each launch.
 
-    An operator begins when the CPU has launched it and the device has finished the ones before. replayed: each graph is
-    one launch. The estimate leaves out the device's own latency per kernel, and the copies before a replay. Raises
-    WorkbenchError for a negative `launch_us`, and what `simulated` raises.
+    An operator begins when the CPU has launched it and the device has finished the ones before. launch_us: by default
+    what was measured of the machine. replayed: each graph is one launch. The estimate leaves out the device's own
+    latency per kernel, and the copies before a replay. Raises WorkbenchError where no launch was measured on the
+    device, and what `simulated` raises.
     """
-    if launch_us < 0:
-        raise WorkbenchError(f"paced(launch_us={launch_us}): the time of a launch must be 0 or more")
     spec = device_spec(device)
-    alone = simulated(graphs, spec).total_ms * 1e3
-    cpu = now = 0.0
-    started: list[tuple[float, float]] = []
-    worked: list[tuple[float, float]] = []
-    for gm in graphs.values():
-        costs = costs_of(gm, spec)
-        clock = Clock(costs, now)
-        for i, node in enumerate(gm.graph.nodes):
-            if (i == 0) if replayed else starts_work(node):
-                started.append((cpu, cpu + launch_us))
-                cpu += launch_us
-                clock.now = max(clock.now, cpu / 1e3)
-            clock.issue(node)
-        worked += ((1e3 * clock.begin[n], 1e3 * clock.finish[n]) for n in _working(costs))
-        now = clock.end
-    return Pace(f"simulated on {spec.name}, {launch_us:g} µs a launch", len(started), cpu, alone,
-                max(cpu, 1e3 * now), tuple(started), tuple(sorted(worked)))
-
-
-def _working(costs: Costs) -> Iterator[Node]:
-    yield from (node for node, ms in costs.compute.items() if ms and node not in costs.collective)
-    yield from costs.collective
+    if launch_us is None:
+        launch_us = spec.launch_us
+    if launch_us is None:
+        raise WorkbenchError(f"device {spec.name!r} has no measured launch: give launch_us, or a machine that "
+                             "`workbench calibrate` measured, such as h200x1")
+    run = simulated(graphs, spec, launch_us=launch_us, replayed=replayed)
+    count = sum(len(launches_of(costs_of(gm, spec), replayed)) for gm in graphs.values())
+    return Pace(f"simulated on {spec.name}, {launch_us:g} µs a launch", count, count * launch_us,
+                simulated(graphs, spec).total_ms * 1e3, run.total_ms * 1e3,
+                tuple((i * launch_us, (i + 1) * launch_us) for i in range(count)),
+                tuple(sorted((1e3 * span.begin, 1e3 * span.end) for span in run.spans)))

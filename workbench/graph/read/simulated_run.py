@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import axis_names, list_collectives
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import module_path
-from workbench.graph.read.timeline import Clock, costs_of
+from workbench.graph.read.timeline import Clock, Costs, costs_of
 
 COMPUTE = "compute"
 HIDDEN = "hidden"
@@ -97,32 +97,46 @@ class StepTimeline:
 
 
 def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *,
-              fused: bool = False) -> StepTimeline:
+              fused: bool = False, launch_us: float = 0.0, replayed: bool = False) -> StepTimeline:
     """Simulate the graphs one after another with the cost model: kernels in node order, one lane per process group.
 
     graphs: one, or several by name, such as forward and backward. fused: as where a compiler fuses pointwise operators;
-    otherwise each operator is a kernel. Raises WorkbenchError for an unknown device, and
+    otherwise each operator is a kernel. launch_us: the CPU's time for each launch, before which its kernel cannot
+    begin. replayed: each graph is one launch. Raises WorkbenchError for an unknown device, a negative launch, and
     for a graph without values, which has no shapes to estimate from.
     """
+    if launch_us < 0:
+        raise WorkbenchError(f"launch_us={launch_us}: the time of a launch must be 0 or more")
     parts = {facts_of(graphs).part: graphs} if isinstance(graphs, GraphModule) else graphs
     spec = device_spec(device)
     spans: list[Span] = []
-    start = compute = 0.0
+    start = compute = cpu = 0.0
     for part, gm in parts.items():
         if not any("val" in n.meta for n in gm.graph.nodes):
             raise WorkbenchError(f"the {part} graph holds no values (node.meta['val']): nothing says how long a node "
                                  "takes. Capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
-        found, total = _part(part, gm, spec, start, fused)
+        costs = costs_of(gm, spec, found=list_collectives(gm), fused=fused)
+        launches = launches_of(costs, replayed)
+        found, total = _part(part, gm, costs, start, {
+            node: cpu + i * launch_us / 1e3 for i, node in enumerate(launches, 1)} if launch_us else {})
         compute += sum(span.ms for span in found if span.lane == COMPUTE)
         spans += found
         start += total
-    return StepTimeline(f"simulated on {spec.name}, {spec.trust}", tuple(spans), start, compute)
+        cpu += len(launches) * launch_us / 1e3
+    paid = f", {launch_us:g} µs a launch" if launch_us else ""
+    return StepTimeline(f"simulated on {spec.name}, {spec.trust}{paid}", tuple(spans), max(start, cpu), compute)
 
 
-def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float, fused: bool) -> tuple[list[Span], float]:
-    found = list_collectives(gm)
-    costs = costs_of(gm, spec, found=found, fused=fused)
-    clock = Clock(costs)
+def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
+    """The nodes that the CPU launches, in order: all that take time on the device, or the graph as a whole."""
+    nodes = list(costs.compute)
+    return nodes[:1] if replayed else [n for n in nodes if costs.compute[n] or n in costs.collective]
+
+
+def _part(part: str, gm: GraphModule, costs: Costs, start: float,
+          launched: Mapping[Node, float]) -> tuple[list[Span], float]:
+    """The spans of one graph, and its length. launched: when the CPU has launched each node, in ms of the step."""
+    found, spec, clock = list_collectives(gm), costs.spec, Clock(costs)
     about, axes = {c.node: c for c in found}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}
     spans: list[Span] = []
@@ -132,6 +146,7 @@ def _part(part: str, gm: GraphModule, spec: DeviceSpec, start: float, fused: boo
             issued[node.name] = (clock.now, clock.compute_ms)
         elif (launch := costs.waits.get(node)) is not None:
             idle.setdefault(launch.name, clock.compute_ms - issued[launch.name][1])
+        clock.now = max(clock.now, launched.get(node, start) - start)
         clock.issue(node)
         if node not in costs.collective and costs.compute[node]:
             spans.append(Span(node.name, COMPUTE, start + clock.begin[node], start + clock.finish[node],

@@ -200,7 +200,7 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
         groups.setdefault((row.kind, row.ranks), []).append((row.bytes, row.ms))
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
     given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
-              "collective_slowdown": profile.collective_slowdown or 1.0}
+              "collective_slowdown": profile.collective_slowdown or 1.0, "launch_us": profile.launch_us}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
                         _sent={key: tuple(sorted(rows)) for key, rows in groups.items()})

@@ -14,7 +14,7 @@ class DeviceSpec:
 
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
     inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
-    factors on the time of each while both run.
+    factors on the time of each while both run. launch_us: CPU time of an operator's launch; None if not measured.
     """
 
     name: str
@@ -27,6 +27,7 @@ class DeviceSpec:
     generation: str = "HOPPER"
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
+    launch_us: float | None = None
 
     def peak(self, dtype: torch.dtype) -> float:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
