@@ -35,7 +35,7 @@ from workbench.pipeline.route import StepState, route, walk
 from workbench.pipeline.step_profile import profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
-from workbench.torch_api.devices.profile import MachineProfile, Sent, load_profile
+from workbench.torch_api.devices.profile import MachineProfile, Sent, device_spec, load_profile
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.mesh import World, opened
 
@@ -191,18 +191,22 @@ def main() -> None:
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def simulated_step(recipe: Recipe, device: str) -> StepTimeline:
+def simulated_step(recipe: Recipe, device: str, launch_us: float = 0.0) -> StepTimeline:
     with step_state(recipe, "cpu", lower=False) as state:
-        return simulated(state.pair.by_part, device, fused="full_inductor_compilation" in recipe.pass_names)
+        return simulated(state.pair.by_part, device, fused="full_inductor_compilation" in recipe.pass_names,
+                         launch_us=launch_us)
 
 
 def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    """Each row of `measure`, with the simulated compute and its error."""
+    """Each row of `measure`, with the simulated compute and its error, and the step whose launches are charged."""
     found = []
     for row in rows:
-        ms = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device).compute_ms
-        kept = {key: row[key] for key in ("recipe", "changes", "kernels_ms", "by_kind", "kernels")}
-        found.append({**kept, "simulated_ms": ms, "error": ms / row["kernels_ms"] - 1})
+        run = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device,
+                             device_spec(device).launch_us or 0.0)
+        ms = run.compute_ms
+        kept = {key: row[key] for key in ("recipe", "changes", "kernels_ms", "by_kind", "kernels", "step_ms")}
+        found.append({**kept, "simulated_ms": ms, "error": ms / row["kernels_ms"] - 1,
+                      "simulated_step_ms": run.total_ms})
         print(f"{row['recipe']} {row['changes']}: {row['kernels_ms']:.2f} ms, simulated {ms:.2f}")
     return found
 

@@ -44,7 +44,7 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_exposed", "one_gpu", "float8", "stamp", "what_if", "mutants", "soak",
+                        "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu", "float8", "stamp", "what_if", "mutants", "soak",
                         "museum"),
 }
 
@@ -130,6 +130,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
     return {"recipes": recipes_table(root), "passes": passes_table(root), "peers": peers_table(root),
             "ranks": ranks_table(root), "faults": faults_table(root), "views": views_table(root),
             "timelines": timelines_table(root), "accuracy": accuracy_table(root),
+            "accuracy_launches": accuracy_launches_table(root),
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
@@ -395,20 +396,36 @@ def timelines_table(root: Path = ROOT) -> str:
 def accuracy_table(root: Path = ROOT) -> str:
     """Simulated compute beside a GPU's, from benchmarks/results/accuracy_h200x1.json."""
     found = json.loads((root / "benchmarks" / "results" / "accuracy_h200x1.json").read_text(encoding="utf-8"))
-    rows = []
-    for row in found["rows"]:
-        changes = {key: value for key, value in row["changes"].items() if key.split(".")[0] in ("model", "data")}
-        compiled = "full_inductor" in row["recipe"] and row["changes"].get("passes") != "[]"
-        what = "dense" if row["recipe"].startswith("llama3") else "experts"
-        more = ", checkpointing" if "checkpointing" in row["recipe"] else ""
-        sizes = ", ".join(f"{key.split('.')[1]} {value}" for key, value in changes.items())
-        rows.append([f"{what}{more}, {'full Inductor' if compiled else 'no compiler'}", sizes,
-                     f"{row['kernels_ms']:.1f} ms", f"{row['simulated_ms']:.1f} ms", f"{row['error']:+.0%}"])
+    rows = [[*what_and_sizes(row), f"{row['kernels_ms']:.1f} ms", f"{row['simulated_ms']:.1f} ms",
+             f"{row['error']:+.0%}"] for row in found["rows"]]
     gpus = found["machine"]["gpus"]
     worst = max(abs(row["error"]) for row in found["rows"])
     return table(["step", "sizes", "measured", "simulated", "error"], rows) + (
         f"\n\nMedian error {found['median_absolute_error']:.0%}, worst {worst:.0%}. {len(gpus)} {gpus[0]}, torch "
         f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`.")
+
+
+def what_and_sizes(row: dict[str, Any]) -> tuple[str, str]:
+    """What ran, and the sizes that differ from its recipe's."""
+    changes = {key: value for key, value in row["changes"].items() if key.split(".")[0] in ("model", "data")}
+    compiled = "full_inductor" in row["recipe"] and row["changes"].get("passes") != "[]"
+    what = "dense" if row["recipe"].startswith("llama3") else "experts"
+    more = ", checkpointing" if "checkpointing" in row["recipe"] else ""
+    return (f"{what}{more}, {'full Inductor' if compiled else 'no compiler'}",
+            ", ".join(f"{key.split('.')[1]} {value}" for key, value in changes.items()))
+
+
+def accuracy_launches_table(root: Path = ROOT) -> str:
+    """Steps that their launches bound, from benchmarks/results/accuracy_launches_h200x1.json."""
+    path = root / "benchmarks" / "results" / "accuracy_launches_h200x1.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [[*what_and_sizes(row), f"{row['kernels_ms']:.1f} ms", f"{row['step_ms']:.1f} ms",
+             f"{row['simulated_step_ms']:.1f} ms", f"{row['simulated_step_ms'] / row['step_ms'] - 1:+.0%}"]
+            for row in found["rows"]]
+    gpus = found["machine"]["gpus"]
+    return table(["step", "sizes", "kernels", "step, measured", "simulated with launches", "error"], rows) + (
+        f"\n\n{len(gpus)} {gpus[0]}, torch {found['versions']['torch'].split('+')[0]}; simulated as "
+        f"`{found['device']}`.")
 
 
 def accuracy_exposed_table(root: Path = ROOT) -> str:

@@ -16,11 +16,11 @@ CPU = torch.device("cpu")
 
 
 def test_each_figure_is_of_the_call_that_it_names(monkeypatch):
-    monkeypatch.setitem(calibrate.SIDES, "cpu", (16, 256))
+    monkeypatch.setitem(calibrate.SIDES, "cpu", (16, 2048))
     monkeypatch.setitem(calibrate.WINDOW, "cpu", 0.002)
     found = {(row.m, row.k, row.n): row.ms for row in calibrate.matmuls(CPU)}
     assert len(found) == 8 - 4  # in float32, products with at most one large side
-    assert found[16, 16, 16] < found[16, 16, 256]
+    assert found[16, 16, 16] < found[16, 16, 2048]
     monkeypatch.setitem(calibrate.MOVED, "cpu", (12, 22))
     small, large = calibrate.moves(CPU)
     assert small.bytes == 3 * 2**12 and small.ms < large.ms
