@@ -44,8 +44,8 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu", "float8", "stamp", "what_if", "mutants", "soak",
-                        "museum"),
+                        "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu", "float8", "stamp",
+                        "what_if", "mutants", "soak", "museum"),
 }
 
 
