@@ -54,7 +54,10 @@ def test_fake_mesh_of_8(mesh, listed):
 @pytest.mark.parametrize(("mesh", "listed"), on_meshes(FSDP4, FSDP_TP))
 def test_five_steps_on_4_ranks(pool4, mesh, listed):
     for found in pool4.run(trajectory, small(mesh, *LISTS[listed])):
-        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
+        wanted = dict.fromkeys(found["outcomes"], "PASS")
+        if listed == "overlap_collectives" and mesh == FSDP4:  # its buckets start as early as they can
+            wanted[listed] = "NO_EFFECT"
+        assert found["outcomes"] == wanted and found["schedule"] == "PASS"
         assert found["relative"] < 1e-4 if listed in LOSSY else found["differing"] == []
 
 

@@ -46,7 +46,10 @@ def test_bitwise(pool4, mesh, variant):
     for found in pool4.run(trajectory, small(mesh, *BITWISE[variant])):
         assert found["differing"] == []
         assert found["tensors"] == 13 and len(set(found["losses"])) == 5
-        assert set(found["outcomes"].values()) <= {"PASS"} and found["schedule"] == "PASS"
+        wanted = dict.fromkeys(found["outcomes"], "PASS")
+        if variant == "overlap" and mesh == FSDP4:  # three buckets a direction, which start as early as they can
+            wanted["overlap_collectives"] = "NO_EFFECT"
+        assert found["outcomes"] == wanted and found["schedule"] == "PASS"
 
 
 @pytest.mark.slow  # 00_tour shows every verdict of the tour's list on 4 ranks
