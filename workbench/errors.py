@@ -44,10 +44,10 @@ def place_of(error: BaseException) -> str:
     if not frames:
         return ""
     last = frames[-1]
-    return f" ({_file(last.filename)}, line {last.lineno}, in {last.name}: {last.line})"
+    return f" ({shown_file(last.filename)}, line {last.lineno}, in {last.name}: {last.line})"
 
 
-def _file(name: str) -> str:
+def shown_file(name: str) -> str:
     """`Cell In[3]` for a notebook's cell, as IPython calls it; other files by name."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     cell = shell.compile.format_code_name(name) if shell is not None else None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from workbench.errors import shown_file
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name
@@ -98,8 +99,8 @@ class Provenance:
 
     @property
     def place(self) -> str:
-        """`llama3.py:98`; "" without a source line."""
-        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+        """`llama3.py:98`, `Cell In[3]:8` in a notebook; "" without a source line."""
+        return f"{Path(shown_file(self.file)).name}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         source = f"{self.place}: {self.text}" if self.file else "no source line"

@@ -5,6 +5,7 @@
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
+    frontier      bytes saved against work computed again
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
     launch_bound  CPU launches above device work
@@ -26,6 +27,7 @@ from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
+from workbench.notebook.draw.frontier import frontier
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.launch_bound import pace
@@ -40,7 +42,8 @@ from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.training import losses
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "graph",
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load",
+           "frontier", "graph",
            "kernel_code", "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline",
            "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "step", "table",
            "timeline", "traffic", "verdicts", "verdicts_of_both"]

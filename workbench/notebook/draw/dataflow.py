@@ -39,7 +39,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) ->
         n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.75, 1.75))
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8, 1.95))
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
@@ -50,8 +50,8 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) ->
                   color=INK if node.op == "placeholder" else PAPER)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
-    axes.text(-0.5, 1.68, "forward, to the right", fontsize=9, style="italic", va="top")
-    axes.text(width - 0.5, -0.72, "backward, to the left", fontsize=9, style="italic", ha="right")
+    axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
+    axes.text(width - 0.5, -0.78, "backward, to the left", fontsize=9, style="italic", ha="right")
     kinds = dict.fromkeys(kind_of(n) for n in boxes if n.op != "placeholder")
     handles: list[Artist] = [Patch(facecolor=LANES.get(kind, GREY), label=kind) for kind in kinds]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),

@@ -114,7 +114,7 @@ def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> T
              f"the backward takes {taken} values from the forward",)
     alike: dict[tuple[object, ...], list[SavedTensor]] = {}
     for row in picked:
-        own = row.name if gathered else ""
+        own = row.name if gathered else _NUMBER.sub("", row.name)
         alike.setdefault((own, row.shape, row.dtype, row.held_bytes, row.policy, row.source, bool(row.gathered),
                           _LAYER.sub("*", row.module)), []).append(row)
     shown = []
@@ -129,6 +129,7 @@ def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> T
     return table("saved between forward and backward", heads, shown, *notes)
 
 
+_NUMBER = re.compile(r"_\d+$")
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -136,4 +137,4 @@ def _modules(rows: list[SavedTensor]) -> str:
     """The module path; for identical layers with the smallest and the largest number: `layers.0-3.attention`."""
     columns = zip(*(map(int, _LAYER.findall(row.module)) for row in rows), strict=True)
     ranges = iter([f"{min(c)}-{max(c)}" if min(c) < max(c) else str(c[0]) for c in columns])
-    return _LAYER.sub(lambda _: next(ranges), rows[0].module) or "loss"
+    return _LAYER.sub(lambda _: next(ranges), rows[0].module) or "the model itself"

@@ -57,19 +57,20 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
         axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", color=RED, markersize=7, zorder=5)
         lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
                      f"{top.input_bytes:,} B of it inputs")
-    start = 0
     last = list(found.values())[-1]
-    for i, (part, profile) in enumerate(last.parts.items()):
-        if i:
+    starts = {start: part for live in found.values() for part, start in _starts(live).items()}
+    for i, (start, part) in enumerate(starts.items()):
+        if start:
             axes.axvline(start, color=GREY, linestyle="--", linewidth=0.9)
-        axes.text(start, 1.0, f" {part}", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
+        of = f" {list(found)[i - 1].split(' ')[0]}" if len(starts) > len(last.parts) and start else ""
+        axes.text(start, 1.0, f" {part}{of}", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
                   style="italic")
-        start += len(profile.curve)
     if measured is not None:
         axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
-    axes.set(xlabel="nodes, in their order", ylabel="MiB alive", xlim=(0, start), ylim=(0, None))
+    axes.set(xlabel="nodes, in their order", ylabel="MiB alive", ylim=(0, None),
+             xlim=(0, max(len(live.curve) for live in found.values())))
     if len(found) > 1 or measured is not None:
-        axes.legend(frameon=False, fontsize=8, loc="lower center")
+        axes.legend(frameon=False, fontsize=8, loc="upper right")
     part, top = last.peak
     _holders(names, top)
     lines += [f"  {size:,} B  {name}  {module}".rstrip() for name, size, module in top.holders]
@@ -77,11 +78,18 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
     return finish(figure, alt, "\n".join(lines))
 
 
+def _starts(live: Live) -> dict[str, int]:
+    """Where each part begins on the axis of nodes."""
+    lengths = [len(profile.curve) for profile in live.parts.values()]
+    return {part: sum(lengths[:i]) for i, part in enumerate(live.parts)}
+
+
 def _holders(axes: Axes, top: MemoryProfile) -> None:
     sizes = [size / 2**20 for _, size, _ in top.holders]
     axes.barh(range(len(sizes)), sizes, 0.72, color="#bfdcee")
     for i, (name, _, module) in enumerate(top.holders):
-        axes.text(0, i, f" {shortened(module, 34) or name}", va="center", fontsize=8, color=INK,
+        said = " · ".join(filter(None, (shortened(name, 20, 12), shortened(module, 28))))
+        axes.text(0, i, f" {said}", va="center", fontsize=8, color=INK,
                   bbox={"facecolor": PAPER, "alpha": 0.0, "edgecolor": "none"})
     axes.invert_yaxis()
     axes.set_yticks([])
