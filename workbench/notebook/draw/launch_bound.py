@@ -11,7 +11,7 @@ from workbench.graph.read.launch_bound import Pace
 from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, PAPER, RED, Picture, finish, panels
 from workbench.notebook.draw.timeline import bars
 
-COUNTABLE = 60  # launches that are drawn one by one; more of them are one bar
+COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
 
 
 def pace(paces: Mapping[str, Pace]) -> Picture:
@@ -25,7 +25,7 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
     end = 1.03 * max(found.step_us for found in paces.values())
     lines = []
     for axes, (title, found) in zip(shown, paces.items(), strict=True):
-        apart = found.launches <= COUNTABLE
+        apart = 2 < found.launches <= COUNTABLE
         started = [(begin, stop - begin) for begin, stop in found.started] if apart else bars(found.started)
         axes.broken_barh(started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0)
         axes.broken_barh([(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6)
