@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from workbench.graph.lower import CompiledStep, compile_step
     from workbench.graph.partition import ForwardBackward, partition
     from workbench.graph.patterns import Replaced, find_nodes, replace_pattern
+    from workbench.graph.read.cost import device_spec
+    from workbench.graph.read.launch_bound import paced
+    from workbench.graph.replay_rehearsal import rehearse
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.recorded_figures import Figures, on_gpus
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from workbench.pipeline.build import Built, build
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
-    from workbench.pipeline.run_passes import PassRecord, run_joint, run_partitioned
+    from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
     from workbench.pipeline.train import train
     from workbench.recipe.contracts import Numerics, Options, Stage
     from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe
@@ -67,9 +70,12 @@ _HOMES = {
     "authoring.author": ("Authored", "author", "author_module"),
     "notebook.recorded_figures": ("Figures", "on_gpus"),
     "graph.partition": ("ForwardBackward", "partition"),
+    "graph.read.cost": ("device_spec",),
+    "graph.read.launch_bound": ("paced",),
+    "graph.replay_rehearsal": ("rehearse",),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "passes.registry": ("register_pass",),
-    "pipeline.run_passes": ("PassRecord", "run_joint", "run_partitioned"),
+    "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),
