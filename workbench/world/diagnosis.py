@@ -211,7 +211,7 @@ def where(frames: Sequence[str]) -> str:
 
 
 def file_name(file: str) -> str:
-    """A file's name without its folder; of a generated graph, without the place that generated it; of a cell, its own."""
+    """A file's name without its folder; of a generated graph, without the place that generated it; a cell by number."""
     if file.startswith("<"):
         return file.split(" from ")[0]
     shown = shown_file(file)

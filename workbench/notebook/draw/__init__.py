@@ -44,8 +44,7 @@ from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.training import losses
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load",
-           "frontier", "graph",
-           "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory", "pace", "parameters", "pipeline",
-           "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "step", "table",
-           "timeline", "traffic", "verdicts", "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "frontier",
+           "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory", "pace",
+           "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices",
+           "slots", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]

@@ -29,7 +29,7 @@ def lanes(error: RankError, last: int = 6) -> Picture:
     figure, (axes,) = panels(9.6, 0.9 + 0.55 * len(ranks))
     lines = []
     for row, rank in enumerate(ranks):
-        said = []
+        said: list[str] = []
         for launch in told[rank]:
             _box(axes, len(said), row, _label(launch, several), GREEN if launch.done else ORANGE)
             said.append(("" if launch.done else "waits in ") + _label(launch, several, ", "))
