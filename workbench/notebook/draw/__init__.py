@@ -14,6 +14,7 @@
     operators     bytes that operators read and write; rounding
     picture       Picture and Table
     pipeline      the passes and what each proved
+    rank_lanes    where each rank stands in its collectives
     rank_values   a cell's result on each rank
     routing       tokens to experts, and slots
     step          the changes of one pass to a graph
@@ -36,14 +37,14 @@ from workbench.notebook.draw.mesh import parameters, placements, redistribute, s
 from workbench.notebook.draw.operators import rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
+from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.training import losses
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load",
-           "frontier", "graph",
-           "kernel_code", "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline",
-           "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "step", "table",
-           "timeline", "traffic", "verdicts", "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "frontier",
+           "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory", "pace",
+           "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices",
+           "slots", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]
