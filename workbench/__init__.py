@@ -80,12 +80,8 @@ _HOMES = {
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
     "passes.registry": ("register_pass",),
-<<<<<<< HEAD
-    "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
-=======
     "pipeline.numerics_proof": ("prove_numerics",),
-    "pipeline.run_passes": ("PassRecord", "run_joint", "run_partitioned"),
->>>>>>> hF
+    "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),
