@@ -5,11 +5,10 @@
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
-    frontier      bytes saved against work computed again
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
     launch_bound  CPU launches above device work
-    memory        live bytes, and what holds the peak
+    memory        live bytes and the peak; saved against recomputed
     mesh          the slice of a tensor on each rank
     operators     bytes that operators read and write; rounding
     picture       Picture and Table
@@ -28,11 +27,10 @@ from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
-from workbench.notebook.draw.frontier import frontier
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.launch_bound import pace
-from workbench.notebook.draw.memory import memory
+from workbench.notebook.draw.memory import frontier, memory
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
 from workbench.notebook.draw.operators import rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
