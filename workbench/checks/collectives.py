@@ -74,15 +74,16 @@ def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewe
     (was, launched), (now, launches) = moved_bytes(before), moved_bytes(after)
     rows = {" ".join(filter(None, k)): {"bytes_before": was[k], "bytes_after": now[k], "launches_before": launched[k],
                                         "launches_after": launches[k]} for k in sorted(was.keys() | now.keys())}
-    told = _told(before, after)
-    wrong = [f"{name}: {row['bytes_before']:,} bytes before, {row['bytes_after']:,} after{told[name]}"
+    wrong = [(name, f"{row['bytes_before']:,} bytes before, {row['bytes_after']:,} after")
              for name, row in rows.items() if row["bytes_before"] != row["bytes_after"]
              and not (fewer and row["bytes_after"] < row["bytes_before"])]
-    wrong += [f"{name}: {row['launches_before']} launches before, {row['launches_after']} after{told[name]}"
+    wrong += [(name, f"{row['launches_before']} launches before, {row['launches_after']} after")
               for name, row in rows.items()
               if name.startswith("all_to_all") and row["launches_before"] != row["launches_after"]]
     if wrong:
-        return Verdict("collectives", Outcome.FAIL, "; ".join(wrong), rows)
+        told = _told(before, after)
+        text = "; ".join(f"{name}: {said}{told[name]}" for name, said in wrong)
+        return Verdict("collectives", Outcome.FAIL, text, rows)
     old, new = sum(launched.values()), sum(launches.values())
     whole, lost = sum(was.values()), sum(was.values()) - sum(now.values())
     kept = f"{lost:,} of {whole:,} bytes taken out, the rest" if lost else f"{whole:,} bytes conserved"

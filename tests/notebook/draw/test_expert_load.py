@@ -61,7 +61,7 @@ def test_any_size_is_drawn(ranks, experts, steps):
 
 def test_nothing_noted_is_refused():
     for empty in (ExpertLoad(["layers.0.moe"]), ExpertLoad([])):
-        with pytest.raises(WorkbenchError, match="no step has been noted"):
+        with pytest.raises(WorkbenchError, match="no step has recorded the experts' load"):
             draw.expert_load(empty)
 
 
