@@ -347,8 +347,14 @@ def mutants_table(root: Path = ROOT) -> str:
     survivors = table(["not caught", "touches", "why"], [
         [f"`{each['key']}`", ", ".join(f"`{n}`" for n in each["nodes"]), each["why"]]
         for each in found["survivors"]]) if found["survivors"] else ""
-    told = (f"No other verdict catches these: {alone}. effect says NO_EFFECT of {whole['effect']} mutants, and memory "
-            f"states a higher figure for {whole['memory']}.")
+    effect, memory = found["told"]["effect"], found["told"]["memory"]
+    told = (f"Of the verdicts that were asked, no other one catches these: {alone}. Numerics was asked only where the "
+            "others fail nothing.\n\n"
+            f"effect fails no mutant: of the {effect['rows']} that it calls NO_EFFECT, another verdict catches "
+            f"{effect['caught']}, and {effect['equivalent']} are equal. memory fails none either: of the "
+            f"{memory['rows']} whose estimate grows, another verdict catches {memory['caught']}, and "
+            f"{memory['equivalent']} are equal. Both stay for what no mutant is: a pass that did nothing, and a pass "
+            "that saves less memory than it should.")
     where = f"2 gloo ranks, torch {found['torch'].split('+')[0]}, seed {found['seed']} (`{found['command']}`)."
     return "\n\n".join(filter(None, [table(heads, rows), told, equal, survivors, where]))
 

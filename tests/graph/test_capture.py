@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,10 @@ def test_a_module_that_cannot_be_captured_says_so_and_leaves_nothing(authored):
         x = torch.empty(3)
     broken = author_module(Breaks(), world, None, batch=lambda: (x,))
     before = state()
-    with pytest.raises(WorkbenchError, match="Breaks cannot be captured: "):
+    with pytest.raises(WorkbenchError) as refused:
         capture(broken)
+    assert re.fullmatch(r"model Breaks: it cannot be captured at test_capture.py:\d+: what it does next depends on a "
+                        "tensor's value: choose with torch.where, or decide outside of the forward", str(refused.value))
     assert state() == before
     capture(authored)
 

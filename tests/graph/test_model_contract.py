@@ -71,9 +71,9 @@ ANY = {
     "detached": (lambda: Net(lambda body, x: body["head"](x.detach()).detach().mean()), "what its forward returns "
                  "depends on no parameter that requires a gradient: look for detach, no_grad, argmax, or a cast to "
                  "integers on its way"),
-    "transposed into a batch norm": (lambda: Net(through_norm), "the input of module body.norm is not contiguous: its "
-                                     "shape is [2, 8, 16] and its strides are [128, 1, 8]. The strides of a batch "
-                                     "norm's output would be captured wrong: call .contiguous() on what goes into it"),
+    "transposed into a batch norm": (lambda: Net(through_norm), "the input of module body.norm is not contiguous "
+                                     "(shape [2, 8, 16], strides [128, 1, 8]), so its output would be captured with "
+                                     "wrong strides: call .contiguous() on what goes into it"),
 }
 OF_RECIPES = {
     "a tuple": (lambda: Net(lambda body, x: (mean(body, x), x)), "its forward returns a tuple of 2 tensors, "

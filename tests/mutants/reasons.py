@@ -22,7 +22,7 @@ REASONS = {
     "leave_unfilled": "the constant is for ignored targets, and no batch has one",
     "flip_flag": "a view behind the sum restores the shape that keepdim changes",
     "permute_sizes": "a second view behind the first restores the shape",
-    "cast_to_another_dtype": "the value is exact in both dtypes",
+    **dict.fromkeys(("cast_to_another_dtype", "cast_value"), "the value is exact in both dtypes"),
     "drop_argument": "the default does the same here",
     "shift_integer": "a slice ends behind the last element, or the integer marks ignored targets, and no batch has one",
     "drop_from_list": "the readers bring the shape back",

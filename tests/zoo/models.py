@@ -19,18 +19,20 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 DIM, SEQ, VOCAB = 8, 4, 16
-MIXED = "got mixed torch.Tensor and DTensor"
+TIED = "is body.* under another name, and the plan cuts them differently .*: give both the same style"
+MIXED = "module body cannot be captured at models.py:.* reads a sharded parameter outside of .*: call that module"
 
 
 @dataclass(frozen=True)
 class Odd:
-    """make: the module. tokens: its input are tokens. refused: why it is not taken, as a pattern. cut_refused: why
-    not under tensor parallelism alone."""
+    """make: the module. tokens: its input are tokens. refused: why it is not taken, as a pattern. cut_refused,
+    shard_refused: why not under tensor parallelism, or under FSDP."""
 
     make: Callable[[], nn.Module]
     tokens: bool = False
     refused: str = ""
     cut_refused: str = ""
+    shard_refused: str = ""
 
 
 ZOO: dict[str, Odd] = {}
@@ -61,8 +63,8 @@ class Written(nn.Module):
 
 
 def written(name: str, function: Callable[[Any, Tensor], Any], *, refused: str = "", cut_refused: str = "",
-            **parts: Callable[[], Any]) -> None:
-    odd(name, refused=refused, cut_refused=cut_refused)(
+            shard_refused: str = "", **parts: Callable[[], Any]) -> None:
+    odd(name, refused=refused, cut_refused=cut_refused, shard_refused=shard_refused)(
         lambda: Written(function, **{part: make() for part, make in parts.items()}))
 
 
@@ -136,7 +138,7 @@ written("slices of a weight", lambda m, x: torch.cat([x @ m.layer.weight[:4].t()
 written("a weight as a view", lambda m, x: x * m.scale.view(1, DIM).expand(SEQ, DIM),
         scale=lambda: nn.Parameter(torch.ones(DIM)))
 written("a scalar parameter", lambda m, x: x * m.scale, scale=lambda: nn.Parameter(torch.ones(())),
-        refused="scale.*no dim|scale.*scalar|scale.*dims")
+        shard_refused="parameter body.scale has no dim that dp_shard could cut: give it the shape")
 written("a frozen parameter", lambda m, x: x * m.scale,
         scale=lambda: nn.Parameter(torch.full((DIM,), 2.0), requires_grad=False))
 written("an unused parameter", lambda m, x: x, idle=lambda: nn.Parameter(torch.ones(DIM)))
@@ -150,7 +152,7 @@ written("complex numbers inside", lambda m, x: torch.view_as_real(torch.view_as_
     x.unflatten(-1, (4, 2)).contiguous()) ** 2).flatten(-2))
 
 
-@odd("tied three times")
+@odd("tied three times", cut_refused=TIED)
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +163,7 @@ class Tied(nn.Module):
         return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
 
 
-@odd("tied embeddings", tokens=True)
+@odd("tied embeddings", tokens=True, cut_refused=TIED)
 class TiedEmbedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +178,8 @@ class TiedEmbedding(nn.Module):
 
 written("a branch on shape", lambda m, x: torch.relu(x) if x.shape[1] > 2 else x)
 written("a branch on training", lambda m, x: torch.tanh(x) if m.training else x)
-written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x, refused="cannot be captured")
+written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x,
+        refused="module body cannot be captured at models.py:.*depends on a tensor's value: choose with torch.where")
 written("a loop", lambda m, x: sum(x[:, i] for i in range(SEQ)))
 written("nested containers", lambda m, x: m.tree["left"][0](x) + m.tree["right"][1](x), tree=lambda: nn.ModuleDict({
     "left": nn.ModuleList([nn.Linear(DIM, DIM)]), "right": nn.Sequential(nn.Identity(), nn.Linear(DIM, DIM))}))
@@ -230,6 +233,16 @@ def _without_gradient(m: Any, x: Tensor) -> Tensor:
 
 
 written("a custom gradient", lambda m, x: Doubled.apply(x))
+@torch.library.custom_op("zoo::cubed", mutates_args=())
+def cubed(x: Tensor) -> Tensor:
+    return x ** 3
+
+
+cubed.register_fake(torch.empty_like)
+cubed.register_autograd(lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
+                        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]))
+
+written("an operator that the user defines", lambda m, x: cubed(x))
 written("a part without gradient", _without_gradient)
 written("a detached part", lambda m, x: x + x.detach().sin())
 written("checkpoint inside", lambda m, x: checkpoint(m.inner, x, use_reentrant=False),
@@ -258,13 +271,23 @@ written("Python's random numbers", lambda m, x: x * random.Random(0).random())
 
 # layers of torch
 
+
+def _steps_of_cells(m: Any, x: Tensor) -> Tensor:
+    state, found = (torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])), []
+    for i in range(SEQ):
+        state = m.cell(x[:, i], state)
+        found.append(state[0])
+    return torch.stack(found, 1)
+
+
 written("convolution", lambda m, x: m.conv(x.transpose(1, 2)), conv=lambda: nn.Conv1d(DIM, DIM, 3, padding=1))
 written("attention", lambda m, x: m.attend(x, x, x, need_weights=False)[0],
         attend=lambda: nn.MultiheadAttention(DIM, 2, batch_first=True))
 written("an encoder layer", lambda m, x: m.encode(x),
         encode=lambda: nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True))
 written("an LSTM", lambda m, x: m.recur(x)[0], recur=lambda: nn.LSTM(DIM, DIM, batch_first=True),
-        refused="does not support RNN, GRU, or LSTM")
+        refused="module body cannot be captured at models.py:.*: write the recurrence as a loop over nn.LSTMCell")
+written("a loop over LSTM cells", _steps_of_cells, cell=lambda: nn.LSTMCell(DIM, DIM))
 written("a sort", lambda m, x: x.sort(-1).values.cumsum(-1) + x.topk(1, -1).values)
 written("einsum", lambda m, x: torch.einsum("bsd,ed->bse", x, m.layer.weight), cut_refused=MIXED)
 
@@ -279,7 +302,8 @@ class Looked(nn.Module):
 
 
 odd("padded embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, padding_idx=0)))
-odd("renormed embeddings", tokens=True, refused="modified inplace")(
+odd("renormed embeddings", tokens=True,
+    refused="module body.embed cannot be captured at models.py:.* build an embedding without max_norm")(
     lambda: Looked(nn.Embedding(VOCAB, DIM, max_norm=1.0)))
 odd("sparse embeddings", tokens=True, refused="body.embed .*sparse gradients")(
     lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))

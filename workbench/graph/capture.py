@@ -15,7 +15,7 @@ from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.model_contract import NO_TENSOR, named, require_trainable
+from workbench.graph.model_contract import NO_TENSOR, named, not_captured, require_trainable
 from workbench.graph.read.program import program
 from workbench.graph.stamping import capture_few
 from workbench.recipe.wording import counted
@@ -171,7 +171,7 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
     except Exception as error:
         if aot.without_results(error):
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
-        raise WorkbenchError(f"{title(authored)} cannot be captured: {type(error).__name__}: {error}") from error
+        raise WorkbenchError(not_captured(authored, error)) from error
     return JointGraph(authored, export, contexts, graph.meta["tracing_context"])
 
 

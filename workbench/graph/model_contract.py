@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -15,6 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
+from workbench.torch_api.refusals import place, reason, refused_module
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
@@ -35,6 +37,29 @@ def named(authored: Authored) -> str:
     """The model's class, and its recipe."""
     of = f" of recipe {authored.recipe.name!r}" if authored.recipe is not None else ""
     return f"model {type(authored.module).__name__}{of}"
+
+
+_REMEDIES = {
+    r"mixed torch.Tensor and DTensor": (
+        "it reads a sharded parameter outside of the module that holds it: call that module, or give it no style in "
+        "the plan"),
+    r"data-dependent|Data-dependent": (
+        "what it does next depends on a tensor's value: choose with torch.where, or decide outside of the forward"),
+    r"RNN, GRU, or LSTM": (
+        "Dynamo does not trace RNN, GRU and LSTM: write the recurrence as a loop over nn.LSTMCell or nn.GRUCell"),
+    r"has been modified inplace": (
+        "it writes into a parameter: write between the steps, and build an embedding without max_norm"),
+}
+_OTHERWISE = "change that line, or do it outside of the captured module"
+
+
+def not_captured(authored: Authored, error: Exception) -> str:
+    """One sentence for what torch raised while it traced: the module, the line, why, and the remedy."""
+    path, line, text = refused_module(authored.module, error), place(error), str(error)
+    where = f"module {path}" if path else "it"
+    why = next((told for pattern, told in _REMEDIES.items() if re.search(pattern, text)), "")
+    return (f"{named(authored)}: {where} cannot be captured{f' at {line}' if line else ''}: "
+            + (why or f"{type(error).__name__}: {reason(error)}: {_OTHERWISE}"))
 
 
 def _of_parameters(module: nn.Module) -> Iterator[str]:
@@ -81,9 +106,9 @@ def _of_norms(graph: GraphModule) -> Iterator[str]:
         given = _value(node.args[0] if node.args else node.kwargs["input"])
         formats = [torch.contiguous_format, *_CHANNELS_LAST.get(given.dim(), ())]
         if not any(given.is_contiguous(memory_format=each) for each in formats):
-            yield (f"the input of {_module(node, 'a batch norm')} is not contiguous: its shape is {list(given.shape)} "
-                   f"and its strides are {list(given.stride())}. The strides of a batch norm's output would be "
-                   "captured wrong: call .contiguous() on what goes into it")
+            yield (f"the input of {_module(node, 'a batch norm')} is not contiguous (shape {list(given.shape)}, "
+                   f"strides {list(given.stride())}), so its output would be captured with wrong strides: call "
+                   ".contiguous() on what goes into it")
 
 
 def _of_side_effects(graph: GraphModule) -> Iterator[str]:

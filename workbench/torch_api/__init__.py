@@ -14,6 +14,7 @@
     module_paths     a node's module, from its metadata
     ops              what an operator does, read from its schema
     partitioning     torch's partitioners
+    refusals         where and why a model could not be traced
     side_effects     what a traced forward does beside its result
     stamping         AOTAutograd state that stamping rewrites
     supported        supported torch versions and platforms; no torch here

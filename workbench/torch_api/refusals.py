@@ -1,0 +1,52 @@
+"""Why Dynamo or AOTAutograd refused to trace a model: where in the user's code, and torch's reason in one line.
+
+Source: torch/_dynamo/exc.py (`real_stack` holds the traced frames), torch/_dynamo/graph_break_hints.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_TORCH = str(Path(torch.__file__).parent)
+_EXPLAINED = re.compile(r"Explanation: (.+)")
+_INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
+
+
+def reason(error: BaseException) -> str:
+    """One line of a long error: the operator's own error, Dynamo's explanation, or the first line."""
+    text = str(error)
+    found = _INNER.search(text) or _EXPLAINED.search(text)
+    line = found[1] if found else next(iter(text.splitlines()), "") or type(error).__name__
+    return " ".join(line.split()).rstrip(".")
+
+
+def place(error: BaseException) -> str:
+    """`file.py:12`, the user's innermost line that was traced; "" where torch notes none."""
+    own = [frame for frame in _frames(error) if not frame.filename.startswith(_TORCH)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def refused_module(module: nn.Module, error: BaseException) -> str:
+    """The path of the innermost module whose forward was being traced; of modules of one class the first."""
+    path, inner = "", module
+    for frame in _frames(error):
+        found = next((name for name, part in inner.named_modules() if name and _holds(part, frame)), "")
+        if found and frame.name == "forward":
+            path, inner = f"{path}.{found}".strip("."), inner.get_submodule(found)
+    return path
+
+
+def _frames(error: BaseException) -> list[Any]:
+    return list(getattr(error, "real_stack", None) or [])
+
+
+def _holds(part: nn.Module, frame: Any) -> bool:
+    """Whether the frame is one of the module's forward."""
+    code = getattr(type(part).forward, "__code__", None)
+    return code is not None and code.co_filename == frame.filename and frame.lineno in {
+        line for *_, line in code.co_lines()}
