@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.graph.lower import CompiledStep, compile_step
     from workbench.graph.partition import ForwardBackward, partition
     from workbench.graph.patterns import Replaced, find_nodes, replace_pattern
+    from workbench.graph.read.redistribution import redistribution
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.recorded_figures import Figures, on_gpus
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from workbench.world.fake import fake_world
     from workbench.world.mesh import World, current_world
     from workbench.world.ranks import RankError, ranks
-    from workbench.world.simulated import simulated_world
+    from workbench.world.simulated import shards, simulated_world
 
 _HOMES = {
     "tools.as_backend": ("as_backend",),
@@ -68,6 +69,7 @@ _HOMES = {
     "notebook.recorded_figures": ("Figures", "on_gpus"),
     "graph.partition": ("ForwardBackward", "partition"),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
+    "graph.read.redistribution": ("redistribution",),
     "passes.registry": ("register_pass",),
     "pipeline.run_passes": ("PassRecord", "run_joint", "run_partitioned"),
     "tools.propose": ("propose_contract",),
@@ -84,7 +86,7 @@ _HOMES = {
     "world.fake": ("fake_world",),
     "world.mesh": ("World", "current_world"),
     "world.ranks": ("RankError", "ranks"),
-    "world.simulated": ("simulated_world",),
+    "world.simulated": ("shards", "simulated_world"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME, "draw"])
