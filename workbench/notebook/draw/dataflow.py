@@ -45,15 +45,17 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
         n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8, 1.95))
+    longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8 - 0.03 * max(0, longest - 5), 1.95))
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
+        fill = palette.get(label[node], GREY) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
-            facecolor=palette.get(label[node], GREY) if node in label else PAPER, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
+            facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
         axes.text(x, y, _label(node), ha="center", va="center", fontsize=7, zorder=4,
-                  color=INK if node.op == "placeholder" else PAPER)
+                  color=INK if fill == PAPER or (name_of and fill == GREY) else PAPER)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
