@@ -46,7 +46,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8 - 0.03 * max(0, longest - 5), 1.95))
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8 - 0.07 * max(0, longest - 5), 1.95))
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
