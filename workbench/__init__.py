@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from workbench.graph.read.cost import device_spec
     from workbench.graph.read.launch_bound import paced
     from workbench.graph.read.nodes import provenance
+    from workbench.graph.read.redistribution import redistribution
     from workbench.graph.replay_rehearsal import rehearse
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from workbench.world.fake import fake_world
     from workbench.world.mesh import World, current_world
     from workbench.world.ranks import RankError, ranks
-    from workbench.world.simulated import simulated_world
+    from workbench.world.simulated import shards, simulated_world
 
 _HOMES = {
     "tools.as_backend": ("as_backend",),
@@ -79,6 +80,7 @@ _HOMES = {
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
+    "graph.read.redistribution": ("redistribution",),
     "passes.registry": ("register_pass",),
     "pipeline.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
@@ -96,7 +98,7 @@ _HOMES = {
     "world.fake": ("fake_world",),
     "world.mesh": ("World", "current_world"),
     "world.ranks": ("RankError", "ranks"),
-    "world.simulated": ("simulated_world",),
+    "world.simulated": ("shards", "simulated_world"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted([*_HOME, "draw"])

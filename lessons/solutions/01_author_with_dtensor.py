@@ -1,6 +1,19 @@
 """Answers to the checkpoints of 01_author_with_dtensor; kept apart from the notebook."""
 
+from typing import Any
+
+
+def first_rows() -> list[int]:
+    """tp cuts 128 rows into two blocks of 64, and dp_shard cuts each block into four parts of 16."""
+    return [64 * (rank % 2) + 16 * (rank // 2) for rank in range(8)]
+
 
 def plan() -> dict[str, str]:
     """The hidden values stay cut between the two products; one all-reduce adds the partial sums at the end."""
-    return {"up": "colwise", "down": "rowwise"}
+    return {"0": "colwise", "2": "rowwise"}
+
+
+def narrow() -> dict[str, Any]:
+    """Sums are added where the tensor has 32 and 16 columns; the one of 512 stays cut. Only the result is wide."""
+    return {"0": {"style": "rowwise", "input": "replicate"}, "2": "colwise", "4": "rowwise",
+            "6": {"style": "colwise", "output": "replicate"}}

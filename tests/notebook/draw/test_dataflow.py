@@ -37,6 +37,14 @@ def test_without_views_the_readers_read_the_owner_of_the_memory() -> None:
                            "primals_5 > mm_4"}
 
 
+def test_boxes_can_have_the_colour_of_a_name() -> None:
+    picture = draw.dataflow(captured(1).graph, name_of=lambda node: "two" if node.name in ("mm", "relu") else "")
+    assert "\ntwo: mm relu" in picture.text
+    unnamed = next(line for line in picture.text.splitlines() if line.startswith("no name: "))
+    assert "mm_1" in unnamed.split() and "relu" not in unnamed.split() and "primals_1" not in unnamed.split()
+    assert picture.png != draw.dataflow(captured(1).graph).png
+
+
 def test_a_large_graph_is_refused() -> None:
     with fake_world(2) as world, pytest.raises(WorkbenchError, match="at most 40 boxes, and this graph has"):
         draw.dataflow(capture(author(load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2}), world)).graph)

@@ -73,6 +73,13 @@ def test_losses_say_whether_they_fall_and_no_figure(report: Report, losses: list
     assert picture.text == f"loss of {len(losses)} steps on 2 fake ranks; loss falls: {says}"
 
 
+def test_losses_of_two_runs_are_two_curves(report: Report) -> None:
+    runs = {"ours": trained(report, [3.0, 2.0, 1.0]), "theirs": trained(report, [1.0, 2.0, 3.0])}
+    picture = draw.losses(runs)
+    assert picture.text == "loss of 3 steps on 2 fake ranks; loss falls: ours PASS, theirs FAIL"
+    assert picture.png != draw.losses({**runs, "theirs": runs["ours"]}).png
+
+
 def test_losses_without_training(report: Report) -> None:
     with pytest.raises(ValueError, match="a fake world trains nothing: run on real ranks"):
         draw.losses(report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
@@ -14,17 +14,19 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.graphs import LANES
-from workbench.notebook.draw.picture import GREY, INK, PAPER, Picture, finish, new_figure
+from workbench.notebook.draw.picture import GREY, INK, PAPER, RANK_COLORS, Picture, finish, new_figure
 from workbench.torch_api.aot import is_tangent
 
 MOST = 40  # boxes
 
 
-def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) -> Picture:
+def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
+             name_of: Callable[[Node], str] | None = None) -> Picture:
     """A box for each tensor of a joint graph, and an arrow to each operator that reads it.
 
-    views: False draws one box for each storage: a view's readers read the tensor that owns its memory. Text: the
-    operators, and each arrow from the forward to the backward. WorkbenchError above 40 boxes.
+    views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
+    operators by this name instead of by kind, and leaves those grey for which it is empty. Text: the operators, each
+    arrow from the forward to the backward, and the operators of each name. WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
     boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
@@ -35,33 +37,39 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) ->
               if a is not b and a in boxes and b in boxes]
     rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
     width = max(map(len, rows))
+    operators = [n for n in boxes if n.op != "placeholder"]
+    label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
+    found = dict.fromkeys(label.values())
+    palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
     at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
         n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8, 1.95))
+    longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8 - 0.07 * max(0, longest - 5), 1.95))
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
+        fill = palette.get(label[node], GREY) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
-            facecolor=_color(node), edgecolor=INK, linewidth=2.2 if node in results else 0.6))
+            facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
         axes.text(x, y, _label(node), ha="center", va="center", fontsize=7, zorder=4,
-                  color=INK if node.op == "placeholder" else PAPER)
+                  color=INK if fill == PAPER or (name_of and fill == GREY) else PAPER)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
     axes.text(width - 0.5, -0.78, "backward, to the left", fontsize=9, style="italic", ha="right")
-    kinds = dict.fromkeys(kind_of(n) for n in boxes if n.op != "placeholder")
-    handles: list[Artist] = [Patch(facecolor=LANES.get(kind, GREY), label=kind) for kind in kinds]
+    handles: list[Artist] = [Patch(facecolor=palette.get(name, GREY), label=name or "no name") for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
                 Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="bold frame: result"),
                 Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     axes.set_title(title, fontsize=10)
     across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
-    operators = sum(n.op != "placeholder" for n in boxes)
-    text = [f"{title}: {operators} operators, {len(across)} arrows from forward to backward", *across]
+    text = [f"{title}: {len(operators)} operators, {len(across)} arrows from forward to backward", *across]
+    if name_of is not None:
+        text += [f"{name or 'no name'}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
 
 
@@ -76,10 +84,6 @@ def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]]) -> list[Node]:
         placed |= dict.fromkeys(a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes)
         placed[node] = None
     return [*placed, *(n for n in nodes if n not in placed)]
-
-
-def _color(node: Node) -> str:
-    return PAPER if node.op == "placeholder" else LANES.get(kind_of(node), GREY)
 
 
 def _label(node: Node) -> str:

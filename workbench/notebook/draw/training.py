@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from matplotlib.ticker import MaxNLocator
 
-from workbench.notebook.draw.picture import BLUE, GREY, Picture, finish, panels
+from workbench.notebook.draw.picture import BLUE, GREY, ORANGE, Picture, finish, panels
 from workbench.pipeline.report import Report, check_expectations
 
 
-def losses(report: Report) -> Picture:
-    """The mean loss over the data-parallel ranks at each step. ValueError where the run trained nothing."""
-    if report.training is None:
-        raise ValueError(f"a {report.world['kind']} world trains nothing: run on real ranks")
-    values = report.training.losses
+def losses(what: Report | Mapping[str, Report]) -> Picture:
+    """The mean loss over the data-parallel ranks at each step, of a run or of several by name.
+
+    ValueError where a run trained nothing.
+    """
+    runs = {"": what} if isinstance(what, Report) else dict(what)
     figure, (axes,) = panels(7, 2.8)
-    axes.plot(range(1, len(values) + 1), values, color=BLUE, marker="o", markersize=3)
-    axes.axhline(values[0], color=GREY, linestyle=":", linewidth=1)
+    fell = []
+    for (name, run), color, line in zip(runs.items(), (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
+        if run.training is None:
+            raise ValueError(f"a {run.world['kind']} world trains nothing: run on real ranks")
+        values = run.training.losses
+        axes.plot(range(1, len(values) + 1), values, line, color=color, marker="o", markersize=3, label=name)
+        axes.axhline(values[0], color=GREY, linestyle=":", linewidth=1)
+        expected = run.recipe.override({"expect.loss_falls": True})
+        fell.append(f"{name} {check_expectations(expected, run.training, run.saved_bytes)[0].outcome}".strip())
     axes.set(xlabel="step", ylabel="loss (nats a byte)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    size = report.world["size"]
-    axes.set_title(f"{report.recipe.name}: {len(values)} steps on {size} {report.world['kind']} ranks", fontsize=10)
-    recipe = report.recipe.override({"expect.loss_falls": True})
-    fell = check_expectations(recipe, report.training, report.saved_bytes)[0].outcome
-    text = f"loss of {len(values)} steps on {size} {report.world['kind']} ranks; loss falls: {fell}"
-    return finish(figure, f"A curve of the training {text}.", text)
+    ranks = f"{len(values)} steps on {run.world['size']} {run.world['kind']} ranks"
+    axes.set_title(f"{run.recipe.name}: {ranks}", fontsize=10)
+    if len(runs) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    text = f"loss of {ranks}; loss falls: {', '.join(fell)}"
+    return finish(figure, f"A curve of the training {text}." if len(runs) == 1 else f"Curves of the training {text}.",
+                  text)
