@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from workbench.graph.patterns import Replaced, find_nodes, replace_pattern
     from workbench.graph.read.cost import device_spec
     from workbench.graph.read.launch_bound import paced
+    from workbench.graph.read.nodes import provenance
     from workbench.graph.replay_rehearsal import rehearse
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
+    from workbench.passes.effect import Effect
     from workbench.passes.registry import register_pass
     from workbench.pipeline.build import Built, build
+    from workbench.pipeline.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
     from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
@@ -74,7 +77,10 @@ _HOMES = {
     "graph.read.launch_bound": ("paced",),
     "graph.replay_rehearsal": ("rehearse",),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
+    "graph.read.nodes": ("provenance",),
+    "passes.effect": ("Effect",),
     "passes.registry": ("register_pass",),
+    "pipeline.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),

@@ -36,7 +36,8 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
         axes.set_title(f"{title}: {found}", fontsize=9, loc="left", color=INK)
         lines.append(f"{title}: {found}")
     legend = [Patch(color=ORANGE, label="the CPU launches"), Patch(color=BLUE, label="the device works"),
-              Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"), Patch(color=RED, label="end of the step")]
+              Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
+              Patch(color=RED, label="end of the step")]
     figure.legend(handles=legend, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
     shown[-1].set_xlabel(f"µs, {next(iter(paces.values())).source}", fontsize=9)
     text = [f"pace of a step, {next(iter(paces.values())).source}", *lines]
