@@ -3,6 +3,11 @@
 import torch
 
 
+def blocks_peak(tokens, dim, hidden) -> int:
+    """Two results as wide as the inside, and a block's output."""
+    return (2 * 2 * hidden + dim) * 3 * tokens * 4
+
+
 def peak(loss):
     """The loss of a quarter of the rows at a time: each part's logits lie where those of the part before lay."""
 

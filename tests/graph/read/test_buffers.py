@@ -71,9 +71,9 @@ def test_sizes_that_a_run_decides_are_named_and_count_for_nothing():
     assert [(b.name, b.bytes, b.how) for b in found.buffers] == [
         ("buf0", None, "by eager"), ("buf2", None, "allocated")]
     assert (found.unknown, found.memory, found.peak) == (("buf0", "buf2"), (None, None), 0)
-    assert found.summary() == "2 buffers in 2 allocations, of sizes that a run decides"
+    assert found.summary() == "2 buffers in 2 allocations, of sizes known at run time"
     some = read_buffers(HEAD + REUSED, SIZES | {"buf2": None})
-    assert some.summary().endswith("peak 256, without the 1 whose size a run decides")
+    assert some.summary().endswith("peak 256, without the 1 whose size is known at run time")
 
 
 def test_code_of_something_else():

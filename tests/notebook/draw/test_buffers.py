@@ -22,7 +22,7 @@ def test_rows_are_memory():
 def test_without_bytes_there_is_no_curve():
     picture = draw.buffers(UNKNOWN)
     assert picture.height < draw.buffers(FOUND).height
-    assert picture.text.splitlines()[1] == "  a run decides: buf0 by eager, calls 0 to 0"
+    assert picture.text.splitlines()[1] == "  known at run time: buf0 by eager, calls 0 to 0"
 
 
 def test_a_pool_has_no_buffer_of_its_own():

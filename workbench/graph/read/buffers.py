@@ -67,8 +67,8 @@ class Buffers:
     def summary(self) -> str:
         """One line: buffers, allocations, bytes."""
         if self.buffers and len(self.unknown) == len(self.buffers):
-            return f"{len(self.buffers)} buffers in {self.allocations} allocations, of sizes that a run decides"
-        left = f", without the {len(self.unknown)} whose size a run decides" if self.unknown else ""
+            return f"{len(self.buffers)} buffers in {self.allocations} allocations, of sizes known at run time"
+        left = f", without the {len(self.unknown)} whose size is known at run time" if self.unknown else ""
         return (f"{len(self.buffers)} buffers in {self.allocations} allocations of {self.asked:,} bytes, "
                 f"peak {self.peak:,}{left}")
 

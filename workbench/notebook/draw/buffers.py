@@ -58,7 +58,7 @@ def buffers(found: Buffers, title: str = "buffers") -> Picture:
 
 
 def _bytes(size: int | None) -> str:
-    return "a run decides" if size is None else f"{size:,} B"
+    return "known at run time" if size is None else f"{size:,} B"
 
 
 def _short(name: str) -> str:
