@@ -1,6 +1,5 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form.
 
-    ablation      variants and their noise
     buffers       buffers and the memory they reuse
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
@@ -16,13 +15,12 @@
     rank_lanes    where each rank stands in its collectives
     rank_values   a cell's result on each rank
     routing       tokens to experts, and slots
+    runs          losses of a run; variants and their noise
     step          the changes of one pass to a graph
     timeline      compute and communication over time
-    training      losses of a run
     verdicts      a table of verdicts
 """
 
-from workbench.notebook.draw.ablation import ablation
 from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
@@ -37,9 +35,9 @@ from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
 from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
+from workbench.notebook.draw.runs import ablation, losses
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import timeline
-from workbench.notebook.draw.training import losses
 from workbench.notebook.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "frontier",

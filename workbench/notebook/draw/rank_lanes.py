@@ -38,7 +38,7 @@ def lanes(error: RankError, last: int = 6) -> Picture:
             said.append(f"did not reach {_label(launch, several, ', ')}")
         end = _end(error, rank)
         axes.text(columns + 0.1, row + HIGH / 2, end, va="center", fontsize=9, color=INK)
-        lines.append(f"rank {rank}: {'; '.join(said + [end] * (end != 'waits'))}")
+        lines.append(f"rank {rank}: {'; '.join(said + [end] * (end != 'waits' or not said))}")
     axes.set(xlim=(0, columns + 1.5), ylim=(len(ranks), -0.1), xticks=[])
     axes.set_yticks([row + HIGH / 2 for row in range(len(ranks))], [f"rank {rank}" for rank in ranks], fontsize=9.5)
     axes.tick_params(length=0)
