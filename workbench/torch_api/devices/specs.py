@@ -15,6 +15,7 @@ class DeviceSpec:
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
     inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
     factors on the time of each while both run. launch_us: CPU time of an operator's launch; None if not measured.
+    composite_kernels: whether attention and RMS norm run as one kernel each, whatever their sizes.
     """
 
     name: str
@@ -28,6 +29,7 @@ class DeviceSpec:
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
     launch_us: float | None = None
+    composite_kernels: bool = True
 
     def peak(self, dtype: torch.dtype) -> float:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
@@ -74,5 +76,5 @@ DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
     _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
     # One core of a server with AVX2 and its share of the memory bandwidth; gloo over loopback.
     DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
-               64, "AMPERE"),
+               64, "AMPERE", composite_kernels=False),
 )}
