@@ -8,6 +8,7 @@ matmuls and pointwise operators instead. torch keeps the call that each node cam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import hint
 
 ATTENTION, NORM = "scaled_dot_product_attention", "rms_norm"
+_Key = tuple[str, str, str]
 RECOMPUTED = 5 / 4
 """A fused backward computes the scores again: five matmuls, where a capture that saved them has four."""
 
@@ -41,36 +43,45 @@ def composites(gm: GraphModule, spec: DeviceSpec) -> list[Composite]:
     """
     if not spec.composite_kernels:
         return []
-    calls: dict[tuple[str, str, str], list[Node]] = {}
+    calls: dict[_Key, list[Node]] = {}
+    of: dict[Node, _Key] = {}
     parts = False
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
         parts = parts or _decomposed(node)
-        name, operator = _call(node)
-        if operator in (ATTENTION, NORM):
-            calls.setdefault((operator, name, module_path(node)), []).append(node)
+        if (key := _key(node, of)) is not None:
+            of[node] = key
+            calls.setdefault(key, []).append(node)
     found = []
     for (operator, *_), nodes in calls.items():
         kinds = {kind_of(node) for node in nodes}
-        split = "attention" not in kinds if operator == ATTENTION else not parts and "pointwise" in kinds
-        if split:
-            backward = any("source_fn_stack" not in node.meta for node in nodes)
-            found.append(Composite(operator, tuple(nodes), backward))
+        if "attention" not in kinds if operator == ATTENTION else not parts and "pointwise" in kinds:
+            found.append(Composite(operator, tuple(nodes), any(map(_is_backward, nodes))))
     return found
+
+
+def _key(node: Node, of: Mapping[Node, _Key]) -> _Key | None:
+    """The operator, the name of the call in the captured module, and the module, of a node of ATTENTION or NORM.
+
+    A sum of two gradients of the same call belongs to the call, though torch records no origin of it.
+    """
+    stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
+    if not stack:
+        keys = {of.get(given) for given in node.all_input_nodes}
+        return keys.pop() if len(keys) == 1 else None
+    name, operator = str(stack[-1][0]), getattr(stack[-1][1], "__name__", "")
+    return (operator, name, module_path(node)) if operator in (ATTENTION, NORM) else None
+
+
+def _is_backward(node: Node) -> bool:
+    return "source_fn_stack" not in node.meta and kind_of(node) != "view"
 
 
 def _decomposed(node: Node) -> bool:
     """Whether the node is a part of another operator of the capture."""
     original = node.meta.get("original_aten")
     return original is not None and hasattr(node.target, "overloadpacket") and str(original) != str(node.target)
-
-
-def _call(node: Node) -> tuple[str, str]:
-    """The name of the call in the captured module that a node came from, and its operator."""
-    stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
-    name, operator = stack[-1][:2] if stack else ("", "")
-    return str(name), getattr(operator, "__name__", "")
 
 
 def attention_ms(call: Composite, spec: DeviceSpec, efficiency: float = 0.75) -> dict[Node, float]:
@@ -87,7 +98,7 @@ def attention_ms(call: Composite, spec: DeviceSpec, efficiency: float = 0.75) ->
             continue
         sides = sorted(hint(side) for value in map(_tensor, (node, *node.all_input_nodes)) if value is not None
                        for side in value.shape[-2:])
-        backward = "source_fn_stack" not in node.meta
+        backward = _is_backward(node)
         found[node] = spec.attention_ms(flop * (RECOMPUTED if backward else 1), sides[-1], sides[0], backward, dtype,
                                         efficiency)
     return found

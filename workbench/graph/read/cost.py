@@ -84,7 +84,10 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0
     spec = device_spec(device)
     value = node.meta.get("val")
     tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
-    moved = tensor_bytes(tensors) + sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
+    read = [tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes]
+    if kind_of(node) == "index":  # reads some rows of a table
+        read = [min(size, tensor_bytes(tensors)) for size in read]
+    moved = tensor_bytes(tensors) + sum(read)
     dtype = tensors[0].dtype if tensors else torch.float32
     flop = node_flops(node)
     return max(_computing_ms(node, flop, tensors, spec, dtype, efficiency) if flop else 0.0, spec.moving_ms(moved))
