@@ -206,7 +206,8 @@ def lowered(world, order, lowering):
 
 
 @pytest.mark.compat
-@pytest.mark.slow  # three compilations
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # three compilations
 def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
     register_pass("dense_order", stage="partitioned", effect=transform.PASS.effect, options=OverlapOptions,
                   order_costs=transform.order_costs)(dense_order)

@@ -104,9 +104,10 @@ def _computing_ms(node: torch.fx.Node, flop: int, tensors: list[torch.Tensor], s
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Estimated milliseconds of one graph without overlap. by_module: of compute only."""
+    """Estimated milliseconds of one graph without overlap. by_module: of compute only. trust: of these estimates."""
 
     device: str
+    trust: str
     compute_ms: float
     collective_ms: float
     flops: int
@@ -124,5 +125,5 @@ def graph_cost(gm: torch.fx.GraphModule, device: str | DeviceSpec) -> GraphCost:
             kinds[kind_of(node)] += ms
             modules[module_path(node)] += ms
     sent = sum(collective_ms(c, spec) for c in list_collectives(gm))
-    return GraphCost(spec.name, sum(kinds.values()), sent, sum(flops(gm).values()), dict(kinds.most_common()),
+    return GraphCost(spec.name, spec.trust, sum(kinds.values()), sent, sum(flops(gm).values()), dict(kinds.most_common()),
                      dict(modules.most_common()))

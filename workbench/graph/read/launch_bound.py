@@ -62,7 +62,7 @@ def paced(
                              "`workbench calibrate` measured, such as h200x1")
     run = simulated(graphs, spec, launch_us=launch_us, replayed=replayed)
     count = sum(len(launches_of(costs_of(gm, spec), replayed)) for gm in graphs.values())
-    return Pace(f"simulated on {spec.name}, {launch_us:g} µs a launch", count, count * launch_us,
+    return Pace(f"simulated on {spec.name}, {spec.trust}, {launch_us:g} µs a launch", count, count * launch_us,
                 simulated(graphs, spec).total_ms * 1e3, run.total_ms * 1e3,
                 tuple((i * launch_us, (i + 1) * launch_us) for i in range(count)),
                 tuple(sorted((1e3 * span.begin, 1e3 * span.end) for span in run.spans)))
