@@ -191,18 +191,18 @@ def main() -> None:
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def simulated_step(recipe: Recipe, device: str, launch_us: float = 0.0) -> StepTimeline:
+def simulated_step(recipe: Recipe, device: str, *, launches: bool = False) -> StepTimeline:
+    compiled = "full_inductor_compilation" in recipe.pass_names
+    launch_us = device_spec(device).launching_us(compiled=compiled) if launches else 0.0
     with step_state(recipe, "cpu", lower=False) as state:
-        return simulated(state.pair.by_part, device, fused="full_inductor_compilation" in recipe.pass_names,
-                         launch_us=launch_us)
+        return simulated(state.pair.by_part, device, fused=compiled, launch_us=launch_us)
 
 
 def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
     """Each row of `measure`, with the simulated compute and its error, and the step whose launches are charged."""
     found = []
     for row in rows:
-        run = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device,
-                             device_spec(device).launch_us or 0.0)
+        run = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device, launches=True)
         ms = run.compute_ms
         kept = {key: row[key] for key in ("recipe", "changes", "kernels_ms", "by_kind", "kernels", "step_ms")}
         found.append({**kept, "simulated_ms": ms, "error": ms / row["kernels_ms"] - 1,

@@ -125,5 +125,5 @@ def graph_cost(gm: torch.fx.GraphModule, device: str | DeviceSpec) -> GraphCost:
             kinds[kind_of(node)] += ms
             modules[module_path(node)] += ms
     sent = sum(collective_ms(c, spec) for c in list_collectives(gm))
-    return GraphCost(spec.name, spec.trust, sum(kinds.values()), sent, sum(flops(gm).values()), dict(kinds.most_common()),
-                     dict(modules.most_common()))
+    return GraphCost(spec.name, spec.trust, sum(kinds.values()), sent, sum(flops(gm).values()),
+                     dict(kinds.most_common()), dict(modules.most_common()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,7 +26,7 @@ SIDES = {"cuda": (512, 2048, 8192, 32768), "cpu": (64, 256, 1024)}
 LENGTHS = {"cuda": (512, 2048, 4096), "cpu": (128, 512)}
 MOVED = {"cuda": range(16, 31, 2), "cpu": range(14, 25, 2)}
 SENT = {"cuda": range(12, 30, 2), "cpu": range(12, 25, 3)}
-SMALL, REPLAYED = 64, 10
+SMALL, REPLAYED, LINKS = 64, 10, (16, 64)
 KINDS: dict[str, Callable[..., Any]] = {
     "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part),
     "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
@@ -172,6 +173,29 @@ def launch_us(device: torch.device) -> float:
     return times[2] / 4 * 1e3
 
 
+def wrapper_us(device: torch.device) -> float:
+    """CPU microseconds of a kernel's launch by Inductor's code: what a kernel more adds to a chain of small ones.
+
+    Each link of the chain is a matmul by a weight of its own and a pointwise kernel, so the checks of inputs, the
+    buffers and the views count, and the costs of the whole call do not.
+    """
+    def chain(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        for weight in weights:
+            x = F.silu(x @ weight) + x
+        return x
+
+    times = []
+    x = torch.ones(SMALL, SMALL, device=device)
+    for links in LINKS:
+        weights = [torch.full((SMALL, SMALL), 1e-3, device=device) for _ in range(links)]
+        compiled = torch.compile(chain, fullgraph=True, dynamic=False)
+        with torch.no_grad():
+            call = partial(compiled, x, weights)
+            call()
+            times.append(sorted(window_ms(call, device, 100) for _ in range(5))[2])
+    return (times[1] - times[0]) / (2 * (LINKS[1] - LINKS[0])) * 1e3
+
+
 def replay_us(device: torch.device) -> float:
     """GPU microseconds of a small kernel in a CUDA graph, with the gap to the next one."""
     a = torch.ones(SMALL, device=device)
@@ -197,7 +221,7 @@ def measure(command: str) -> MachineProfile | None:
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
             compute_slowdown=slower[0], collective_slowdown=slower[1], launch_us=launch_us(device),
-            replay_us=replay_us(device) if cuda else None)
+            wrapper_us=wrapper_us(device), replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()
     return made

@@ -14,7 +14,8 @@ class DeviceSpec:
 
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
     inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
-    factors on the time of each while both run. launch_us: CPU time of an operator's launch; None if not measured.
+    factors on the time of each while both run. launch_us: CPU time of an operator's launch, and wrapper_us of a
+    kernel's in the code that Inductor writes; None if not measured.
     composite_kernels: whether attention and RMS norm run as one kernel each, whatever their sizes.
     """
 
@@ -29,11 +30,17 @@ class DeviceSpec:
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
     launch_us: float | None = None
+    wrapper_us: float | None = None
     composite_kernels: bool = True
 
     def peak(self, dtype: torch.dtype) -> float:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
         return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
+
+    def launching_us(self, *, compiled: bool) -> float:
+        """CPU time of a kernel's launch, from Inductor's code or node by node; 0 where nothing was measured."""
+        known = (self.wrapper_us, self.launch_us) if compiled else (self.launch_us,)
+        return next((us for us in known if us is not None), 0.0)
 
     @property
     def trust(self) -> str:
