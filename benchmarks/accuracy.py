@@ -193,9 +193,9 @@ def main() -> None:
 
 def simulated_step(recipe: Recipe, device: str, *, launches: bool = False) -> StepTimeline:
     compiled = "full_inductor_compilation" in recipe.pass_names
-    launch_us = device_spec(device).launching_us(compiled=compiled) if launches else 0.0
+    launch_us, view_us = device_spec(device).launching_us(compiled=compiled) if launches else (0.0, 0.0)
     with step_state(recipe, "cpu", lower=False) as state:
-        return simulated(state.pair.by_part, device, fused=compiled, launch_us=launch_us)
+        return simulated(state.pair.by_part, device, fused=compiled, launch_us=launch_us, view_us=view_us)
 
 
 def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:

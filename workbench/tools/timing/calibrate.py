@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.machine import machine, versions
@@ -159,18 +160,30 @@ def overlapped(world: World) -> tuple[float, float]:
     return compute, collective
 
 
-def launch_us(device: torch.device) -> float:
-    """CPU microseconds of an operator's launch where a step runs node by node: results are allocated, views between.
+def node_us(link: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
+    """CPU microseconds of an operator of `link`, which keeps the shape, where a graph of such links runs node by node.
 
     The tensors are so small that a GPU waits for the CPU. The median of several windows.
     """
-    a = torch.ones(SMALL, SMALL, device=device)
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(LINKS[0]):
+            x = link(x)
+        return x
 
-    def four() -> torch.Tensor:
-        return F.silu(a @ a.t()) * a + a
+    x = torch.ones(SMALL, SMALL, device=device)
+    graph = make_fx(chain)(x)
+    nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
+    return sorted(window_ms(partial(graph, x), device, 100) for _ in range(5))[2] / nodes * 1e3
 
-    times = sorted(window_ms(four, device, 500) for _ in range(5))
-    return times[2] / 4 * 1e3
+
+def launch_us(device: torch.device) -> float:
+    """CPU microseconds of an operator that launches a kernel and allocates its result."""
+    return node_us(lambda x: F.silu(x @ x) * x + x, device)
+
+
+def view_us(device: torch.device) -> float:
+    """CPU microseconds of an operator that launches none."""
+    return node_us(lambda x: x.view(-1).view(SMALL, SMALL).t().unsqueeze(0).squeeze(0), device)
 
 
 def wrapper_us(device: torch.device) -> float:
@@ -221,7 +234,7 @@ def measure(command: str) -> MachineProfile | None:
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
             compute_slowdown=slower[0], collective_slowdown=slower[1], launch_us=launch_us(device),
-            wrapper_us=wrapper_us(device), replay_us=replay_us(device) if cuda else None)
+            view_us=view_us(device), wrapper_us=wrapper_us(device), replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()
     return made

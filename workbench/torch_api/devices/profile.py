@@ -65,10 +65,11 @@ class MachineProfile(_Data):
     """The file that `workbench calibrate` writes.
 
     device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
-    while a collective and compute overlap; None without a second GPU. launch_us: CPU time of an operator's launch.
-    wrapper_us: of a kernel's launch by code that Inductor wrote; None if not measured. replay_us: GPU time of a small
-    kernel in a CUDA graph, all gaps included; None on a CPU. errors: how far simulated steps of this machine were from
-    measured ones, such as "compute": 0.04 for a median of 4 %.
+    while a collective and compute overlap; None without a second GPU. launch_us, view_us: CPU time of an
+    operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
+    kernel's launch by code that Inductor wrote. Older files lack the last two. replay_us: GPU time of a small kernel in
+    a CUDA graph, all gaps included; None on a CPU. errors: how far simulated steps of this machine were from measured
+    ones, such as "compute": 0.04 for a median of 4 %.
     """
 
     format_version: Literal[1] = 1
@@ -83,6 +84,7 @@ class MachineProfile(_Data):
     compute_slowdown: float | None = Field(None, ge=1, le=100)
     collective_slowdown: float | None = Field(None, ge=1, le=100)
     launch_us: PositiveFloat
+    view_us: PositiveFloat | None = None
     wrapper_us: PositiveFloat | None = None
     replay_us: PositiveFloat | None = None
     errors: dict[str, float] = {}
@@ -207,7 +209,7 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
     given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
               "collective_slowdown": profile.collective_slowdown or 1.0, "launch_us": profile.launch_us,
-              "wrapper_us": profile.wrapper_us}
+              "view_us": profile.view_us, "wrapper_us": profile.wrapper_us}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
                         _sent={key: tuple(sorted(rows)) for key, rows in groups.items()})

@@ -14,8 +14,9 @@ class DeviceSpec:
 
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
     inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
-    factors on the time of each while both run. launch_us: CPU time of an operator's launch, and wrapper_us of a
-    kernel's in the code that Inductor writes; None if not measured.
+    factors on the time of each while both run. launch_us, view_us: CPU time of an operator that launches a kernel
+    and of one that launches none, where a graph runs node by node; wrapper_us: of a kernel's launch by Inductor's code.
+    None if not measured.
     composite_kernels: whether attention and RMS norm run as one kernel each, whatever their sizes.
     """
 
@@ -30,6 +31,7 @@ class DeviceSpec:
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
     launch_us: float | None = None
+    view_us: float | None = None
     wrapper_us: float | None = None
     composite_kernels: bool = True
 
@@ -37,10 +39,11 @@ class DeviceSpec:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
         return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
 
-    def launching_us(self, *, compiled: bool) -> float:
-        """CPU time of a kernel's launch, from Inductor's code or node by node; 0 where nothing was measured."""
-        known = (self.wrapper_us, self.launch_us) if compiled else (self.launch_us,)
-        return next((us for us in known if us is not None), 0.0)
+    def launching_us(self, *, compiled: bool) -> tuple[float, float]:
+        """CPU time of a kernel's launch and of a view, by Inductor's code or node by node; 0 if not measured."""
+        if compiled and self.wrapper_us is not None:
+            return self.wrapper_us, 0.0
+        return self.launch_us or 0.0, 0.0 if compiled else self.view_us or 0.0
 
     @property
     def trust(self) -> str:
