@@ -11,6 +11,7 @@ Each row is the forward and backward of a recipe on one GPU, captured anew for t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -188,6 +189,7 @@ def main() -> None:
             "machine": rows[0]["machine"], "versions": rows[0]["versions"], "device": options.device, "rows": found}
     if errors := [abs(row["error"]) for row in found if "error" in row]:
         data["median_absolute_error"] = statistics.median(errors)
+        data["ranking"] = ranking(found)
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
@@ -209,6 +211,20 @@ def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]
                       "simulated_step_ms": run.total_ms})
         print(f"{row['recipe']} {row['changes']}: {row['kernels_ms']:.2f} ms, simulated {ms:.2f}")
     return found
+
+
+def ranking(rows: list[dict[str, Any]], apart: float = 0.05) -> dict[str, Any]:
+    """How many pairs of lists of equal sizes were measured more than `apart` of the shorter step from each other.
+
+    And the pairs that the simulation puts in another order, with their sizes.
+    """
+    def sizes(row: dict[str, Any]) -> dict[str, str]:
+        return {key: value for key, value in row["changes"].items() if key not in ("passes", "joint_passes")}
+
+    pairs = [(a, b) for a, b in itertools.combinations(sorted(rows, key=lambda row: row["kernels_ms"]), 2)
+             if sizes(a) == sizes(b) and b["kernels_ms"] > (1 + apart) * a["kernels_ms"]]
+    return {"pairs": len(pairs), "wrong": [{"faster": a["recipe"], "slower": b["recipe"], "changes": sizes(a)}
+                                           for a, b in pairs if a["simulated_ms"] > b["simulated_ms"]]}
 
 
 def exposed_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
