@@ -11,6 +11,7 @@ Each row is the forward and backward of a recipe on one GPU, captured anew for t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -188,27 +189,42 @@ def main() -> None:
             "machine": rows[0]["machine"], "versions": rows[0]["versions"], "device": options.device, "rows": found}
     if errors := [abs(row["error"]) for row in found if "error" in row]:
         data["median_absolute_error"] = statistics.median(errors)
+        data["ranking"] = ranking(found)
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def simulated_step(recipe: Recipe, device: str, launch_us: float = 0.0) -> StepTimeline:
+def simulated_step(recipe: Recipe, device: str, *, launches: bool = False) -> StepTimeline:
+    compiled = "full_inductor_compilation" in recipe.pass_names
+    launch_us, view_us = device_spec(device).launching_us(compiled=compiled) if launches else (0.0, 0.0)
     with step_state(recipe, "cpu", lower=False) as state:
-        return simulated(state.pair.by_part, device, fused="full_inductor_compilation" in recipe.pass_names,
-                         launch_us=launch_us)
+        return simulated(state.pair.by_part, device, fused=compiled, launch_us=launch_us, view_us=view_us)
 
 
 def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
     """Each row of `measure`, with the simulated compute and its error, and the step whose launches are charged."""
     found = []
     for row in rows:
-        run = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device,
-                             device_spec(device).launch_us or 0.0)
+        run = simulated_step(load_recipe(row["recipe"]).override(row["changes"]), device, launches=True)
         ms = run.compute_ms
         kept = {key: row[key] for key in ("recipe", "changes", "kernels_ms", "by_kind", "kernels", "step_ms")}
         found.append({**kept, "simulated_ms": ms, "error": ms / row["kernels_ms"] - 1,
                       "simulated_step_ms": run.total_ms})
         print(f"{row['recipe']} {row['changes']}: {row['kernels_ms']:.2f} ms, simulated {ms:.2f}")
     return found
+
+
+def ranking(rows: list[dict[str, Any]], apart: float = 0.05) -> dict[str, Any]:
+    """How many pairs of lists of equal sizes were measured more than `apart` of the shorter step from each other.
+
+    And the pairs that the simulation puts in another order, with their sizes.
+    """
+    def sizes(row: dict[str, Any]) -> dict[str, str]:
+        return {key: value for key, value in row["changes"].items() if key not in ("passes", "joint_passes")}
+
+    pairs = [(a, b) for a, b in itertools.combinations(sorted(rows, key=lambda row: row["kernels_ms"]), 2)
+             if sizes(a) == sizes(b) and b["kernels_ms"] > (1 + apart) * a["kernels_ms"]]
+    return {"pairs": len(pairs), "wrong": [{"faster": a["recipe"], "slower": b["recipe"], "changes": sizes(a)}
+                                           for a, b in pairs if a["simulated_ms"] > b["simulated_ms"]]}
 
 
 def exposed_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:

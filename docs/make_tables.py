@@ -409,8 +409,10 @@ def accuracy_table(root: Path = ROOT) -> str:
              f"{row['error']:+.0%}"] for row in found["rows"]]
     gpus = found["machine"]["gpus"]
     worst = max(abs(row["error"]) for row in found["rows"])
+    pairs, wrong = found["ranking"]["pairs"], len(found["ranking"]["wrong"])
     return table(["step", "sizes", "measured", "simulated", "error"], rows) + (
-        f"\n\nMedian error {found['median_absolute_error']:.0%}, worst {worst:.0%}. {len(gpus)} {gpus[0]}, torch "
+        f"\n\nMedian error {found['median_absolute_error']:.0%}, worst {worst:.0%}. Of {pairs} pairs of lists of equal "
+        f"sizes that differ by more than 5%, the simulation ranks {pairs - wrong} right. {len(gpus)} {gpus[0]}, torch "
         f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`.")
 
 

@@ -87,6 +87,27 @@ def test_a_committed_row_of_accuracy_is_what_the_simulator_says_now() -> None:
     assert abs(other["error"]) > abs(again["error"])
 
 
+@pytest.mark.parametrize("path", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
+    found = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
+    errors = sorted(abs(row["simulated_ms"] / row["kernels_ms"] - 1) for row in found["rows"])
+    assert len(errors) >= 12 and load_profile(path).errors["compute"] == pytest.approx(
+        (errors[len(errors) // 2] + errors[(len(errors) - 1) // 2]) / 2, abs=5e-4)
+
+
+def test_the_ranking_of_lists_is_told_where_they_differ_and_a_wrong_one_is_named() -> None:
+    def row(what: str, size: int, measured: float, simulated: float) -> dict[str, Any]:
+        return {"recipe": f"llama3_{what}", "changes": {"data.seq_len": str(size), "passes": what},
+                "kernels_ms": measured, "simulated_ms": simulated}
+
+    rows = [row("a", 1, 10.0, 12.0), row("b", 1, 10.4, 11.0), row("c", 1, 20.0, 11.5), row("a", 2, 1.0, 99.0)]
+    wrong = {"faster": "llama3_a", "slower": "llama3_c", "changes": {"data.seq_len": "1"}}
+    assert accuracy.ranking(rows) == {"pairs": 2, "wrong": [wrong]}
+    committed = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
+    assert committed["ranking"] == accuracy.ranking(committed["rows"])
+    assert committed["ranking"]["pairs"] >= 8 and not committed["ranking"]["wrong"]
+
+
 def test_collectives_of_timelines_join_a_profile() -> None:
     timelines = [json.loads((RESULTS / f"timeline_{name}_h200x2.json").read_text(encoding="utf-8"))
                  for name in ("llama3_block_bucketing", "llama3_tp")]

@@ -58,6 +58,16 @@ def test_idle_nodes_go(steps):
     assert left(*steps) == []
 
 
+@pytest.mark.parametrize("steps", [
+    [(VIEW, [6, 4]), (aten.view.dtype, torch.int32)],
+    [(VIEW, [6, 4]), (aten.view.dtype, torch.float32), (VIEW, [24])],
+    [(aten.view.dtype, torch.int32), (VIEW, [24])],
+], ids=str)
+def test_a_view_as_another_dtype_keeps_the_shape_of_its_input(steps):
+    """torch 2.15's buckets hold such views, also into the dtype that the input has."""
+    assert "aten.view" in left(*steps)
+
+
 @pytest.mark.parametrize(("steps", "kept"), [
     ([(VIEW, [6, 4])], ["aten.view"]),
     ([(VIEW, [6, 4]), (VIEW, [24])], ["aten.view"]),  # one view is enough

@@ -195,17 +195,19 @@ def waits_up(gm, example_inputs, *, options):
 
 
 def lowered(world, order, lowering):
-    """The records of an order and of a lowering, and how many calls of libraries and collectives the code has."""
+    """The records of an order and of a lowering, and how many kernels and collectives the code launches."""
     recipe = load_recipe("llama3_full_inductor").override({
         "mesh.dp_shard": 2, "mesh.tp": 2, "model.n_layers": 4, "strict": False, "free_order": True,
         "passes": [BLOCKS, order, lowering]})
     with config.patch(force_disable_caches=True):
         placed, last = build(recipe, world).records[-2:]
     found = [find_kernels(function, graph) for graph, function in zip(last.before, last.after, strict=True)]
-    return placed, last, sum(kernels.kinds[kind] for kernels in found for kind in ("extern", "collective"))
+    return placed, last, sum(kernels.launches for kernels in found)
 
 
-@pytest.mark.slow  # three compilations
+@pytest.mark.compat
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # three compilations
 def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
     register_pass("dense_order", stage="partitioned", effect=transform.PASS.effect, options=OverlapOptions,
                   order_costs=transform.order_costs)(dense_order)
@@ -218,7 +220,7 @@ def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
         placed, lost, as_it_likes = lowered(fake4, "dense_order", lowering)
         found = lost.verdict("order")
         assert found.outcome is Outcome.FAIL and found.evidence["first"] in found.message
-        assert placed.verdict("effect").outcome is Outcome.NO_EFFECT and calls == as_it_likes
+        assert placed.verdict("effect").outcome is Outcome.NO_EFFECT and 0 < calls <= 1.03 * as_it_likes
 
 
 @pytest.mark.slow  # a compilation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -27,7 +29,28 @@ def test_each_figure_is_of_the_call_that_it_names(monkeypatch):
     monkeypatch.setitem(calibrate.LENGTHS, "cpu", (64,))
     forward, backward, *_ = calibrate.attentions(CPU)
     assert not forward.backward and backward.backward and forward.ms > 0
-    assert 0 < calibrate.launch_us(CPU) < 1e4
+    assert 0 < calibrate.view_us(CPU) < calibrate.launch_us(CPU) < 1e4
+
+
+def test_a_kernel_of_inductors_code_costs_what_one_more_adds_to_a_chain(monkeypatch):
+    monkeypatch.setattr(calibrate, "LINKS", (4, 24))
+    called = []
+
+    def compiled(chain, **options):
+        def run(x, weights):
+            called.append(len(weights))
+            time.sleep(2e-3 + len(weights) * 1e-4)  # of the whole call, and of each link, which is two kernels
+            return chain(x, weights[:1])
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    assert calibrate.wrapper_us(CPU) == pytest.approx(50, rel=0.5) and set(called) == {4, 24}
+
+
+@pytest.mark.slow  # two compilations
+def test_inductors_code_launches_in_microseconds():
+    assert 0.1 < calibrate.wrapper_us(CPU) < 1e3
 
 
 def test_it_says_where_it_cannot_write(tmp_path, capsys):
@@ -42,7 +65,7 @@ def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4):
     path = tmp_path / "mine.json"
     assert main(["calibrate", str(path), "--ranks", "2"]) == 0
     found = load_profile(path)
-    assert found.device == "cpu" and found.replay_us is None and "--ranks 2" in found.command
+    assert found.device == "cpu" and found.replay_us is None and found.wrapper_us and "--ranks 2" in found.command
     assert {row.kind for row in found.collectives} == {"all_gather", "reduce_scatter", "all_reduce"}
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 4, "model.n_layers": 1})
     stages = route(recipe, fake4)

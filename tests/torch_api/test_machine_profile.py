@@ -49,6 +49,10 @@ def test_times_come_from_the_file_and_from_the_data_sheet_where_it_has_none(spec
     assert found.moving_ms(2000) == pytest.approx(0.75)
     assert found.sending_ms("all_gather", 2, 200) == pytest.approx(0.3)
     assert found.sending_ms("all_reduce", 2, 200) == sheet.sending_ms("all_reduce", 2, 200)
+    assert found.launching_us(compiled=True) == found.launching_us(compiled=False) == (5.0, 0.0)  # an older file
+    newer = spec(wrapper_us=9.0, view_us=2.0)
+    assert newer.launching_us(compiled=True) == (9.0, 0.0) and newer.launching_us(compiled=False) == (5.0, 2.0)
+    assert sheet.launching_us(compiled=True) == (0.0, 0.0)
     assert spec(errors={"compute": 0.04}).trust == "compute within 4% as a median"
 
 
@@ -63,7 +67,8 @@ def test_between_the_measured_sizes_rates_change_gradually(spec):
 
 
 @pytest.mark.parametrize(("changes", "told"), [
-    ({"format_version": 2}, "format_version"), ({"matmuls": []}, "matmuls"), ({"surprise": 1}, "surprise"),
+    ({"format_version": 2}, "mine.json: format_version 2: this workbench reads 1: measure the machine again"),
+    ({"matmuls": []}, "matmuls"), ({"surprise": 1}, "surprise"),
     ({"device": "abacus"}, "device 'abacus': one of h100"),
 ])
 def test_a_file_that_is_no_profile_is_refused_by_name(spec, changes, told):

@@ -50,9 +50,11 @@ def check(item: RegisteredPass, record: PassRecord) -> None:
 def _choose(by: str, graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> tuple[ChosenOrder, Verdict]:
     found = _in_graphs(graphs, costs)
     hidden = {name: value.products for name, value in found.items() if value.hides}
-    chosen = ChosenOrder(by, costs, hidden)
+    spec = costs(graphs[0]).spec
+    chosen = ChosenOrder(by, costs, hidden, f"{spec.name}, {spec.trust}")
     products = sum(count > 0 for count in hidden.values())
-    evidence = {"hidden": len(hidden), "with_products": products, "collectives": len(found)}
+    evidence = {"hidden": len(hidden), "with_products": products, "collectives": len(found),
+                "estimated_for": chosen.device}
     if not hidden:
         return chosen, Verdict("order", Outcome.UNKNOWN, _NONE, evidence)
     return chosen, Verdict("order", Outcome.PASS, (
@@ -90,7 +92,8 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
     first = now[bare[0]]
     return Verdict("order", Outcome.FAIL, (
         f"{kept}, and {order.by} had placed it behind {len(seen)}; the first lost one is {bare[0]}, with "
-        f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} matmuls or attentions"),
+        f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} matmuls or attentions "
+        f"(estimated for {order.device})"),
         evidence | {"first": bare[0]})
 
 

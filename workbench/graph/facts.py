@@ -17,12 +17,13 @@ class ChosenOrder:
     """The order that the pass `by` chose for the collectives, by the costs that `costs(graph)` gives.
 
     hidden: each collective with compute between launch and wait, as "PART NODE", and how many matmuls and attentions
-    are there.
+    are there. device: of the costs, and what is known of their error.
     """
 
     by: str
     costs: Callable[[GraphModule], Any] = field(repr=False)
     hidden: dict[str, int] = field(repr=False)
+    device: str = ""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from workbench.checks.record import PassRecord
 from workbench.checks.static import Seen
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.cost import device_spec
 from workbench.graph.read.simulated_run import simulated
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned
@@ -43,7 +44,7 @@ class Figures:
         found |= {f"estimated peak of the {name}, bytes": n for name, n in self.peaks.items()}
         found["estimated saved, bytes"] = self.saved
         for name, ms in (("step", self.step_ms), ("compute", self.compute_ms), ("exposed", self.exposed_ms)):
-            found[f"{name} on {self.device}, simulated ms"] = ms
+            found[f"{name} on {self.device}, simulated ms, {device_spec(self.device).trust}"] = ms
         return found
 
 

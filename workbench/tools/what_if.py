@@ -19,6 +19,7 @@ from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
+from workbench.graph.read.cost import device_spec
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.route import Progress, StepState, route, upto
 from workbench.pipeline.train import deterministic
@@ -188,7 +189,7 @@ class Study:
             rows.append((title, f"{seconds:.2f}", str(variant.outcome), f"{sum(f.launches.values()):,}",
                          f"{f.saved:,}", f"{f.step_ms:,.3f}", f"{f.exposed_ms:,.3f}"))
         return "\n".join([f"Study({self.recipe.name} on {self.world.size} {self.world.kind} ranks, simulated on "
-                          f"{self.device})", *aligned(rows, range(1, 7))])
+                          f"{self.device}, {device_spec(self.device).trust})", *aligned(rows, range(1, 7))])
 
 
 def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = lambda _: None) -> Study:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.launch_bound import paced
@@ -71,6 +72,14 @@ def test_a_timeline_charges_launches_and_a_replay_does_not():
     assert [span.begin for span in launched.spans] == pytest.approx([5e-3 * i for i in range(1, 9)])
 
 
+def test_a_timeline_charges_views_in_which_the_cpu_launches_nothing():
+    gm = make_fx(lambda x: torch.relu(torch.relu(x.view(-1)).view(8, 8)), tracing_mode="fake")(torch.ones(8, 8))
+    found = simulated({"step": gm}, launch_us=5, view_us=2)
+    assert [span.begin for span in found.spans] == pytest.approx([7e-3, 14e-3])
+    with pytest.raises(WorkbenchError, match="view_us=-2: the time of a launch must be 0 or more"):
+        simulated({"step": gm}, launch_us=5, view_us=-2)
+
+
 def test_a_measured_machine_says_how_long_its_launches_take():
     machine = device_spec("h200x1")
     assert paced({"step": graph(8)}, machine).cpu_us == pytest.approx(4 * machine.launch_us)
@@ -79,5 +88,5 @@ def test_a_measured_machine_says_how_long_its_launches_take():
 
 
 def test_time_does_not_run_backwards():
-    with pytest.raises(WorkbenchError, match=r"launch_us=-1: the time of a launch must be 0 or more"):
+    with pytest.raises(WorkbenchError, match=r"launch_us=-1, view_us=0.0: the time of a launch must be 0 or more"):
         paced({"step": graph(8)}, launch_us=-1)

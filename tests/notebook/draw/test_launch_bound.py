@@ -8,7 +8,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.launch_bound import Pace
 from workbench.notebook import draw
 
-ON = "simulated on h100, 5 µs a launch"
+ON = "simulated on h100, not calibrated, 5 µs a launch"
 SLOW = Pace(ON, 2, 10.0, 4.0, 12.0, ((0.0, 5.0), (5.0, 10.0)), ((5.0, 7.0), (10.0, 12.0)))
 FAST = Pace(ON, 1, 5.0, 8.0, 13.0, ((0.0, 5.0),), ((5.0, 13.0),))
 
@@ -16,7 +16,7 @@ FAST = Pace(ON, 1, 5.0, 8.0, 13.0, ((0.0, 5.0),), ((5.0, 13.0),))
 def test_each_step_says_what_binds_it():
     picture = draw.pace({"slow": SLOW, "fast": FAST})
     assert picture.text.splitlines() == [
-        "pace of a step, simulated on h100, 5 µs a launch",
+        "pace of a step, simulated on h100, not calibrated, 5 µs a launch",
         "slow: 2 launches, CPU 10 µs, device 4 µs of work; step 12 µs, device busy 33%: bound by launches",
         "fast: 1 launch, CPU 5 µs, device 8 µs of work; step 13 µs, device busy 62%: bound by work"]
     assert "bound by launches" in picture.alt and picture.png.startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
     buffers         memory of the code that Inductor writes
     collectives     collectives in node order: bytes, mesh axis
+    composites      operators that a CPU captures in parts and a GPU runs as one kernel
     cost            FLOP and estimated time of a node
     diff            nodes added, removed, moved, rewired
     fused_cost      what fused kernels read, write and cost

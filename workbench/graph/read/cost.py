@@ -84,7 +84,10 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0
     spec = device_spec(device)
     value = node.meta.get("val")
     tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
-    moved = tensor_bytes(tensors) + sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
+    read = [tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes]
+    if kind_of(node) == "index":  # reads some rows of a table
+        read = [min(size, tensor_bytes(tensors)) for size in read]
+    moved = tensor_bytes(tensors) + sum(read)
     dtype = tensors[0].dtype if tensors else torch.float32
     flop = node_flops(node)
     return max(_computing_ms(node, flop, tensors, spec, dtype, efficiency) if flop else 0.0, spec.moving_ms(moved))
@@ -101,9 +104,10 @@ def _computing_ms(node: torch.fx.Node, flop: int, tensors: list[torch.Tensor], s
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Estimated milliseconds of one graph without overlap. by_module: of compute only."""
+    """Estimated milliseconds of one graph without overlap. by_module: of compute only. trust: of these estimates."""
 
     device: str
+    trust: str
     compute_ms: float
     collective_ms: float
     flops: int
@@ -121,5 +125,5 @@ def graph_cost(gm: torch.fx.GraphModule, device: str | DeviceSpec) -> GraphCost:
             kinds[kind_of(node)] += ms
             modules[module_path(node)] += ms
     sent = sum(collective_ms(c, spec) for c in list_collectives(gm))
-    return GraphCost(spec.name, sum(kinds.values()), sent, sum(flops(gm).values()), dict(kinds.most_common()),
-                     dict(modules.most_common()))
+    return GraphCost(spec.name, spec.trust, sum(kinds.values()), sent, sum(flops(gm).values()),
+                     dict(kinds.most_common()), dict(modules.most_common()))

@@ -12,6 +12,7 @@ import networkx as nx
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.graph.read.composites import ATTENTION, Composite, attention_ms, composites
 from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.nodes import is_compute, kind_of
@@ -140,13 +141,41 @@ def _moving_ms(nodes: Collection[Node], spec: DeviceSpec) -> float:
     return spec.moving_ms(traffic_of(nodes).bytes) if nodes else 0.0
 
 
+def separate_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
+    """Milliseconds of each node where each operator is a kernel; one that is captured in parts is one on a GPU."""
+    spec = device_spec(device)
+    found = {node: node_ms(node, spec) for node in gm.graph.nodes}
+    for call in composites(gm, spec):
+        if call.operator == ATTENTION:
+            found |= attention_ms(call, spec)
+        else:
+            found |= dict.fromkeys(call.nodes, 0.0) | {call.nodes[-1]: _norm_ms(call, spec)}
+    return found
+
+
+def _norm_ms(call: Composite, spec: DeviceSpec) -> float:
+    """One kernel forward; in the backward, which reads all twice, one for each gradient.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu.
+    """
+    traffic = traffic_of(call.nodes)
+    return spec.moving_ms(traffic.bytes) + (spec.moving_ms(sum(traffic.reads.values())) if call.backward else 0.0)
+
+
 def fused_ms(gm: GraphModule, device: str | DeviceSpec) -> dict[Node, float]:
     """Milliseconds of each node; that of a fused kernel counts at its last node, and its other nodes cost nothing."""
     spec = device_spec(device)
-    groups = fusion_groups(gm)
-    grouped = {node for group in groups for node in group}
-    costs = {node: 0.0 if node in grouped else node_ms(node, spec) for node in gm.graph.nodes}
-    return costs | {group[-1]: _moving_ms(group, spec) for group in groups}
+    attentions = _attentions(gm, spec)
+    costs = {node: node_ms(node, spec) for node in gm.graph.nodes}
+    for group in fusion_groups(gm):
+        costs |= dict.fromkeys(group, 0.0) | {group[-1]: _moving_ms([n for n in group if n not in attentions], spec)}
+    return costs | attentions
+
+
+def _attentions(gm: GraphModule, spec: DeviceSpec) -> dict[Node, float]:
+    """The nodes of attentions in parts, with their share of the time of the one kernel."""
+    return {node: ms for call in composites(gm, spec) if call.operator == ATTENTION
+            for node, ms in attention_ms(call, spec).items()}
 
 
 def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> list[float]:
@@ -156,6 +185,7 @@ def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> l
     """
     spec = device_spec(device)
     named = {node.name: node for node in gm.graph.nodes}
+    attentions = _attentions(gm, spec)
     counted: set[str] = set()
 
     def ms(kernel: Kernel) -> float:
@@ -165,7 +195,7 @@ def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> l
             return 0.0
         products = [n for n in nodes if is_compute(n)]
         if products or kernel.kind == "extern":
-            return sum(node_ms(n, spec) for n in products or nodes)
-        return _moving_ms([n for n in nodes if kind_of(n) not in _THROUGH], spec)
+            return sum(attentions.get(n, node_ms(n, spec)) for n in products or nodes)
+        return _moving_ms([n for n in nodes if kind_of(n) not in _THROUGH and n not in attentions], spec)
 
     return [ms(kernel) for kernel in kernels.kernels]

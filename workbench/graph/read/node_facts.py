@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from workbench.graph.read.collectives import axis_names
-from workbench.graph.read.cost import DeviceSpec, node_ms
+from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
 from workbench.graph.read.nodes import kind_of, provenance
 from workbench.torch_api.ops import argument, collective_kind, group_name_of, op_name, tensor_bytes
 
@@ -22,7 +22,8 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
     if tensor_bytes(value):
         rows.append(("bytes", f"{tensor_bytes(value):,}"))
     if isinstance(value, torch.Tensor) and (ms := node_ms(node, device)):
-        rows.append((f"cost on {device if isinstance(device, str) else device.name}", f"{ms * 1e3:,.3f} µs, estimated"))
+        spec = device_spec(device)
+        rows.append((f"cost on {spec.name}", f"{ms * 1e3:,.3f} µs, estimated, {spec.trust}"))
     if collective_kind(node.target):
         group = group_name_of(node)
         owner = node.graph.owning_module

@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import axis_names, list_collectives
 from workbench.graph.read.cost import DeviceSpec, device_spec
-from workbench.graph.read.nodes import module_path
+from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.timeline import Clock, Costs, costs_of
 
 COMPUTE = "compute"
@@ -97,16 +97,18 @@ class StepTimeline:
 
 
 def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec = "h100", *,
-              fused: bool = False, launch_us: float = 0.0, replayed: bool = False) -> StepTimeline:
+              fused: bool = False, launch_us: float = 0.0, view_us: float = 0.0,
+              replayed: bool = False) -> StepTimeline:
     """Simulate the graphs one after another with the cost model: kernels in node order, one lane per process group.
 
     graphs: one, or several by name, such as forward and backward. fused: count the pointwise operators that a compiler
     would fuse as one kernel; otherwise each operator is a kernel. launch_us: the CPU's time for each launch, before
-    which its kernel cannot begin. replayed: each graph is one launch. Raises WorkbenchError for an unknown device, a
-    negative launch, and for a graph without meta['val'], which has no shapes to estimate from.
+    which its kernel cannot begin. view_us: the CPU's time for each view. replayed: each graph is one launch. Raises
+    WorkbenchError for an unknown device, a negative time, and for a graph without meta['val'], which has no shapes to
+    estimate from.
     """
-    if launch_us < 0:
-        raise WorkbenchError(f"launch_us={launch_us}: the time of a launch must be 0 or more")
+    if min(launch_us, view_us) < 0:
+        raise WorkbenchError(f"launch_us={launch_us}, view_us={view_us}: the time of a launch must be 0 or more")
     parts = {facts_of(graphs).part: graphs} if isinstance(graphs, GraphModule) else graphs
     spec = device_spec(device)
     spans: list[Span] = []
@@ -116,15 +118,24 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
             raise WorkbenchError(f"no node of the {part} graph has meta['val'], so shapes and times are unknown: "
                                  "capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
         costs = costs_of(gm, spec, found=list_collectives(gm), fused=fused)
-        launches = launches_of(costs, replayed)
-        found, total = _part(part, gm, costs, start, {
-            node: cpu + i * launch_us / 1e3 for i, node in enumerate(launches, 1)} if launch_us else {})
+        launched, cpu = _launched(costs, launch_us / 1e3, view_us / 1e3, cpu, replayed)
+        found, total = _part(part, gm, costs, start, launched if launch_us else {})
         compute += sum(span.ms for span in found if span.lane == COMPUTE)
         spans += found
         start += total
-        cpu += len(launches) * launch_us / 1e3
     paid = f", {launch_us:g} µs a launch" if launch_us else ""
     return StepTimeline(f"simulated on {spec.name}, {spec.trust}{paid}", tuple(spans), max(start, cpu), compute)
+
+
+def _launched(costs: Costs, launch: float, view: float, cpu: float, replayed: bool) -> tuple[dict[Node, float], float]:
+    """When the CPU has launched each node, and when it has launched all, from `cpu` on; in milliseconds."""
+    launches, found = set(launches_of(costs, replayed)), dict[Node, float]()
+    for node in costs.compute:
+        if node in launches:
+            cpu = found[node] = cpu + launch
+        elif not replayed and kind_of(node) == "view":
+            cpu += view
+    return found, cpu
 
 
 def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from workbench.graph.read.collectives import Collective, list_collectives
-from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec, node_ms
-from workbench.graph.read.fused_cost import fused_ms
+from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec
+from workbench.graph.read.fused_cost import fused_ms, separate_ms
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _:
     pointwise operators; otherwise each operator is a kernel.
     """
     spec = device_spec(device)
-    estimated = fused_ms(gm, spec) if fused else {node: node_ms(node, spec) for node in gm.graph.nodes}
+    estimated = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
     named = {node.name: node for node in gm.graph.nodes}
     found = list_collectives(gm) if found is None else found
     return Costs(

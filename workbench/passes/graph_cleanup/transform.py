@@ -53,12 +53,17 @@ def _source(node: Node) -> Node | None:
 def _base(node: Node) -> Node | None:
     """Behind a view of a view: the tensor that both are views of, if it is contiguous."""
     given = node.args[0]
-    if op_name(node.target) not in _VIEWS or not isinstance(given, Node) or op_name(given.target) not in _VIEWS:
+    if not _reshapes(node) or not isinstance(given, Node) or not _reshapes(given):
         return None
     base = given.args[0]
     value = base.meta.get("val") if isinstance(base, Node) else None
     plain = isinstance(value, torch.Tensor) and value.is_contiguous() and node.meta["val"].is_contiguous()
     return base if plain and isinstance(base, Node) else None
+
+
+def _reshapes(node: Node) -> bool:
+    """Whether the node gives its input another shape; aten.view also has a form that gives another dtype."""
+    return op_name(node.target) in _VIEWS and not isinstance(node.args[1], torch.dtype)
 
 
 def graph_cleanup(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import schedule
 from workbench.graph.read.collectives import exposed_in_node_order
-from workbench.graph.read.cost import Known
+from workbench.graph.read.cost import Known, device_spec
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Costs, costs_of, simulate
@@ -25,7 +25,9 @@ def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effe
     was, now = ([simulate(g.graph.nodes, _costs(g, options, known)).exposed_ms for g in graphs]
                 for graphs in (before, after))
     bare = [sum(len(exposed_in_node_order(g)) for g in graphs) for graphs in (before, after)]
-    evidence = {"exposed_ms": [round(sum(was), 4), round(sum(now), 4)], "with_nothing_between": bare}
+    spec = device_spec(options.device)
+    evidence = {"exposed_ms": [round(sum(was), 4), round(sum(now), 4)], "estimated_for": f"{spec.name}, {spec.trust}",
+                "with_nothing_between": bare}
     if not sum(was):
         return Effect(False, "no collective is exposed, as estimated", evidence)
     gained = sum(now) < 0.999 * sum(was)

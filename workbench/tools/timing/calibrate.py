@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.machine import machine, versions
@@ -25,7 +27,7 @@ SIDES = {"cuda": (512, 2048, 8192, 32768), "cpu": (64, 256, 1024)}
 LENGTHS = {"cuda": (512, 2048, 4096), "cpu": (128, 512)}
 MOVED = {"cuda": range(16, 31, 2), "cpu": range(14, 25, 2)}
 SENT = {"cuda": range(12, 30, 2), "cpu": range(12, 25, 3)}
-SMALL, REPLAYED = 64, 10
+SMALL, REPLAYED, LINKS = 64, 10, (16, 64)
 KINDS: dict[str, Callable[..., Any]] = {
     "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part),
     "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
@@ -158,18 +160,53 @@ def overlapped(world: World) -> tuple[float, float]:
     return compute, collective
 
 
-def launch_us(device: torch.device) -> float:
-    """CPU microseconds of an operator's launch where a step runs node by node: results are allocated, views between.
+def node_us(link: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
+    """CPU microseconds of an operator of `link`, which keeps the shape, where a graph of such links runs node by node.
 
     The tensors are so small that a GPU waits for the CPU. The median of several windows.
     """
-    a = torch.ones(SMALL, SMALL, device=device)
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(LINKS[0]):
+            x = link(x)
+        return x
 
-    def four() -> torch.Tensor:
-        return F.silu(a @ a.t()) * a + a
+    x = torch.ones(SMALL, SMALL, device=device)
+    graph = make_fx(chain)(x)
+    nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
+    return sorted(window_ms(partial(graph, x), device, 100) for _ in range(5))[2] / nodes * 1e3
 
-    times = sorted(window_ms(four, device, 500) for _ in range(5))
-    return times[2] / 4 * 1e3
+
+def launch_us(device: torch.device) -> float:
+    """CPU microseconds of an operator that launches a kernel and allocates its result."""
+    return node_us(lambda x: F.silu(x @ x) * x + x, device)
+
+
+def view_us(device: torch.device) -> float:
+    """CPU microseconds of an operator that launches none."""
+    return node_us(lambda x: x.view(-1).view(SMALL, SMALL).t().t(), device)
+
+
+def wrapper_us(device: torch.device) -> float:
+    """CPU microseconds of a kernel's launch by Inductor's code: what a kernel more adds to a chain of small ones.
+
+    Each link of the chain is a matmul by a weight of its own and a pointwise kernel, so the checks of inputs, the
+    buffers and the views count, and the costs of the whole call do not.
+    """
+    def chain(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        for weight in weights:
+            x = F.silu(x @ weight) + x
+        return x
+
+    times = []
+    x = torch.ones(SMALL, SMALL, device=device)
+    for links in LINKS:
+        weights = [torch.full((SMALL, SMALL), 1e-3, device=device) for _ in range(links)]
+        compiled = torch.compile(chain, fullgraph=True, dynamic=False)
+        with torch.no_grad():
+            call = partial(compiled, x, weights)
+            call()
+            times.append(sorted(window_ms(call, device, 100) for _ in range(5))[2])
+    return (times[1] - times[0]) / (2 * (LINKS[1] - LINKS[0])) * 1e3
 
 
 def replay_us(device: torch.device) -> float:
@@ -197,7 +234,7 @@ def measure(command: str) -> MachineProfile | None:
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
             compute_slowdown=slower[0], collective_slowdown=slower[1], launch_us=launch_us(device),
-            replay_us=replay_us(device) if cuda else None)
+            view_us=view_us(device), wrapper_us=wrapper_us(device), replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()
     return made

@@ -65,9 +65,11 @@ class MachineProfile(_Data):
     """The file that `workbench calibrate` writes.
 
     device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
-    while a collective and compute overlap; None without a second GPU. launch_us: CPU time of an operator's launch.
-    replay_us: GPU time of a small kernel in a CUDA graph, all gaps included; None on a CPU. errors: how far simulated
-    steps of this machine were from measured ones, such as "compute": 0.04 for a median of 4 %.
+    while a collective and compute overlap; None without a second GPU. launch_us, view_us: CPU time of an
+    operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
+    kernel's launch by code that Inductor wrote. Older files lack the last two. replay_us: GPU time of a small kernel in
+    a CUDA graph, all gaps included; None on a CPU. errors: how far simulated steps of this machine were from measured
+    ones, such as "compute": 0.04 for a median of 4 %.
     """
 
     format_version: Literal[1] = 1
@@ -82,6 +84,8 @@ class MachineProfile(_Data):
     compute_slowdown: float | None = Field(None, ge=1, le=100)
     collective_slowdown: float | None = Field(None, ge=1, le=100)
     launch_us: PositiveFloat
+    view_us: PositiveFloat | None = None
+    wrapper_us: PositiveFloat | None = None
     replay_us: PositiveFloat | None = None
     errors: dict[str, float] = {}
 
@@ -101,7 +105,11 @@ def load_profile(path: Path) -> MachineProfile:
     try:
         return MachineProfile.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"])) or "the whole file"
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        if where == "format_version":
+            raise WorkbenchError(f"{path}: format_version {first['input']!r}: this workbench reads 1: measure the "
+                                 "machine again with `workbench calibrate`") from None
         raise WorkbenchError(f"{path}: {where}: missing, unknown or not as `workbench calibrate` writes it: measure "
                              "the machine again") from None
     except (ValueError, OSError, RecursionError) as error:
@@ -200,7 +208,8 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
         groups.setdefault((row.kind, row.ranks), []).append((row.bytes, row.ms))
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
     given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
-              "collective_slowdown": profile.collective_slowdown or 1.0, "launch_us": profile.launch_us}
+              "collective_slowdown": profile.collective_slowdown or 1.0, "launch_us": profile.launch_us,
+              "view_us": profile.view_us, "wrapper_us": profile.wrapper_us}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
                         _sent={key: tuple(sorted(rows)) for key, rows in groups.items()})

@@ -14,7 +14,10 @@ class DeviceSpec:
 
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
     inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
-    factors on the time of each while both run. launch_us: CPU time of an operator's launch; None if not measured.
+    factors on the time of each while both run. launch_us, view_us: CPU time of an operator that launches a kernel
+    and of one that launches none, where a graph runs node by node; wrapper_us: of a kernel's launch by Inductor's code.
+    None if not measured.
+    composite_kernels: whether attention and RMS norm run as one kernel each, whatever their sizes.
     """
 
     name: str
@@ -28,10 +31,19 @@ class DeviceSpec:
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
     launch_us: float | None = None
+    view_us: float | None = None
+    wrapper_us: float | None = None
+    composite_kernels: bool = True
 
     def peak(self, dtype: torch.dtype) -> float:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
         return self.tflops.get(str(dtype).removeprefix("torch."), self.tflops["float32"]) * 1e12
+
+    def launching_us(self, *, compiled: bool) -> tuple[float, float]:
+        """CPU time of a kernel's launch and of a view, by Inductor's code or node by node; 0 if not measured."""
+        if compiled and self.wrapper_us is not None:
+            return self.wrapper_us, 0.0
+        return self.launch_us or 0.0, 0.0 if compiled else self.view_us or 0.0
 
     @property
     def trust(self) -> str:
@@ -74,5 +86,5 @@ DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
     _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
     # One core of a server with AVX2 and its share of the memory bandwidth; gloo over loopback.
     DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
-               64, "AMPERE"),
+               64, "AMPERE", composite_kernels=False),
 )}
