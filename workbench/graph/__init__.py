@@ -9,6 +9,7 @@
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
+    products          tensor-parallel collectives beside matrix products
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
     stamping          capture a few alike blocks, copy the rest

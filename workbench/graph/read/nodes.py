@@ -14,7 +14,7 @@ import torch
 from workbench.errors import shown_file
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
-from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name
+from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, multiplies, op_name
 
 KINDS = ("collective", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction", "random",
          "index", "bookkeeping", "other")
@@ -71,7 +71,7 @@ def kind_of(node: torch.fx.Node) -> str:
 
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node is a matmul or attention, which are long enough to hide a collective."""
-    return node.op == "call_function" and _kind(node.target) in ("matmul", "attention")
+    return node.op == "call_function" and (_kind(node.target) in ("matmul", "attention") or multiplies(node.target))
 
 
 def is_backward(node: torch.fx.Node) -> bool:
