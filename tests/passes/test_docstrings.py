@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
@@ -47,15 +49,20 @@ class Model(nn.Module):
         return x.sum()
 
 
+def gather(x: torch.Tensor) -> torch.Tensor:
+    """The tensors of all ranks, one after another, as a block of a tensor-parallel model asks for them."""
+    return all_gather_tensor_autograd(x, 0, dist.group.WORLD)
+
+
 def made(
-    name: str, block: Block, layers: int, width: int, ranks: int, options: dict[str, Any] | None
+    name: str, block: Block, layers: int, width: int, ranks: int, axis: str, options: dict[str, Any] | None
 ) -> tuple[list[str], ...]:
     """What the pass makes of forward and backward, without values; the graphs without it where options is None."""
     contract = package_contracts()[name]
     listed = [] if options is None else [PassSpec(name=name, options=options)]
     joint_passes = [*sorted(contract.requires), *(listed if contract.stage is Stage.JOINT else [])]
     with fake_world(ranks) as world:
-        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",)) if ranks > 1 else None
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=(axis,)) if ranks > 1 else None
         with torch.device("meta"):
             model = Model(block, layers, width)
         with world.fake_mode:
@@ -79,16 +86,17 @@ def shown(result: Any, graph: GraphModule) -> list[str]:
 
 
 def example(name: str, block: Block, *, layers: int = 1, width: int = 4, ranks: int = 1, graph: str = "forward",
-            **options: Any) -> None:
+            axis: str = "dp_shard", **options: Any) -> None:
     """Print one graph of the model before and after the pass `name` with these options."""
     for title, given in (("before", None), ("after", options)):
-        lines = made(name, block, layers, width, ranks, given)[graph == "backward"]
+        lines = made(name, block, layers, width, ranks, axis, given)[graph == "backward"]
         print(f"{title}:", *lines, sep="\n  ")
 
 
 def differences(name: str, text: str) -> str:
     """What doctest says where an example in `text` prints something else; "" where none does."""
-    shows = doctest.DocTestParser().get_doctest(text, {"example": example, "torch": torch}, name, None, None)
+    names = {"example": example, "gather": gather, "torch": torch}
+    shows = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     assert shows.examples and f'example("{name}"' in shows.examples[0].source, f"{name} shows no graph"
     said: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)

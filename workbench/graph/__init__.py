@@ -3,12 +3,14 @@
     callables         one direction of a step as a callable
     capture           authored module to joint graph
     facts             what is known of a graph and of its step
+    fuse_products     a collective and its products in one operator
     gather_chains     from a sharded parameter to the whole weight
     list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
+    products          tensor-parallel collectives beside matrix products
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
     stamping          capture a few alike blocks, copy the rest

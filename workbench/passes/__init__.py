@@ -1,6 +1,7 @@
 """One folder a pass, of the pass's own name, and what all passes share.
 
     activation_checkpointing     which forward values are saved or recomputed
+    async_tensor_parallel        a tensor-parallel collective and its products in one operator
     autobucketing_reordering     buckets of collectives, chosen and placed by estimated cost
     cudagraph                    record a direction once, replay it with one launch
     effect                       Effect: what a pass's predicate found

@@ -49,6 +49,8 @@ def reads_shape(target: Any) -> bool:
 @functools.cache
 def collective_kind(target: Any) -> str | None:
     """One of `COLLECTIVE_KINDS` if the operator launches a functional collective, else None (a wait too)."""
+    if multiplies(target):
+        return _FUSED[op_name(target)]
     if blocks(target):
         return "all_to_all"
     namespace, _, name = op_name(target).partition(".")
@@ -57,13 +59,21 @@ def collective_kind(target: Any) -> str | None:
     return next((kind for kind in COLLECTIVE_KINDS if name.startswith(kind)), None)
 
 
+_FUSED = {"symm_mem.fused_all_gather_matmul": "all_gather", "symm_mem.fused_matmul_reduce_scatter": "reduce_scatter"}
+
+
+def multiplies(target: Any) -> bool:
+    """Whether the operator is a collective and the matrix products beside it in one: see `symmetric_memory`."""
+    return op_name(target) in _FUSED
+
+
 def blocks(target: Any) -> bool:
     """Whether the operator returns after its collective has ended, and therefore has no wait.
 
-    On GPUs, DTensor's all-to-all from one sharded dimension to another does (shard_dim_alltoall in
-    torch/distributed/tensor/_collective_utils.py). On a CPU it is an all-gather.
+    Those that multiply, too, do. On GPUs, DTensor's all-to-all from one sharded dimension to another does
+    (shard_dim_alltoall in torch/distributed/tensor/_collective_utils.py). On a CPU it is an all-gather.
     """
-    return op_name(target) == "_dtensor.shard_dim_alltoall"
+    return op_name(target) == "_dtensor.shard_dim_alltoall" or multiplies(target)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from workbench.torch_api.ops import (
     group_ranks,
     hint,
     is_wait,
+    multiplies,
     op_name,
     tensor_bytes,
     written_inputs,
@@ -138,12 +139,16 @@ def _collective(node: torch.fx.Node, groups: Groups) -> Collective:
     group = group_name_of(node)
     size = argument(node, "group_size")
     reduce_op = argument(node, "reduce_op") if kind in ("all_reduce", "reduce_scatter") else None
+    ranks = size if isinstance(size, int) else groups.size(group)
+    bytes_in, bytes_out = sum(map(tensor_bytes, inputs)), tensor_bytes(node.meta.get("val"))
+    if multiplies(node.target):  # what is sent is the first factor, or the product
+        bytes_in, bytes_out = (bytes_in, bytes_in * ranks) if kind == "all_gather" else (bytes_out * ranks, bytes_out)
     return Collective(
-        kind, op_name(node.target), reduce_op, group, size if isinstance(size, int) else groups.size(group),
+        kind, op_name(node.target), reduce_op, group, ranks,
         groups.axis(group),
         tuple(hint(s) for s in value.shape) if isinstance(value, torch.Tensor) else (),
         str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "?",
-        sum(map(tensor_bytes, inputs)), tensor_bytes(node.meta.get("val")),
+        bytes_in, bytes_out,
         node.name, tuple(w.name for w in waits_of(node)), module_path(node),
     )
 
@@ -162,11 +167,14 @@ def launches(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:
 def exposed_in_node_order(gm: torch.fx.GraphModule) -> list[Collective]:
     """Collectives with neither a matmul nor attention between launch and first wait: nothing can hide them.
 
-    Only the order counts here. The cost model decides whether the compute in between takes long enough.
+    Only the order counts here. The cost model decides whether the compute in between takes long enough. An operator
+    that multiplies while it sends hides itself.
     """
     before: dict[str, int] = {}
     compute = 0
     for node in gm.graph.nodes:
         before[node.name] = compute
         compute += is_compute(node)
-    return [c for c in list_collectives(gm) if not c.waits or min(before[w] for w in c.waits) == before[c.node]]
+    alone = {node.name for node in gm.graph.nodes if not multiplies(node.target)}
+    return [c for c in list_collectives(gm) if c.node in alone
+            and (not c.waits or min(before[w] for w in c.waits) == before[c.node])]

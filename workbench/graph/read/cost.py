@@ -15,7 +15,8 @@ from workbench.graph.read.nodes import kind_of, module_path
 from workbench.torch_api.devices.estimators import Known, device_specs, repeat_heads
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
-from workbench.torch_api.ops import COMPILED_REGION, hint, op_name, tensor_bytes
+from workbench.torch_api.ops import COMPILED_REGION, hint, multiplies, op_name, tensor_bytes
+from workbench.torch_api.tree import tree_leaves
 
 __all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
            "graph_cost", "node_flops", "node_ms"]
@@ -39,6 +40,16 @@ def _grouped_flops(node: torch.fx.Node) -> int:
     return 2 * hint(left.numel()) * hint(right.shape[-1]) // groups
 
 
+def _fused_flops(node: torch.fx.Node) -> int:
+    """The products of an operator that gathers its first factor, or scatters its product, while it multiplies."""
+    given: Any = torch.fx.map_arg(node.args[:2], lambda n: n.meta["val"])
+    first, second = given
+    if isinstance(second, torch.Tensor):  # the part of the product that stays on this rank is smaller
+        return 2 * hint(first.numel()) * hint(second.shape[-1])
+    products = node.meta["val"][1]
+    return sum(2 * hint(out.numel()) * hint(b.shape[0]) for out, b in zip(products, second, strict=True))
+
+
 def node_flops(node: torch.fx.Node) -> int:
     """FLOP of a matmul, a convolution, attention, or all of these in a compiled region; else 0.
 
@@ -53,6 +64,8 @@ def node_flops(node: torch.fx.Node) -> int:
         return _attention_flops(node, "backward" in name)
     if name.endswith("_grouped_mm"):
         return _grouped_flops(node)
+    if multiplies(node.target):
+        return _fused_flops(node)
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0
@@ -77,13 +90,13 @@ def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
 def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0.75) -> float:
     """The larger of two times: its FLOP, as measured or at `efficiency` of the peak, and the bytes that it moves.
 
-    0 for views, waits and collectives (see `collective_ms`). Each operator counts as a separate kernel.
+    0 for views, waits and collectives (see `collective_ms`), but not for products in one operator with a collective.
+    Each operator counts as a separate kernel.
     """
-    if node.op != "call_function" or kind_of(node) in _FREE:
+    if node.op != "call_function" or (kind_of(node) in _FREE and not multiplies(node.target)):
         return 0.0
     spec = device_spec(device)
-    value = node.meta.get("val")
-    tensors = [t for t in (value if isinstance(value, list | tuple) else [value]) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
     read = [tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes]
     if kind_of(node) == "index":  # reads some rows of a table
         read = [min(size, tensor_bytes(tensors)) for size in read]

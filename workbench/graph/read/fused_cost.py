@@ -191,9 +191,9 @@ def kernels_ms(kernels: Kernels, gm: GraphModule, device: str | DeviceSpec) -> l
     def ms(kernel: Kernel) -> float:
         nodes = [named[n] for n in kernel.nodes if n not in counted]
         counted.update(kernel.nodes)
-        if not kernel.launches or kernel.kind == "collective":
-            return 0.0
         products = [n for n in nodes if is_compute(n)]
+        if not kernel.launches or (kernel.kind == "collective" and not products):
+            return 0.0
         if products or kernel.kind == "extern":
             return sum(attentions.get(n, node_ms(n, spec)) for n in products or nodes)
         return _moving_ms([n for n in nodes if kind_of(n) not in _THROUGH and n not in attentions], spec)

@@ -15,7 +15,7 @@ from workbench.graph.read.nodes import is_compute
 from workbench.recipe.contracts import EstimateOptions
 from workbench.recipe.files import json_of, reading, write_whole
 from workbench.torch_api.devices.timing import measured_ms, signature
-from workbench.torch_api.ops import world_kind
+from workbench.torch_api.ops import multiplies, world_kind
 
 FORMAT_VERSION = 1
 
@@ -64,7 +64,8 @@ def _measured(gm: GraphModule, path: str) -> dict[str, float]:
     here = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if cuda else "cpu"}
     times = _kept(Path(path), here) if path and Path(path).exists() else {}
     for node in gm.graph.nodes:
-        if is_compute(node) and (name := signature(node)) not in times:
+        alone = is_compute(node) and not multiplies(node.target)  # the other ranks wait
+        if alone and (name := signature(node)) not in times:
             times[name] = measured_ms(node, device)
     if path:
         text = json.dumps({"format_version": FORMAT_VERSION, **here, "milliseconds": times}, indent=1)

@@ -14,14 +14,15 @@ import torch
 from workbench.errors import shown_file
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
-from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, op_name
+from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, multiplies, op_name
 
 KINDS = ("collective", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction", "random",
          "index", "bookkeeping", "other")
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "convolution",
             "convolution_backward", "linear", "matmul"}
 _COPIES = {"_to_copy", "clone", "cat", "copy", "copy_", "contiguous", "constant_pad_nd", "_foreach_copy_", "stack",
-           "all_gather_copy_in", "_pre_bucket_all_gather", "_pre_bucket_reduce_scatter", "convert_element_type"}
+           "all_gather_copy_in", "_pre_bucket_all_gather", "_pre_bucket_reduce_scatter", "convert_element_type",
+           "copy_into_bucket"}
 _CREATES = {"empty", "empty_strided", "zeros", "ones", "full", "arange", "scalar_tensor", "new_empty", "new_zeros",
             "zeros_like", "ones_like", "full_like", "empty_like", "new_empty_strided", "new_ones", "new_full", "eye"}
 _INDEXES = {"embedding", "embedding_dense_backward", "index", "index_put", "index_put_", "gather", "scatter",
@@ -71,7 +72,7 @@ def kind_of(node: torch.fx.Node) -> str:
 
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node is a matmul or attention, which are long enough to hide a collective."""
-    return node.op == "call_function" and _kind(node.target) in ("matmul", "attention")
+    return node.op == "call_function" and (_kind(node.target) in ("matmul", "attention") or multiplies(node.target))
 
 
 def is_backward(node: torch.fx.Node) -> bool:

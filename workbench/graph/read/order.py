@@ -45,7 +45,7 @@ def between(graph: GraphModule, costs: Costs) -> dict[str, Between]:
     for node in graph.graph.nodes:
         before[node.name] = (products, ms)
         products += products_in(node)
-        ms += costs.compute[node] if node not in costs.collective else 0.0
+        ms += costs.compute[node]
     needed = {node.name: cost for node, cost in costs.collective.items()}
     found = {}
     for c in _waited(list_collectives(graph)):

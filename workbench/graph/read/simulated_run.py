@@ -159,9 +159,9 @@ def _part(part: str, gm: GraphModule, costs: Costs, start: float,
             idle.setdefault(launch.name, clock.compute_ms - issued[launch.name][1])
         clock.now = max(clock.now, launched.get(node, start) - start)
         clock.issue(node)
-        if node not in costs.collective and costs.compute[node]:
-            spans.append(Span(node.name, COMPUTE, start + clock.begin[node], start + clock.finish[node],
-                              label=module_path(node), part=part))
+        if costs.compute.get(node):
+            begin = clock.finish[node] if node in costs.collective else clock.begin[node]
+            spans.append(Span(node.name, COMPUTE, start + begin, start + clock.now, label=module_path(node), part=part))
     for node, ms in costs.collective.items():
         c = about[node.name]
         exposed = clock.exposed.get(node, 0.0)

@@ -37,13 +37,22 @@ def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _:
     estimated = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
     named = {node.name: node for node in gm.graph.nodes}
     found = list_collectives(gm) if found is None else found
+    compute = {node: before if (ms := known(node)) is None else ms for node, before in estimated.items()}
     return Costs(
-        {node: before if (ms := known(node)) is None else ms for node, before in estimated.items()},
-        {named[c.node]: collective_ms(c, spec) for c in found},
+        compute,
+        {named[c.node]: not_hidden(collective_ms(c, spec), compute[named[c.node]], c.group_size) for c in found},
         {named[c.node]: c.group for c in found},
         {named[wait]: named[c.node] for c in found for wait in c.waits},
         spec,
     )
+
+
+def not_hidden(sending: float, multiplying: float, parts: int) -> float:
+    """How much longer an operator takes that sends in `parts` while it multiplies, than its products alone.
+
+    One part is sent before the first product, or after the last one. Without products, all of it counts.
+    """
+    return max(sending - multiplying, 0.0) + min(sending, multiplying) / parts if multiplying else sending
 
 
 class Clock:
@@ -76,10 +85,11 @@ class Clock:
             start = self.costs.waits[node]
             self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
             self.now = ready
-        elif not launches:
-            self.begin[node] = self.now
+        if not launches or self.costs.compute.get(node):  # what sends may multiply, too
+            self.begin.setdefault(node, self.now)
             took = self._contended(self.costs.compute[node])
-            self.now = self.finish[node] = self.now + took
+            self.now += took
+            self.finish.setdefault(node, self.now)
             self.compute_ms += took
 
     def _contended(self, ms: float) -> float:

@@ -42,6 +42,7 @@ class OverlapOptions(EstimateOptions):
 CONTRACT = PassContract(
     "overlap_collectives", Stage.PARTITIONED, Numerics.EXACT,
     "the same nodes in another order, in which less of the collectives is exposed",
-    OverlapOptions, after=frozenset({"autobucketing_reordering", "transformer_block_bucketing"}),
+    OverlapOptions,
+    after=frozenset({"async_tensor_parallel", "autobucketing_reordering", "transformer_block_bucketing"}),
 )
 __getattr__ = loads_on_use(__name__)

@@ -1,11 +1,12 @@
 """Private names of DTensor, process groups and their backends.
 
-    dtensor          DTensor and DeviceMesh
-    experts          all-to-all with gradients, grouped products
-    fake             fake process groups and fake tensors
-    flight_recorder  collectives launched by this process
-    gloo             gloo with one thread a group
-    named_groups     process groups under chosen names
-    preload          what a rank imports before its first call
-    simulated        torch's local-tensor mode
+    dtensor           DTensor and DeviceMesh
+    experts           all-to-all with gradients, grouped products
+    fake              fake process groups and fake tensors
+    flight_recorder   collectives launched by this process
+    gloo              gloo with one thread a group
+    named_groups      process groups under chosen names
+    preload           what a rank imports before its first call
+    simulated         torch's local-tensor mode
+    symmetric_memory  products that send while they multiply
 """

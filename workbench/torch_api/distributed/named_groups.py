@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import torch._inductor.fx_passes.bucketing  # noqa: F401  registers the operators of bucketed collectives
+import torch._inductor.fx_passes.bucketing  # registers the operators of bucketed collectives
 import torch.distributed as dist
+import torch.distributed._symmetric_memory  # noqa: F401  registers operators that send while they multiply
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+
+import workbench.torch_api.inductor.bucket_copies  # noqa: F401  registers the copy into a bucket
 
 
 def name_groups(sizes: dict[str, int]) -> None:

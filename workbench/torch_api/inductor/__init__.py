@@ -1,5 +1,6 @@
 """Private names of Inductor.
 
+    bucket_copies   gradients go into their bucket in one copy
     bucketing       Inductor's bucketing and overlap schedulers
     fast_bucketing  torch's bucketing in less time
     inside          schedule, memory estimate, partitions, generated code

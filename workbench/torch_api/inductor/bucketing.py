@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.torch_api.inductor.bucket_copies import fold_casts
 from workbench.torch_api.inductor.fast_bucketing import faster
 from workbench.torch_api.inductor.lowering import accepted
 
@@ -29,7 +30,9 @@ def bucket_by_module(
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
     with faster(gm.graph, by_module=True):
-        return manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
+        made = manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
+    fold_casts(made.graph)
+    return made
 
 
 def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
