@@ -28,7 +28,8 @@ class TimelineView(View):
         super().__init__("timeline", title)
         end = max(run.total_ms for run in self._runs.values()) or 1.0
         self.window = (0.0, end)
-        self.add(self.link("window", FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")))
+        slider = FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")
+        self.add(self.link("window", slider))
 
     def on_runs(self) -> dict[str, Any]:
         return {"runs": [{"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",

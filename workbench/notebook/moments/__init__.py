@@ -1,0 +1,6 @@
+"""Views that change something and answer at once: with their data inside, they also work in a page without a kernel.
+
+    collective_order  move a collective's start and wait
+    moment            the base of all of them
+    page              what makes them work in a page without a kernel
+"""
