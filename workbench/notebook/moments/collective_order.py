@@ -18,7 +18,8 @@ from workbench.graph.read.memory import _freed_by_graph, item_roots, live_bytes,
 from workbench.graph.read.nodes import is_compute, module_path
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import costs_of
-from workbench.notebook.draw.timeline import lane_color
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.draw.timeline import lane_color, timeline
 from workbench.notebook.moments.moment import Moment
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.passes.overlap_collectives.transform import overlap_collectives
@@ -52,9 +53,9 @@ class CollectiveOrder(Moment):
         self.figures = self.measure(self.given)
         back = Button(description="as captured")
         back.on_click(lambda _: setattr(self, "order", self.given))
-        launches = [c.node for c in list_collectives(graph)]
-        self.add(self.link("selected", Dropdown(options=[("none", ""), *((n, n) for n in launches)],
-                                                description="collective")),
+        moves = [name for c in list_collectives(graph) for name in dict.fromkeys((c.node, *c.waits))]
+        self.add(self.link("selected", Dropdown(options=[("none", ""), *((n, n) for n in moves)],
+                                                description="selected")),
                  self.link("race", Checkbox(description="race overlap_collectives", indent=False)), back)
 
     def measure(self, order: Sequence[str]) -> dict[str, float]:
@@ -64,6 +65,10 @@ class CollectiveOrder(Moment):
         run, memory = simulated(changed, self._spec), live_bytes(changed)
         return {"exposed ms": round(run.exposed_ms, 4), "step ms": round(run.total_ms, 4),
                 "peak bytes": memory.peak_bytes}
+
+    def picture(self) -> Picture:
+        """What a reader sees where no script runs: the order as captured, on the clock."""
+        return timeline({"as captured": simulated(self._graph, self._spec)})
 
     @traitlets.observe("order")
     def _moved(self, change: Any) -> None:

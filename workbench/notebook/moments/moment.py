@@ -10,6 +10,7 @@ from typing import Any
 
 import traitlets
 
+from workbench.notebook.draw.picture import Picture
 from workbench.notebook.views.controls import Controlled
 
 STATIC = Path(__file__).parents[1] / "views" / "static"
@@ -29,6 +30,10 @@ class Moment(Controlled):
 
     def __init__(self, kind: str, title: str, data: Any, **traits: Any):
         super().__init__(kind=kind, title=title, data=packed(data), **traits)
+
+    def picture(self) -> Picture:
+        """The static picture beside the view, for where no script runs."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"

@@ -15,8 +15,8 @@ CONTROL = {"width": "auto", "max_width": "340px"}
 class Controlled(anywidget.AnyWidget):
     """A view with controls. `panel` holds both, and is what a notebook shows of the view.
 
-    linked: [control, its trait, our trait]. The kernel keeps linked traits equal; a page without a kernel reads this
-    list and does it itself.
+    linked: [control, its trait, our trait, values]. The kernel keeps linked traits equal; a page without a kernel reads
+    this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
     """
 
     linked = traitlets.List().tag(sync=True, **widget_serialization)
@@ -32,7 +32,9 @@ class Controlled(anywidget.AnyWidget):
     def link(self, trait: str, control: Widget, name: str = "value") -> Widget:
         """Keep a control's `name` equal to a trait of the view, both ways, and return the control."""
         traitlets.link((self, trait), (control, name))
-        self.linked = [*self.linked, [control, name, trait]]
+        options = getattr(control, "options", None)
+        values = options and [each[1] if isinstance(each, tuple) else each for each in options]
+        self.linked = [*self.linked, [control, "index" if values else name, trait, values]]
         control.layout = Layout(**CONTROL)
         return control
 

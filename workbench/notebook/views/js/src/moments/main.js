@@ -12,14 +12,15 @@ async function unpack(text) {
 
 // Where no kernel keeps a control and its trait equal, the page does.
 async function join(model) {
-  for (const [reference, theirs, ours] of model.get("linked")) {
+  for (const [reference, theirs, ours, values] of model.get("linked")) {
     const control = typeof reference === "string"
       ? await model.widget_manager.get_model(reference.replace("IPY_MODEL_", "")) : reference;
     if (control.comm_live || control.joined) continue;
     control.joined = true;
-    const both = (from, name, to, other) => from.on(`change:${name}`, () => { to.set(other, from.get(name)); to.save_changes(); });
-    both(control, theirs, model, ours);
-    both(model, ours, control, theirs);
+    const copy = (to, name, value) => { to.set(name, value); to.save_changes(); };
+    const given = () => (values ? values[control.get(theirs)] : control.get(theirs));
+    control.on(`change:${theirs}`, () => copy(model, ours, given()));
+    model.on(`change:${ours}`, () => copy(control, theirs, values ? values.indexOf(model.get(ours)) : model.get(ours)));
   }
 }
 

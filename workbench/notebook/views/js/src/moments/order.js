@@ -24,11 +24,15 @@ export function order({ root, note, data: d, traits, tell }) {
     else tell(wall ? `wall: ${d.names[wall[1]]} reads ${d.names[wall[0]]}` : "wall: the graph ends here");
   }
 
+  const mark = (i) => traits.get("selected") !== d.names[i] && traits.set({ selected: d.names[i] });
+
   function key(event, i) {
     const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (event.key === "Escape") choose(d.names.map((_, k) => k));
-    else if (way) move(i, way);
-    else return;
+    else if (way) {
+      mark(i);
+      move(i, way);
+    } else return;
     event.preventDefault();
     event.stopPropagation();
   }
@@ -48,10 +52,11 @@ export function order({ root, note, data: d, traits, tell }) {
   }
 
   function grab(event, i, scale) {
-    traits.set({ selected: d.names[i] });
     drag = { from: event.clientX, stops: stops(i), scale };
+    event.currentTarget.focus();
     box.setPointerCapture(event.pointerId);
     event.preventDefault();
+    mark(i);
   }
   box.addEventListener("pointermove", (event) => {
     if (!drag) return;
@@ -81,7 +86,6 @@ export function order({ root, note, data: d, traits, tell }) {
       parts.push(svg("rect", { x: x(run.begin[i]), y: y + 2, width: wide, height: ROW - 10, fill: d.colors[lane],
         stroke: chosen ? INK : run.exposed[i] ? RED : "none", "stroke-width": chosen ? 3 : 2,
         ...(mine && lane ? { tabindex: 0, role: "button", "data-key": d.names[i], "aria-label": said, style: "cursor:ew-resize",
-          onfocus: () => traits.get("selected") !== d.names[i] && traits.set({ selected: d.names[i] }),
           onkeydown: (event) => key(event, i), onpointerdown: (event) => grab(event, i, scale) } : {}) },
       svg("title", {}, said)));
       if (run.exposed[i]) {
@@ -91,7 +95,7 @@ export function order({ root, note, data: d, traits, tell }) {
     }
     const low = top + 24 + (d.lanes.length + 1) * ROW + HIGH;
     const y = (size) => low - (size / most) * (HIGH - 8);
-    const line = found.map((i, at) => `${x(run.issued[i])},${y(run.curve[at])}`);
+    const line = found.map((i, at) => `${x(at ? run.issued[found[at - 1]] : 0)},${y(run.curve[at])} ${x(run.issued[i])},${y(run.curve[at])}`);
     parts.push(svg("polygon", { points: `${LEFT},${low} ${line.join(" ")} ${x(run.total)},${low}`, fill: "#0072b240" }),
       text(4, low - HIGH / 2, "bytes alive", { fill: FAINT }));
     for (const i of mine ? found.filter((k) => d.movable[k] && d.group[k] < 0) : []) {
@@ -99,7 +103,6 @@ export function order({ root, note, data: d, traits, tell }) {
       parts.push(svg("circle", { cx: x(run.issued[i]), cy: top + 24 + (d.group[d.waits[i]] + 1) * ROW - 3, r: 5, fill: INK,
         stroke: d.names[i] === traits.get("selected") ? RED : "none", "stroke-width": 3, tabindex: 0, role: "button",
         "data-key": d.names[i], "aria-label": said, style: "cursor:ew-resize", onkeydown: (event) => key(event, i),
-        onfocus: () => traits.get("selected") !== d.names[i] && traits.set({ selected: d.names[i] }),
         onpointerdown: (event) => grab(event, i, scale) }, svg("title", {}, said)));
     }
     return parts;
