@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch.fx import GraphModule
@@ -57,7 +58,7 @@ def reorder(gm: GraphModule, order: Sequence[str]) -> None:
     first = next(iter(gm.graph.nodes))
     if first.name != order[0]:
         first.prepend(nodes[order[0]])
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         nodes[before].append(nodes[after])
 
 

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from notebook.moments.stack import random_order, split
 
+from notebook.moments.stack import random_order, split
 from workbench import WorkbenchError, fake_world, load_lesson, order_pass, run_partitioned
 from workbench.graph.read.cost import device_spec
 from workbench.notebook.moments.collective_order import CollectiveOrder

@@ -14,7 +14,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import constraints
 from workbench.graph.read.collectives import axis_names, list_collectives
 from workbench.graph.read.cost import DeviceSpec, device_spec
-from workbench.graph.read.memory import _freed_by_graph, item_roots, live_bytes, roots
+from workbench.graph.read.memory import freed_by_graph, item_roots, live_bytes, roots
 from workbench.graph.read.nodes import is_compute, module_path
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import costs_of
@@ -99,7 +99,7 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
         if tensor[node] is not node:
             size[tensor[node]] -= size[node]
     inputs = {n for n in size if n.op in ("placeholder", "get_attr")}
-    kept = {n for n in inputs if not _freed_by_graph(n, facts_of(gm).part == "backward")}
+    kept = {n for n in inputs if not freed_by_graph(n, facts_of(gm).part == "backward")}
     starts = {wait: start for wait, start in costs.waits.items() if wait is not start}
     heavy = {n for n in nodes if is_compute(n) or n in costs.collective or n in costs.waits}
     needs = constraints(gm)

@@ -19,7 +19,7 @@ class Controlled(anywidget.AnyWidget):
     this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
     """
 
-    linked = traitlets.List().tag(sync=True, **widget_serialization)
+    linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)

@@ -30,7 +30,7 @@ class GraphView(View):
 
     query = traitlets.Unicode().tag(sync=True)
     selected = traitlets.Unicode().tag(sync=True)
-    opened = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)
+    opened: Any = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)
     fold = traitlets.Bool(True).tag(sync=True)
 
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),

@@ -125,7 +125,7 @@ export function order({ root, note, data: d, traits, tell }) {
       ...(both ? panel(d.rival, rival, tall, "overlap_collectives", scale, most, false) : [])));
     root.dataset.exposed = run.exposedMs.toFixed(4);
     root.dataset.peak = String(run.peak);
-    tell(`as captured: ${figures(given)}. Drag a bar to start a collective earlier, a dot to wait for it later; or use Tab `
+    tell(`as captured: ${figures(given)}. Hatched: compute waits. Drag a bar to start a collective earlier, a dot to wait for it later; or use Tab `
       + "and the arrow keys. Escape: as captured.");
     return undefined;
   }
