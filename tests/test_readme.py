@@ -79,7 +79,7 @@ def test_a_public_name_in_a_bullet_is_public_and_its_file_is_there() -> None:
     assert bullets
     for bullet in bullets:
         quoted = re.findall(r"`([^`]+)`", bullet)
-        paths = [each for each in quoted if each.startswith("workbench/")]
+        paths = re.findall(r"\]\((workbench/[^)]+)\)", bullet)
         assert paths and all((ROOT / path).exists() for path in paths), bullet
         assert any(each in workbench.__all__ for each in quoted), bullet
 

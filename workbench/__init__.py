@@ -22,15 +22,21 @@ if TYPE_CHECKING:
     from workbench.graph.lower import CompiledStep, compile_step
     from workbench.graph.partition import ForwardBackward, partition
     from workbench.graph.patterns import Replaced, find_nodes, replace_pattern
+    from workbench.graph.read.cost import device_spec
+    from workbench.graph.read.launch_bound import paced
+    from workbench.graph.read.nodes import provenance
+    from workbench.graph.replay_rehearsal import rehearse
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
+    from workbench.passes.effect import Effect
     from workbench.passes.registry import register_pass
     from workbench.pipeline.build import Built, build
+    from workbench.pipeline.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
-    from workbench.pipeline.run_passes import PassRecord, run_joint, run_partitioned
+    from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
     from workbench.pipeline.train import train
     from workbench.recipe.contracts import Numerics, Options, Stage
     from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe
@@ -68,9 +74,15 @@ _HOMES = {
     "authoring.author": ("Authored", "author", "author_module"),
     "notebook.recorded_figures": ("Figures", "on_gpus"),
     "graph.partition": ("ForwardBackward", "partition"),
+    "graph.read.cost": ("device_spec",),
+    "graph.read.launch_bound": ("paced",),
+    "graph.replay_rehearsal": ("rehearse",),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
+    "graph.read.nodes": ("provenance",),
+    "passes.effect": ("Effect",),
     "passes.registry": ("register_pass",),
-    "pipeline.run_passes": ("PassRecord", "run_joint", "run_partitioned"),
+    "pipeline.numerics_proof": ("prove_numerics",),
+    "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "tools.order_pass": ("order_pass",),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),

@@ -2,29 +2,50 @@
 
 import torch
 
-from workbench import bisect
-from workbench.passes.effect import Effect
+from workbench import Effect, bisect, find_nodes
 
 
-def last_copy(tp, rows):
-    """Each piece comes from a split of its own."""
-
-    def pattern(x):
-        return torch.cat([x.split(rows, 1)[i] for i in range(tp)])
-
-    return pattern
-
-
-def effect(copies):
-    """Copies before a reduce-scatter went; `copies` lists those of a graph."""
+def effect():
+    """Multiplications by 1 went, and no operator took their place."""
 
     def fewer(before, after, options):
-        was, now = (len(copies(graphs[0])) for graphs in (before, after))
-        return Effect(now < was, "" if now < was else f"{now} copies before a reduce-scatter, as before")
+        ones = [n for n in find_nodes(before[0], op="aten.mul.Tensor") if n.args[1] == 1]
+        if not ones:
+            return Effect(False, "nothing is multiplied by 1")
+        went = len(find_nodes(before[0])) - len(find_nodes(after[0]))
+        return Effect(went == len(ones), f"{went} of {len(ones)} multiplications by 1 went")
 
     return fewer
 
 
-def first_wrong(suspect) -> str:
+def last_copy(chosen, rows_each):
+    """Each piece comes from a split of its own."""
+
+    def pattern(x):
+        return torch.cat([x.split(rows_each, 1)[i] for i in range(chosen.tp)])
+
+    return pattern
+
+
+def first_wrong(suspect, pool) -> str:
     """What bisect finds on real ranks."""
-    return bisect(suspect, progress=False).found.after.name
+    return bisect(suspect, world=pool, progress=False).found.after.name
+
+
+def scatter_once():
+    """The sum of both gradients is scattered once, and nothing is added afterwards."""
+
+    def once(gm, example_inputs, *, options):
+        first, second = find_nodes(gm, op="reduce_scatter_tensor")
+        with gm.graph.inserting_before(second):
+            total = gm.graph.call_function(torch.ops.aten.add.Tensor, (first.args[0], second.args[0]))
+        total.meta = dict(second.args[0].meta)
+        second.args = (total, *second.args[1:])
+        add = find_nodes(gm, op="add")[-1]
+        part, whole = add.args
+        add.replace_all_uses_with(whole)
+        for node in (add, part, part.args[0], first):
+            gm.graph.erase_node(node)
+        return gm
+
+    return once

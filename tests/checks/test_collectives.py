@@ -59,11 +59,13 @@ def test_a_lost_collective_fails_and_is_named(fake4):
     gm.graph.erase_node(start)
     found = conserved(before, gm)
     assert found.outcome is Outcome.FAIL
-    assert found.message == "all_gather dp_shard: 512 bytes before, 256 after"
+    assert found.message == ("all_gather dp_shard: 512 bytes before, 256 after "
+                             "(lost all_gather_into_tensor_1 of 256 bytes)")
     allowed = conserved(before, gm, fewer=True)
     assert allowed.outcome is Outcome.PASS
     assert allowed.message == "256 of 512 bytes taken out, the rest in 1 launch (before: 2)"
-    assert conserved(gm, before, fewer=True).message == "all_gather dp_shard: 256 bytes before, 512 after"
+    assert conserved(gm, before, fewer=True).message == (
+        "all_gather dp_shard: 256 bytes before, 512 after (new all_gather_into_tensor_1 of 256 bytes)")
 
 
 def test_a_gather_in_another_dtype_fails(fake4):

@@ -58,6 +58,11 @@ def add_placeholder(gm):
         gm.graph.placeholder("extra")
 
 
+def swap_placeholders(gm):
+    first, second, *_ = gm.graph.find_nodes(op="placeholder")
+    first.prepend(second)
+
+
 def use_before_definition(gm):
     mm = named(gm, "aten.mm")[0]
     named(gm, "aten.relu")[0].append(mm)
@@ -95,12 +100,16 @@ def add_noise(gm):
 
 FAULTS = {
     drop_wait: "without a wait", read_before_wait: "read by mm without a wait",
-    lose_output: "2 outputs before, 1 after",
-    other_dtype: "output 1 was float32[3, 8] on cpu and is bfloat16", rename_placeholder: "placeholders changed",
+    lose_output: "2 outputs before, 1 after (lost relu): return as many",
+    other_dtype: "output 1 (_to_copy_default) was float32[3, 8] on cpu and is bfloat16",
+    rename_placeholder: "placeholders changed",
     reshape_placeholder: "was float32[3, 8] on cpu and is float32[5, 8]", add_placeholder: "added ['extra']",
-    use_before_definition: "malformed", call_module: "is a call_module", unused_wait: "1 more waits",
-    write_to_an_input: "the effect 'write to", print_a_value: "the effect 'call of print' was added",
-    add_noise: "1 more draws of random numbers",
+    use_before_definition: "malformed", call_module: "is a call_module",
+    unused_wait: "1 wait more than before is not used by anything (new wait_tensor)",
+    write_to_an_input: "the effect 'write to shard_a_1' was added (new copy__default)",
+    print_a_value: "the effect 'call of print' was added (new print",
+    add_noise: "1 draw of random numbers more than before (new rand_like_default)",
+    swap_placeholders: "lost none, added none, in another order: shard_b_1 is where shard_a_1 was",
 }
 
 

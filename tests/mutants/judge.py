@@ -1,6 +1,6 @@
 """Judge mutants of graphs by every verdict, and note which one caught each.
 
-    python tests/mutants/judge.py --mutants 2000 --out mutants.jsonl    (start it again to go on)
+    python tests/mutants/judge.py --out mutants.jsonl    (start it again to go on)
     python tests/mutants/judge.py --table mutants.jsonl benchmarks/results/mutants.json
 
 A mutant stands for what a user's EXACT pass returned. lint, effect, collectives and memory judge it on a fake world of
@@ -35,6 +35,8 @@ from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool, ranks
 
 SEED = 25
+MUTANTS = 2400
+LEAST, LEAST_EACH = 0.99, 0.95  # of all mutants that are not equivalent, and of those of each operator
 ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
 SECONDS = 30.0  # of a run on ranks that have the subject
 START = 280.0
@@ -94,6 +96,8 @@ def by_values(pool: RankPool, mutant: running.Mutant, row: dict[str, Any], locat
         if "the fake world touched" in str(error):
             print(f"\nnot judged: {error}", file=sys.stderr)
             return False
+        if not error.timed_out and error.failures[0].kind != "died":
+            raise RuntimeError(f"{mutant.key}: the judge failed, and not the mutant: {error}") from error
         row["caught"]["running"] = str(error).splitlines()[0]
         return True
     finally:
@@ -125,7 +129,7 @@ def judge(whole: Subject, mutants: Iterable[tuple[running.Mutant, Any]], pool: R
             yield finish(row)
 
 
-def judged(count: int, pool: RankPool, names: Sequence[str] = NAMES, known: Collection[str] = (), *,
+def judged(count: int, pool: RankPool | None, names: Sequence[str] = NAMES, known: Collection[str] = (), *,
            locate: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of `count` mutants, as many of each subject, but for those in `known`."""
     for place, name in enumerate(names):
@@ -161,9 +165,39 @@ def rates(rows: Sequence[dict[str, Any]], key: str = "operator") -> dict[str, di
     return table
 
 
+def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What benchmarks/results keeps of a run's rows."""
+    equal = [row for row in rows if row["by"] == "equivalent"]
+    return {
+        "subjects": list(dict.fromkeys(row["subject"] for row in rows)),
+        "whole": rates([row | {"all": "all", "kind": "all"} for row in rows], "all")["all"],
+        "operators": {name: {"about": OPERATORS[name].about, **figures} for name, figures in rates(rows).items()},
+        "alone": Counter(next(iter(row["caught"])) for row in rows if len(row["caught"]) == 1),
+        "told": {check: {"rows": sum(check in row["told"] for row in rows),
+                         "caught": sum(check in row["told"] and bool(row["caught"]) for row in rows),
+                         "equivalent": sum(check in row["told"] for row in equal)} for check in ("effect", "memory")},
+        "equivalent": Counter(map(reason, equal)),
+        "listed": [row["key"] for row in equal if reason(row) == DEFAULT],
+        "survivors": [{"key": row["key"], "nodes": row["nodes"], "why": SURVIVED.get(row["operator"], DEFAULT)}
+                      for row in rows if row["by"] == "false PASS"]}
+
+
+def unmet(table: dict[str, Any], planted: int = 0, operators: int = 0) -> list[str]:
+    """One sentence for each bound that a table of results misses."""
+    found = [f"{name}: {row['rate']:.1%} are caught" for name, row in table["operators"].items()
+             if row["rate"] is not None and row["rate"] < LEAST_EACH]
+    if table["whole"]["rate"] < LEAST:
+        found.append(f"{table['whole']['rate']:.1%} of all are caught")
+    if table["whole"]["planted"] < planted or len(table["operators"]) < operators:
+        found.append(f"{table['whole']['planted']} mutants of {len(table['operators'])} operators")
+    found += [f"{key} gives the same bits, and no reason is known" for key in table["listed"]]
+    return found + [f"{each['key']} is not caught, and no reason is known" for each in table["survivors"]
+                    if each["why"] == DEFAULT]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutants", type=int, default=2000)
+    parser.add_argument("--mutants", type=int, default=MUTANTS)
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     parser.add_argument("--subjects", nargs="*", default=NAMES)
     parser.add_argument("--table", nargs=2, type=Path, metavar=("ROWS", "JSON"), help="write the table and end")
@@ -171,36 +205,35 @@ def main() -> None:
     if options.table:
         write_table(*options.table)
         return
-    known = {row["key"] for row in read(options.out)}
-    with options.out.open("a", encoding="utf-8") as file, ranks(2, "gloo", timeout=START, echo="none") as pool:
-        for number, row in enumerate(judged(options.mutants, pool, options.subjects, known, locate=True)):
+    with ranks(2, "gloo", timeout=START, echo="none") as pool:
+        for row in go_on(options.out, options.mutants, pool, options.subjects):
+            print(f"\r{row['key']:<80} {row['by']:<12}", end="", file=sys.stderr)
+
+
+def go_on(path: Path, count: int, pool: RankPool | None, names: Sequence[str] = NAMES) -> Iterator[dict[str, Any]]:
+    """Judge the mutants that the file does not hold yet: each is written as soon as it is judged."""
+    known = read(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in known), encoding="utf-8")  # without a torn last line
+    with path.open("a", encoding="utf-8") as file:
+        for row in judged(count, pool, names, {row["key"] for row in known}, locate=True):
             file.write(json.dumps(row) + "\n")
             file.flush()
-            print(f"\r{len(known) + number + 1} of {options.mutants} {row['by']:<12}", end="", file=sys.stderr)
+            yield row
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows that a run has written so far."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """The rows that a run has written so far; a last line that a kill has torn is none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def write_table(rows: Path, target: Path) -> None:
     """Draw the run's rows together, as benchmarks/results keeps them."""
     import torch
 
-    found = read(rows)
-    equal = [row for row in found if row["by"] == "equivalent"]
-    table = {
-        "torch": torch.__version__, "seed": SEED, "ranks": 2, "command": "python tests/mutants/judge.py",
-        "subjects": list(dict.fromkeys(row["subject"] for row in found)),
-        "whole": rates([row | {"all": "all", "kind": "all"} for row in found], "all")["all"],
-        "operators": {name: {"about": OPERATORS[name].about, **figures} for name, figures in rates(found).items()},
-        "alone": Counter(next(iter(row["caught"])) for row in found if len(row["caught"]) == 1),
-        "equivalent": Counter(map(reason, equal)),
-        "listed": [row["key"] for row in equal if reason(row) == DEFAULT],
-        "survivors": [{"key": row["key"], "nodes": row["nodes"], "why": SURVIVED.get(row["operator"], DEFAULT)}
-                      for row in found if row["by"] == "false PASS"]}
-    target.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    head = {"torch": torch.__version__, "seed": SEED, "ranks": 2, "command": "python tests/mutants/judge.py"}
+    target.write_text(json.dumps(head | table_of(read(rows)), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

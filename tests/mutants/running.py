@@ -24,7 +24,7 @@ from workbench.passes.registry import graph_changed
 from workbench.pipeline.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
-from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, declare
+from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.wording import first_line
 from workbench.tools.bisect import first_departure
 from workbench.torch_api.distributed.fake import without_log
@@ -82,7 +82,8 @@ def record_of(whole: Subject, part: str, changed: GraphModule) -> PassRecord:
     """What the pipeline notes of a pass that made `changed` of its graph."""
     before = whole.graphs(part)
     after = tuple(changed if graph is whole.graph(part) else graph for graph in before)
-    return PassRecord(NAME, Stage.JOINT if part == "joint" else Stage.PARTITIONED, None, before, after, 0.0, 0.0)
+    stage = Stage.JOINT if part == "joint" else Stage.PARTITIONED
+    return PassRecord(NAME, stage, Options(), before, after, 0.0, 0.0)
 
 
 def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> list[Verdict]:

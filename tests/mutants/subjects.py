@@ -36,6 +36,7 @@ RECIPES = {
     "llama3_block_bucketing_overlap_cleanup": (
         "llama3_block_bucketing_overlap_cleanup", {**FSDP, "precision.param": "bfloat16"}),
     "deepseek_v3_checkpointing": ("deepseek_v3_checkpointing", EXPERTS),
+    "llama3_autobucketing": ("llama3_autobucketing", FSDP),
 }
 PARTS = ("joint", "forward", "backward")
 

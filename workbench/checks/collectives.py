@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import Collective, Groups, list_collectives
-from workbench.recipe.wording import counted
+from workbench.recipe.wording import counted, differing
 from workbench.torch_api.ops import group_ranks, world_kind
 
 Entry = tuple[str, str, str, tuple[int, ...], str, int]
@@ -45,10 +45,23 @@ def moved_bytes(collectives: Iterable[Collective]) -> tuple[Moved, Moved]:
     """
     moved, launches = Moved(), Moved()
     for c in collectives:
-        key = (c.kind, _over(c), c.reduce_op or "")
-        moved[key] += c.payload
-        launches[key] += 1
+        moved[_key(c)] += c.payload
+        launches[_key(c)] += 1
     return moved, launches
+
+
+def _key(c: Collective) -> tuple[str, str, str]:
+    return c.kind, _over(c), c.reduce_op or ""
+
+
+def _told(before: Iterable[Collective], after: Iterable[Collective]) -> dict[str, str]:
+    """By what `conserved` names a row by: the nodes that only one side has, or that move another number of bytes."""
+    sides: list[dict[tuple[str, str, str], list[str]]] = [{}, {}]
+    for side, collectives in zip(sides, (before, after), strict=True):
+        for c in collectives:
+            side.setdefault(_key(c), []).append(f"{c.node} of {c.payload:,} bytes")
+    was, now = sides
+    return {" ".join(filter(None, k)): differing(was.get(k, []), now.get(k, [])) for k in was.keys() | now.keys()}
 
 
 def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewer: bool) -> Verdict:
@@ -57,13 +70,15 @@ def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewe
     All-to-alls must also keep their number of launches: their sizes may be known only in a step, and no pass may merge
     or drop one. fewer: the pass declares that it removes bytes; it may still not add any.
     """
+    before, after = list(before), list(after)
     (was, launched), (now, launches) = moved_bytes(before), moved_bytes(after)
     rows = {" ".join(filter(None, k)): {"bytes_before": was[k], "bytes_after": now[k], "launches_before": launched[k],
                                         "launches_after": launches[k]} for k in sorted(was.keys() | now.keys())}
-    wrong = [f"{name}: {row['bytes_before']:,} bytes before, {row['bytes_after']:,} after"
+    told = _told(before, after)
+    wrong = [f"{name}: {row['bytes_before']:,} bytes before, {row['bytes_after']:,} after{told[name]}"
              for name, row in rows.items() if row["bytes_before"] != row["bytes_after"]
              and not (fewer and row["bytes_after"] < row["bytes_before"])]
-    wrong += [f"{name}: {row['launches_before']} launches before, {row['launches_after']} after"
+    wrong += [f"{name}: {row['launches_before']} launches before, {row['launches_after']} after{told[name]}"
               for name, row in rows.items()
               if name.startswith("all_to_all") and row["launches_before"] != row["launches_after"]]
     if wrong:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +12,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.snapshot import Snapshot, snapshot
-from workbench.recipe.wording import first_line
+from workbench.recipe.wording import counted, differing, first_line
 from workbench.torch_api.ops import aliased_inputs, blocks, calls_of, collective_kind, is_wait, writes, written_inputs
 
 MALFORMED = "the graph is malformed"
@@ -38,17 +37,19 @@ def _boundary(before: Snapshot, after: Snapshot) -> tuple[list[str], list[str]]:
     old, new = [n for n, _ in before.placeholders], [n for n, _ in after.placeholders]
     if old != new:
         lost, added = [n for n in old if n not in new], [n for n in new if n not in old]
+        moved = next((f"{b} is where {a} was" for a, b in zip(old, new, strict=False) if a != b), "")
         lost_boundary.append(f"placeholders changed: lost {lost[:3] or 'none'}, added {added[:3] or 'none'}"
-                             + ("" if lost or added else ", in another order"))
+                             + ("" if lost or added else f", in another order: {moved}"))
     new_specs = dict(after.placeholders)
     problems += [f"placeholder {name} was {spec} and is {new_specs[name]}"
                  for name, spec in before.placeholders if name in new_specs and new_specs[name] != spec][:3]
     if len(before.outputs) != len(after.outputs):
-        lost_boundary.append(f"{len(before.outputs)} outputs before, {len(after.outputs)} after: return as many, in "
+        was, now = ([name for name, _ in each.outputs] for each in (before, after))
+        lost_boundary.append(f"{len(was)} outputs before, {len(now)} after{differing(was, now)}: return as many, in "
                              "the same order")
     else:
         pairs = enumerate(zip(before.outputs, after.outputs, strict=True))
-        problems += [f"output {i} was {a} and is {b}" for i, (a, b) in pairs if a != b][:3]
+        problems += [f"output {i} ({name}) was {a} and is {b}" for i, ((_, a), (name, b)) in pairs if a != b][:3]
     return lost_boundary, problems
 
 
@@ -140,13 +141,16 @@ def problems_of(
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after)
     problems += unwaited(after) + wrong_results(before, after)
-    if new.unused_waits > old.unused_waits:
-        problems.append(f"{new.unused_waits - old.unused_waits} more waits than before are not used by anything")
-    was, now = Counter(old.effects), Counter(new.effects)
-    problems += [f"the effect '{name}' was dropped" for name in was - now]
-    problems += [f"the effect '{name}' was added" for name in now - was]
-    if new.draws > old.draws:  # fewer may be inside a compiled region
-        problems.append(f"{new.draws - old.draws} more draws of random numbers than before")
+    if (more := len(new.unused_waits) - len(old.unused_waits)) > 0:
+        problems.append(f"{counted(more, 'wait')} more than before {'is' if more == 1 else 'are'} not used by anything"
+                        + differing(old.unused_waits, new.unused_waits))
+    for name in dict.fromkeys((*old.effects, *new.effects)):
+        was, now = old.effects.get(name, ()), new.effects.get(name, ())
+        if len(was) != len(now):
+            how = "dropped" if len(was) > len(now) else "added"
+            problems.append(f"the effect '{name}' was {how}{differing(was, now)}")
+    if (more := len(new.draws) - len(old.draws)) > 0:  # fewer may be inside a compiled region
+        problems.append(f"{counted(more, 'draw')} of random numbers more than before{differing(old.draws, new.draws)}")
     return unusable, problems
 
 

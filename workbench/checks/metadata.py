@@ -64,7 +64,8 @@ def _wrong(node: Node, known: dict[Any, list[Any] | str]) -> str:
             known[key] = first_line(error) if _refuses(node.target, error) else []
     gives = known[key]
     if isinstance(gives, str):
-        return f"node {node.name}: {op_name(node.target)} cannot take its arguments ({gives}): mend them"
+        given = ", ".join(n.name for n in node.all_input_nodes) or "its arguments"
+        return f"node {node.name}: {op_name(node.target)} cannot take {given} ({gives}): mend its arguments"
     if not gives or [_face(v)[:3] for v in said] == [_face(v)[:3] for v in gives]:
         return ""
     return (f"node {node.name} says that its result is {_told(said)}, and {op_name(node.target)} gives {_told(gives)}: "

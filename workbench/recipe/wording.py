@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from math import isfinite
 from typing import Any
 
@@ -12,6 +13,15 @@ def counted(count: int, noun: str) -> str:
     """`1 launch`, `2 launches`, `1,024 ranks`."""
     more = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count:,} {noun}{more * (count != 1)}"
+
+
+def differing(before: Iterable[str], after: Iterable[str], most: int = 3) -> str:
+    """` (lost a; new b, c)`: the names that one of two lists has more often; "" where both have the same."""
+    was, now = Counter(before), Counter(after)
+    found = {"lost": list((was - now).elements()), "new": list((now - was).elements())}
+    told = [f"{kind} {', '.join(names[:most])}" + (f" and {len(names) - most:,} more" if len(names) > most else "")
+            for kind, names in found.items() if names]
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:

@@ -6,12 +6,13 @@ import linecache
 import os
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, shown_file
 from workbench.recipe.wording import counted
+from workbench.torch_api.distributed.flight_recorder import Launch
 
 MAX_FRAMES = 20
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<name>.*)$')
@@ -56,14 +57,16 @@ class RankError(WorkbenchError):
 
     `rank` is that rank, `summary` its cause, `remote_traceback` its traceback or stack as text, and `failures` holds
     all ranks' failures, the cause first. `timed_out`: no rank failed, but some did not answer in time. `kept`: the
-    ranks still run, with all their objects; otherwise they were ended.
+    ranks still run, with all their objects; otherwise they were ended. `launches`: the collectives that each rank had
+    launched, oldest first, of the ranks that could still tell.
     """
 
     def __init__(
         self, headline: str, failures: Iterable[Failure], timed_out: bool = False, notes: Sequence[str] = (),
-        kept: bool = False,
+        kept: bool = False, launches: Mapping[int, Sequence[Launch]] | None = None,
     ) -> None:
         self.failures = sorted(failures, key=lambda failure: failure.order)
+        self.launches = dict(launches or {})
         first = self.failures[0]
         self.headline, self.timed_out, self.kept = headline, timed_out, kept
         self.rank, self.summary, self.remote_traceback = first.rank, first.summary, first.detail
@@ -208,8 +211,11 @@ def where(frames: Sequence[str]) -> str:
 
 
 def file_name(file: str) -> str:
-    """A file's name without its folder; of a generated graph, without the place that generated it."""
-    return file.split(" from ")[0] if file.startswith("<") else os.path.basename(file)
+    """A file's name without its folder; of a generated graph, without the place that generated it; a cell by number."""
+    if file.startswith("<"):
+        return file.split(" from ")[0]
+    shown = shown_file(file)
+    return os.path.basename(file) if shown == file else shown
 
 
 def own_frame(frames: Sequence[str]) -> tuple[str, int, str] | None:

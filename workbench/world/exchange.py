@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import (
     Failure,
     RankError,
@@ -92,7 +93,7 @@ def _fail(
         headline = f"rank {first.rank} {_verb(first.kind, starting)}: {first.summary}"
     if lost := processes.broken():
         notes.append(lost)
-    divergence, all_answered = (None, False) if starting or unsent else compared(
+    divergence, all_answered, launches = (None, False, {}) if starting or unsent else compared(
         processes, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
     same = same and first.kind == "error" and "CUDA" not in first.summary
     kept = unsent or (same and all_answered and divergence is None)
@@ -105,13 +106,13 @@ def _fail(
     for rank in shown:
         if last := processes.echo.tail[rank]:
             notes.append("\n".join([f"rank {rank}, last output:", *(f"  {line}" for line in last)]))
-    raise RankError(headline, everyone, timed_out, notes, kept) from None
+    raise RankError(headline, everyone, timed_out, notes, kept, launches) from None
 
 
 def compared(
     processes: RankProcesses, seconds: float = LOOK_SECONDS, frames: Mapping[int, tuple[str, int, str]] | None = None
-) -> tuple[Divergence | None, bool]:
-    """The first collective on which the ranks differ, if any, and whether all ranks reported within `seconds`.
+) -> tuple[Divergence | None, bool, dict[int, list[Launch]]]:
+    """The first collective on which the ranks differ, if any, whether all ranks reported in time, and their launches.
 
     frames: the line on which each rank waits, used for a rank whose flight recorder does not answer in time.
     """
@@ -119,14 +120,15 @@ def compared(
     processes.ask(everyone, "look", "all")
     launches = {rank: look["launches"] for rank, look in processes.answers(everyone, seconds / 3).items()}
     if (divergence := first_divergence(launches)) is None:
-        return None, len(launches) == processes.size
+        return None, len(launches) == processes.size, launches
     processes.ask(launches, "look", "lines")
     answers = processes.answers(list(launches), limit - time.monotonic())
     lines = {rank: look["launches"] for rank, look in answers.items()}
     for rank, frame in (frames or {}).items():
         if rank not in lines and (own := launches.get(rank)) and not own[-1].done:
             own[-1] = replace(own[-1], stack=(frame,))
-    return first_divergence(launches | lines) or divergence, len(launches) == processes.size
+    known = launches | lines
+    return first_divergence(known) or divergence, len(launches) == processes.size, known
 
 
 def _waiting(stacks: Mapping[int, Sequence[str]], late: Sequence[int]) -> list[Failure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.notebook import draw
-from workbench.notebook.draw.frontier import unbeaten
+from workbench.notebook.draw.memory import unbeaten
 
 POINTS = {"all": (8, 0), "some": (4, 0), "few": (4, 3), "none": (0, 6), "worse": (8, 6), "one": (2, 3)}
 

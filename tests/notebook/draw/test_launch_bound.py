@@ -17,8 +17,8 @@ def test_each_step_says_what_binds_it():
     picture = draw.pace({"slow": SLOW, "fast": FAST})
     assert picture.text.splitlines() == [
         "pace of a step, simulated on h100, 5 µs a launch",
-        "slow: 2 launches, CPU 10 µs, device 4 µs of work; step 12 µs: bound by launches",
-        "fast: 1 launch, CPU 5 µs, device 8 µs of work; step 13 µs: bound by work"]
+        "slow: 2 launches, CPU 10 µs, device 4 µs of work; step 12 µs, device busy 33%: bound by launches",
+        "fast: 1 launch, CPU 5 µs, device 8 µs of work; step 13 µs, device busy 62%: bound by work"]
     assert "bound by launches" in picture.alt and picture.png.startswith(b"\x89PNG")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ WIDTHS = (1024, 4096, 2048, 1024, 3072)
 def split(world, widths=WIDTHS):
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
     with torch.device("meta"):
-        model = Stack(*(nn.Linear(a, b, bias=False) for a, b in zip(widths, widths[1:], strict=False)))
+        model = Stack(*(nn.Linear(a, b, bias=False) for a, b in pairwise(widths)))
     with world.fake_mode:
         batch = (torch.empty(2048, widths[0], dtype=torch.bfloat16),)
     joint = capture(author_module(model, world, mesh, precision=Precision(param=torch.bfloat16)), batch=batch)

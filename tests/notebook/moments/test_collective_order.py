@@ -129,7 +129,7 @@ def test_an_order_becomes_a_pass_with_verdicts(pair, view):
 
 def test_an_order_of_another_graph_is_refused(pair, view):
     other = CollectiveOrder(pair.backward, "h200x2")
-    with pytest.raises(WorkbenchError, match=r"the order is of another graph \(forward, \d+ nodes\): \d+ names are not"):
+    with pytest.raises(WorkbenchError, match=r"is of another graph \(forward, \d+ nodes\): \d+ names are not"):
         run_partitioned(pair.fork(), [order_pass(other.order, "forward")])
     with pytest.raises(WorkbenchError, match=r"no permutation .*: 1 nodes are missing, .*; 1 names stand twice"):
         run_partitioned(pair.fork(), [order_pass([*view.given[:1], *view.given[:-1]])])

@@ -38,9 +38,14 @@ class Pace:
         """"launches" where the CPU takes longer than the device, else "work"."""
         return "launches" if self.cpu_us > self.gpu_us else "work"
 
+    @property
+    def busy(self) -> float:
+        """The share of the step in which the device works."""
+        return self.gpu_us / self.step_us if self.step_us else 0.0
+
     def __str__(self) -> str:
-        return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device "
-                f"{self.gpu_us:,.0f} µs of work; step {self.step_us:,.0f} µs: bound by {self.bound}")
+        return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device {self.gpu_us:,.0f} µs of work; "
+                f"step {self.step_us:,.0f} µs, device busy {self.busy:.0%}: bound by {self.bound}")
 
 
 def paced(
@@ -62,7 +67,7 @@ def paced(
                              "`workbench calibrate` measured, such as h200x1")
     run = simulated(graphs, spec, launch_us=launch_us, replayed=replayed)
     count = sum(len(launches_of(costs_of(gm, spec), replayed)) for gm in graphs.values())
-    return Pace(f"simulated on {spec.name}, {launch_us:g} µs a launch", count, count * launch_us,
+    return Pace(f"simulated on {spec.name}, {spec.trust}, {launch_us:.3g} µs a launch", count, count * launch_us,
                 simulated(graphs, spec).total_ms * 1e3, run.total_ms * 1e3,
                 tuple((i * launch_us, (i + 1) * launch_us) for i in range(count)),
                 tuple(sorted((1e3 * span.begin, 1e3 * span.end) for span in run.spans)))

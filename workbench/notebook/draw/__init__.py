@@ -5,15 +5,15 @@
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
-    frontier      bytes saved against work computed again
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
     launch_bound  CPU launches above device work
-    memory        live bytes, and what holds the peak
+    memory        live bytes and the peak; saved against recomputed
     mesh          the slice of a tensor on each rank
     operators     bytes that operators read and write; rounding
     picture       Picture and Table
     pipeline      the passes and what each proved
+    rank_lanes    where each rank stands in its collectives
     rank_values   a cell's result on each rank
     routing       tokens to experts, and slots
     step          the changes of one pass to a graph
@@ -27,23 +27,22 @@ from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
-from workbench.notebook.draw.frontier import frontier
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.launch_bound import pace
-from workbench.notebook.draw.memory import memory
+from workbench.notebook.draw.memory import frontier, memory
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
 from workbench.notebook.draw.operators import rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
+from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import timeline
 from workbench.notebook.draw.training import losses
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load",
-           "frontier", "graph",
-           "kernel_code", "kernel_table", "kernels", "launches", "losses", "memory", "pace", "parameters", "pipeline",
-           "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "step", "table",
-           "timeline", "traffic", "verdicts", "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "frontier",
+           "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory", "pace",
+           "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices",
+           "slots", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]

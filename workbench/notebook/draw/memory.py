@@ -1,4 +1,4 @@
-"""Bytes alive along the graphs, with the tensors that hold the peak; before and after a pass."""
+"""Bytes alive along the graphs, with the tensors that hold the peak; bytes saved against work computed again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import MemoryProfile, live_bytes
 from workbench.notebook.draw.graphs import by_title
-from workbench.notebook.draw.picture import BLUE, GREY, INK, PAPER, RED, Picture, finish, panels, shortened
+from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, PAPER, RED, Picture, finish, panels, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,3 +95,33 @@ def _holders(axes: Axes, top: MemoryProfile) -> None:
     axes.set_yticks([])
     axes.set_xlabel("MiB held at the peak ▼", fontsize=9)
     axes.spines["left"].set_visible(False)
+
+
+def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The names of the points than which no other is less in one figure and no more in the other, by the first."""
+    return [name for name, (x, y) in sorted(points.items(), key=lambda point: point[1])
+            if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())]
+
+
+def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str], x: str, y: str) -> Picture:
+    """A point for each name, a line through the unbeaten ones, and a label for each name in `marked`.
+
+    x, y: what the figures are. Text: the unbeaten points, and the marked ones. KeyError for an unknown marked name.
+    """
+    figure, (axes,) = panels(7.2, 3.2)
+    best = unbeaten(points)
+    xs, ys = zip(*points.values(), strict=True)
+    axes.scatter(xs, ys, color=GREY, s=28, zorder=2, label="a choice")
+    axes.plot(*zip(*(points[name] for name in best), strict=True), color=BLUE, marker="o", drawstyle="steps-post",
+              zorder=3, label="no other is better in both")
+    for name, label in marked.items():
+        axes.plot(*points[name], "o", markersize=12, markerfacecolor="none", markeredgecolor=ORANGE,
+                  markeredgewidth=2, zorder=4)
+        axes.annotate(label, points[name], (9, 9), textcoords="offset points", fontsize=9)
+    most, worst = max(xs) or 1, max(ys) or 1
+    axes.set(xlabel=x, ylabel=y, xlim=(-0.05 * most, 1.2 * most), ylim=(-0.06 * worst, 1.2 * worst))
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    rows = [f"{name}: {points[name][0]:,} {x}, {points[name][1]:,} {y}" for name in best]
+    rows += [f"{label} ({name}): {points[name][0]:,} {x}, {points[name][1]:,} {y}" for name, label in marked.items()]
+    text = "\n".join([f"{len(points)} choices, {len(best)} of them unbeaten", *rows])
+    return finish(figure, f"Points of {x} against {y}. " + "; ".join(rows) + ".", text)

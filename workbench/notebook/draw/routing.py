@@ -60,10 +60,13 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
                           f"expert. {lines[0]}.", "\n".join(lines), colors=256)
 
 
-def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int) -> Picture:
+def slots(
+    buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int, owner: str = "rank"
+) -> Picture:
     """One panel for each of `buffers`, (title, slots int64): a slot holds the number of a token, or -1 for none.
 
-    Rank r's tokens have numbers from r * per_rank on; the colour is the rank of the token.
+    Rank r's tokens have numbers from r * per_rank on; the colour is the rank of the token. owner: "sequence" where
+    token numbers and colours tell sequences apart instead.
     """
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
@@ -82,7 +85,7 @@ def slots(buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: 
         axes.tick_params(length=0)
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[:].set_visible(False)
-    alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its rank. "
+    alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its " + owner + ". "
     return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256)
 
 

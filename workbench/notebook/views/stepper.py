@@ -41,7 +41,7 @@ class PassStepper(GraphView):
         verdicts = [[v.outcome for v in record.verdicts] for record in records]
         first = {f"first {outcome}": i for i, found in reversed([*enumerate(verdicts)]) for outcome in found}
         jump = Dropdown(options=[("first step with", -1), *first.items()])
-        jump.observe(lambda change: setattr(self, "step", max(change.new, 0)), "value")
+        jump.observe(self._jump, "value")
         parts = self.link("part", Dropdown(options=records[0].parts, description="graph"))
         self.observe(lambda change: setattr(parts, "options", self._parts(change.new)), "step")
         self.add(self.link("step", IntSlider(max=len(records) - 1, description="pass", readout=False)), parts, jump,
@@ -49,6 +49,10 @@ class PassStepper(GraphView):
 
     def _parts(self, step: int) -> list[str]:
         return list(self._at(step, "")[0].parts)
+
+    def _jump(self, change: Any) -> None:
+        if change.new >= 0:
+            self.step = change.new
 
     @traitlets.validate("step")
     def _known(self, proposal: Any) -> int:

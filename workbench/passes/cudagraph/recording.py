@@ -128,6 +128,12 @@ class Replayed:
             return value
         return value.clone() if index < self.results else value.detach()
 
+    def replay_alone(self) -> None:
+        """Launch the recording with the inputs of the last step, to time it: nothing is copied in or given out."""
+        if self._replay is None:
+            raise WorkbenchError(f"{self.where}: nothing is recorded yet: run {self.warmup + 1} steps first")
+        self._replay()
+
     def close(self) -> None:
         """Free the recording; may be called twice."""
         self._replay, self._inputs, self._outputs, self._held, self.other = None, [], [], [], None
