@@ -33,7 +33,8 @@ class OwnDataOnly(Preprocessor):
 
     def preprocess(self, nb, resources):  # type: ignore[no-untyped-def]
         models, kept = nb.metadata.pop("widgets", {}).get(STATE, {}).get("state", {}), {}
-        for view in (o["data"][VIEW] for cell in nb.cells for o in cell.get("outputs", ()) if VIEW in o.get("data", ())):
+        shown = [o.get("data", {}) for cell in nb.cells for o in cell.get("outputs", ())]
+        for view in (data[VIEW] for data in shown if VIEW in data):
             found = reached(models, view["model_id"], {})
             if any("data" in each["state"] and "_esm" in each["state"] for each in found.values()):
                 kept |= found

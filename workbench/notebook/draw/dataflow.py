@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
@@ -27,16 +27,8 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) ->
     operators, and each arrow from the forward to the backward. WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
-    boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
-    if len(boxes) > MOST:
-        raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
-                             "use draw.graph or show")
-    arrows = [(a, b) for a, b in dict.fromkeys((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
-              if a is not b and a in boxes and b in boxes]
-    rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
-    width = max(map(len, rows))
-    at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
-        n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
+    at, arrows = places(gm, owner)
+    boxes, width = list(at), 1 + int(max(x for x, _ in at.values()))
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
     axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8, 1.95))
@@ -63,6 +55,27 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True) ->
     operators = sum(n.op != "placeholder" for n in boxes)
     text = [f"{title}: {operators} operators, {len(across)} arrows from forward to backward", *across]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
+
+
+Place = tuple[float, float]
+
+
+def places(gm: GraphModule, owner: Mapping[Node, Node]) -> tuple[dict[Node, Place], list[tuple[Node, Node]]]:
+    """The place of each box, the forward from left to right above the backward, and the arrows between them.
+
+    owner: the node whose box stands for each node. WorkbenchError above 40 boxes.
+    """
+    boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
+    if len(boxes) > MOST:
+        raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
+                             "use draw.graph or show")
+    arrows = [(a, b) for a, b in dict.fromkeys((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
+              if a is not b and a in boxes and b in boxes]
+    rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
+    width = max(map(len, rows))
+    at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
+        n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
+    return {n: at[n] for n in boxes}, arrows
 
 
 def _later(node: Node) -> bool:

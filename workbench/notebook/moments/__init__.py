@@ -3,4 +3,5 @@
     collective_order  move a collective's start and wait
     moment            the base of all of them
     page              what makes them work in a page without a kernel
+    partitioner       save a tensor, or compute it again
 """

@@ -1,8 +1,9 @@
 // Views whose data stand in the widget's state: they draw with a kernel and without.
 import { STYLE, make } from "../dom.js";
 import { order } from "./order.js";
+import { partitioner } from "./partitioner.js";
 
-const VIEWS = { order };
+const VIEWS = { order, partitioner };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
