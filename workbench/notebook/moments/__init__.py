@@ -4,4 +4,5 @@
     moment            the base of all of them
     page              what makes them work in a page without a kernel
     partitioner       save a tensor, or compute it again
+    placement_lab     mesh axes on the dimensions of two factors
 """

@@ -2,8 +2,9 @@
 import { STYLE, make } from "../dom.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
+import { placement } from "./placement.js";
 
-const VIEWS = { order, partitioner };
+const VIEWS = { order, partitioner, placement };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
