@@ -67,6 +67,13 @@ def text(view: ElementHandle, role: str) -> str:
     return found.inner_text()
 
 
+def control(page: Page, cell: int, kind: str, at: int = 0) -> ElementHandle:
+    """A control above the view: what ipywidgets drew."""
+    selector = {"slider": ".noUi-handle", "dropdown": ".widget-dropdown select", "text": ".widget-text input",
+                "button": ".widget-button"}[kind]
+    return page.query_selector_all(".jp-Cell")[cell].query_selector_all(selector)[at]
+
+
 def until(holds: Any, seconds: float = 20) -> None:
     limit = time.monotonic() + seconds
     while not holds():
@@ -85,8 +92,7 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     page.mouse.click(*at)  # opens the module
     until(lambda: int(view.get_attribute("data-boxes") or 0) > boxes)
     assert "forward/loss" in text(view, "details")
-    search = view.query_selector("input[type=search]")
-    assert search is not None
+    search = control(page, GRAPH, "text")
     search.fill("return self.w2")
     search.press("Enter")
     until(lambda: "found" in text(view, "details"))
@@ -95,25 +101,28 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     said = text(view, "details")
     assert "layers.py:" in said and "layers.0.feed_forward" in said
     looked_at("view_graph")
-    view.query_selector("text=close all").click()  # type: ignore[union-attr]
+    control(page, GRAPH, "button").click()  # the whole graph
     until(lambda: int(view.get_attribute("data-boxes") or 0) == boxes)
 
 
 def drive_passes(page: Page, looked_at: Look) -> None:
     view = view_at(page, PASSES)
     assert text(view, "pass") == "1 of 4: inductor_decomposition"
-    view.query_selector("input[type=range]").evaluate(  # type: ignore[union-attr]
-        "slider => { slider.value = 3; slider.dispatchEvent(new Event('input')); }")
+    slider = control(page, PASSES, "slider")
+    slider.focus()
+    for _ in range(3):
+        slider.press("ArrowRight")
     until(lambda: text(view, "pass") == "4 of 4: transformer_block_bucketing")
+    view.query_selector("[data-role=code]").scroll_into_view_if_needed()  # type: ignore[union-attr]
     until(lambda: "_pre_bucket_all_gather" in text(view, "code"))
     assert "added" in text(view, "census") and "effect PASS" in text(view, "verdicts")
     short = len(text(view, "code"))
-    view.query_selector("text=more lines").click()  # type: ignore[union-attr]
+    control(page, PASSES, "dropdown", 2).select_option("4")  # lines around a change
     until(lambda: len(text(view, "code")) > short)
-    view.query_selector("select[aria-label=graph]").select_option("backward")  # type: ignore[union-attr]
+    control(page, PASSES, "dropdown", 0).select_option("backward")
     until(lambda: "reduce_scatter" in text(view, "code"))
     looked_at("view_passes")
-    view.query_selector("select[aria-label=jump]").select_option("PASS")  # type: ignore[union-attr]
+    control(page, PASSES, "dropdown", 1).select_option("first PASS")
     until(lambda: text(view, "pass") == "1 of 4: inductor_decomposition")
 
 
@@ -144,9 +153,7 @@ def drive_plots(page: Page, looked_at: Look) -> None:
 def drive_kernels(page: Page, looked_at: Look) -> None:
     view = view_at(page, KERNELS)
     every = int(view.get_attribute("data-calls") or 0)
-    search = view.query_selector("input[type=search]")
-    assert search is not None
-    search.fill("silu")  # a node, or a kernel that it gave its name
+    control(page, KERNELS, "text").fill("silu")  # a node, or a kernel that it gave its name
     until(lambda: 0 < int(view.get_attribute("data-calls") or 0) < every)
     view.query_selector_all("[data-role=calls] button")[0].click()
     until(lambda: 'extern "C"' in text(view, "source"))

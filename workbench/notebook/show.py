@@ -21,6 +21,8 @@ from workbench.notebook import draw
 from workbench.notebook.draw.mesh import words
 from workbench.notebook.draw.timeline import runs_of
 from workbench.notebook.lessons.lesson import Lesson
+from workbench.notebook.moments.moment import Moment
+from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
 from workbench.notebook.views.view import View
 from workbench.pipeline.build import Built
@@ -58,7 +60,7 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Ste
     for output in made:
         if get_ipython() is not None:
             display(output)
-        elif not isinstance(output, View):
+        elif not isinstance(output, View | Moment | PageScript):
             print(output)
 
 
@@ -98,6 +100,8 @@ def outputs(what: Any, view: str = "", device: str = "h100",
         return [draw.difference(what), draw.verdicts_of_both(what)]
     if isinstance(what, Study):
         return outputs(what.records) or [draw.graph(what.joint.graph)]
+    if isinstance(what, Moment):
+        return [what.picture(), what, PageScript()]
     if isinstance(what, Verdict):
         return [draw.table(what.check, ("outcome", "why"), [(str(what.outcome), what.message)])]
     if isinstance(what, World):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
+from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch.fx import GraphModule
@@ -22,6 +24,12 @@ PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
     "min_cut": partitioners.min_cut_rematerialization_partition,
     "default": partitioners.default_partition,
 }
+
+
+def memory_budget(share: float) -> AbstractContextManager[None]:
+    """Around `compile_joint`: the minimum cut may keep this share of what it would keep, and repeats more to do so."""
+    patched: AbstractContextManager[None] = functorch_config.patch(activation_memory_budget=share)
+    return patched
 
 
 def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], LateBound, LateBound]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import traitlets
 
 from workbench import WorkbenchError, build, capture, fake_world, load_lesson, load_recipe, show
 from workbench.authoring.author import author
@@ -50,6 +51,50 @@ def test_what_a_step_shows_at_first_is_one_answer(built, stepper):
             assert content["value"] == {"view": stepper.ask("view", step=step, part=part, opened=None),
                                         "step": stepper.ask("step", step=step, part=part),
                                         "hunks": stepper.ask("hunks", step=step, part=part, context=1)}
+
+
+def controls(view):
+    """The controls above a view, by their description."""
+    return {each.description: each for row in view.panel.children[:-1] for each in row.children}
+
+
+def test_a_control_and_its_trait_are_equal_both_ways(built, stepper):
+    shown = controls(stepper)
+    shown["pass"].value = 3
+    assert stepper.step == 3 and tuple(shown["graph"].options) == ("forward", "backward")
+    stepper.part = "backward"
+    assert shown["graph"].value == "backward"
+    shown[""].value = dict(shown[""].options)["first PASS"]
+    assert stepper.step == shown["pass"].value == 0 and tuple(shown["graph"].options) == ("joint",)
+    with pytest.raises(WorkbenchError, match="step 9: the passes are numbered from 0 to 3"):
+        stepper.step = 9
+    assert stepper.step == 0
+
+
+def test_two_views_can_be_linked_and_watched(built):
+    one, other, heard = GraphView(built.captured), GraphView(built.captured), []
+    traitlets.link((one, "query"), (other, "query"))
+    other.observe(heard.append, "query")
+    controls(one)["search"].value = "mm"
+    assert other.query == controls(other)["search"].value == "mm" and len(heard) == 1
+    one.opened = ["graph"]
+    controls(one)["whole graph"].click()
+    assert one.opened is None and one.query == ""
+
+
+def test_a_plot_starts_with_all_in_its_window(built):
+    for view in (TimelineView(built.records[-1]), MemoryView(built.step.pair)):
+        (slider,) = view.panel.children[0].children
+        assert view.window == slider.value == (0.0, slider.max) and slider.max > 0
+        slider.value = (0.0, slider.max / 2)
+        assert view.window == (0.0, slider.max / 2)
+
+
+def test_a_displayed_view_is_its_panel_and_says_its_name(built, stepper):
+    data = stepper._repr_mimebundle_()
+    assert data["text/plain"] == "PassStepper(passes)"
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == stepper.panel.model_id
+    assert stepper.panel.children[-1] is stepper
 
 
 def test_errors_go_to_the_page_by_name(stepper):

@@ -224,7 +224,8 @@ class MemoryProfile:
         return "\n".join(lines + [f"  {size:>14,} B  {name}  {module}" for name, size, module in self.holders])
 
 
-def _freed_by_graph(node: torch.fx.Node, backward: bool) -> bool:
+def freed_by_graph(node: torch.fx.Node, backward: bool) -> bool:
+    """Whether a graph frees this input after its last use: what is saved for a backward, and tangents."""
     return backward and not node.name.startswith("primals") and parameter_of(node) is None
 
 
@@ -253,7 +254,7 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
     for node, i in last.items():
         if node not in inputs:
             made[position[tensor[node]]] += size[node]
-        if node not in inputs or _freed_by_graph(node, backward):
+        if node not in inputs or freed_by_graph(node, backward):
             freed[i] += size[node]
     now = peak = start = sum(size[n] for n in inputs)
     at, curve = 0, []
@@ -264,7 +265,7 @@ def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
             peak, at = now, i
         now -= freed[i]
     alive = [n for n in last if (n in inputs or position[tensor[n]] <= at)
-             and (last[n] >= at or (n in inputs and not _freed_by_graph(n, backward)))]
+             and (last[n] >= at or (n in inputs and not freed_by_graph(n, backward)))]
     alive.sort(key=lambda n: -size[n])
     named = tuple((n.name, size[n], parameter_of(n) or module_path(n)) for n in alive[:holders])
     return MemoryProfile(peak, nodes[at].name if nodes else "", start, named, tuple(curve),

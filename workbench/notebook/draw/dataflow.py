@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
@@ -29,20 +29,12 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     arrow from the forward to the backward, and the operators of each name. WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
-    boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
-    if len(boxes) > MOST:
-        raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
-                             "use draw.graph or show")
-    arrows = [(a, b) for a, b in dict.fromkeys((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
-              if a is not b and a in boxes and b in boxes]
-    rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
-    width = max(map(len, rows))
-    operators = [n for n in boxes if n.op != "placeholder"]
+    at, arrows = places(gm, owner)
+    width = 1 + int(max(x for x, _ in at.values()))
+    operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
     found = dict.fromkeys(label.values())
     palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
-    at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
-        n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
@@ -71,6 +63,27 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     if name_of is not None:
         text += [f"{name or 'no name'}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
+
+
+Place = tuple[float, float]
+
+
+def places(gm: GraphModule, owner: Mapping[Node, Node]) -> tuple[dict[Node, Place], list[tuple[Node, Node]]]:
+    """The place of each box, the forward from left to right above the backward, and the arrows between them.
+
+    owner: the node whose box stands for each node. WorkbenchError above 40 boxes.
+    """
+    boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
+    if len(boxes) > MOST:
+        raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
+                             "use draw.graph or show")
+    arrows = [(a, b) for a, b in dict.fromkeys((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
+              if a is not b and a in boxes and b in boxes]
+    rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
+    width = max(map(len, rows))
+    at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
+        n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
+    return {n: at[n] for n in boxes}, arrows
 
 
 def _later(node: Node) -> bool:

@@ -3,6 +3,7 @@
 Each is an anywidget whose saved state is a few lines; it asks the kernel for its contents.
 
     boxes       boxes and links of a graph with some modules open
+    controls    a view's controls, from ipywidgets
     graph       the graph as boxes that open
     graph_tree  a graph as a tree of modules
     kernels     generated code beside its nodes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import traitlets
+from ipywidgets import Button, Checkbox, Text
 from torch.fx import GraphModule
 
 from workbench.checks.lineage import history
@@ -22,7 +24,14 @@ class GraphView(View):
 
     `graphs`: a graph, or several by name (saved tensors link `forward` and `backward`). `records`: the passes of the
     run, for the history of a node. `placement`: the placement of a parameter or buffer, in words.
+    `query` is what is searched; `selected` the operator whose facts are shown; `opened` the open modules, None for the
+    first look; `fold` whether identical blocks are one.
     """
+
+    query = traitlets.Unicode().tag(sync=True)
+    selected = traitlets.Unicode().tag(sync=True)
+    opened: Any = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)
+    fold = traitlets.Bool(True).tag(sync=True)
 
     def __init__(self, graphs: GraphModule | Mapping[str, GraphModule], records: Sequence[PassRecord] = (),
                  placement: Placed | None = None, title: str = ""):
@@ -31,6 +40,15 @@ class GraphView(View):
         self._graphs, self._records, self._placement = graphs, records, placement
         self._trees: dict[Any, GraphTree] = {}
         super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
+        whole = Button(description="whole graph", tooltip="close all modules")
+        whole.on_click(self._whole)
+        search = Text(placeholder="operator, module, file.py:line", description="search", continuous_update=False)
+        self.add(self.link("query", search), self.link("fold", Checkbox(description="identical blocks as one",
+                                                                        indent=False)), whole)
+
+    def _whole(self, _: Any) -> None:
+        self.opened, self.selected, self.query = None, "", ""
+        self.send({"fit": True})
 
     def tree(self, **_: Any) -> GraphTree:
         """The tree that is shown, made at its first use."""

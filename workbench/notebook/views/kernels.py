@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import traitlets
+from ipywidgets import Dropdown, Text
 from pydantic import NonNegativeInt
 
 from workbench.errors import WorkbenchError
@@ -13,7 +15,14 @@ from workbench.notebook.views.view import View
 
 
 class KernelView(View):
-    """The kernel calls of each graph in order; search by kernel, kind or node. WorkbenchError without any kernel."""
+    """The kernel calls of each graph in order; search by kernel, kind or node. WorkbenchError without any kernel.
+
+    `graph`: whose calls are listed; `query`: what is searched; `selected`: the call whose source is shown.
+    """
+
+    graph = traitlets.Unicode().tag(sync=True)
+    query = traitlets.Unicode().tag(sync=True)
+    selected = traitlets.Int().tag(sync=True)
 
     def __init__(self, found: Sequence[Kernels], title: str = "kernels"):
         self._found = {each.graph: each for each in found if each.kernels}
@@ -21,6 +30,9 @@ class KernelView(View):
             raise WorkbenchError("no kernel was seen: " + ("; ".join(m for each in found for m in each.missing)
                                                            or "Inductor compiled nothing here"))
         super().__init__("kernels", title)
+        self.graph = next(iter(self._found))
+        self.add(self.link("graph", Dropdown(options=list(self._found), description="graph")),
+                 self.link("query", Text(placeholder="kernel, kind or node", description="search")))
 
     def on_graphs(self) -> dict[str, Any]:
         return {"graphs": [{"name": name, "summary": each.summary(),

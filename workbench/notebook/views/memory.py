@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import traitlets
+from ipywidgets import FloatRangeSlider
 from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
@@ -16,13 +18,21 @@ POINTS = 3000
 
 
 class MemoryView(View):
-    """Estimated bytes alive in node order; of a pass's record, before and after it."""
+    """Estimated bytes alive in node order; of a pass's record, before and after it.
+
+    `window`: from where to where is shown.
+    """
+
+    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(sync=True)
 
     @uncollected()
     def __init__(self, what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None,
                  title: str = "memory"):
         self._lives, self._measured = live_of(what), measured
         super().__init__("memory", title)
+        end = float(max(sum(len(p.curve) for p in live.parts.values()) for live in self._lives.values()))
+        self.window = (0.0, end)
+        self.add(self.link("window", FloatRangeSlider(max=end, step=end / 1000, description="nodes")))
 
     def on_curves(self) -> dict[str, Any]:
         return {"measured": self._measured, "curves": [curve(title, live) for title, live in self._lives.items()]}

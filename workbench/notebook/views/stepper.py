@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import traitlets
+from ipywidgets import Dropdown, IntSlider
 from pydantic import NonNegativeInt
 from torch.fx import GraphModule
 
@@ -23,14 +25,40 @@ ROWS = 10
 class PassStepper(GraphView):
     """What each pass added, removed, moved and tagged, in the graph and in its lines, with its census and verdicts.
 
-    Raises WorkbenchError without a record.
+    `step` and `part`: which pass and which of its graphs is shown. `around`: lines around each change. Raises
+    WorkbenchError without a record.
     """
+
+    step = traitlets.Int().tag(sync=True)
+    part = traitlets.Unicode().tag(sync=True)
+    around = traitlets.Int(1).tag(sync=True)
 
     def __init__(self, records: Sequence[PassRecord], placement: Placed | None = None, title: str = "passes"):
         if not records:
             raise WorkbenchError("no pass has run: there is nothing to step through")
         super().__init__({}, records, placement, title)
-        self.kind = "stepper"
+        self.kind, self.part = "stepper", records[0].parts[0]
+        verdicts = [[v.outcome for v in record.verdicts] for record in records]
+        first = {f"first {outcome}": i for i, found in reversed([*enumerate(verdicts)]) for outcome in found}
+        jump = Dropdown(options=[("first step with", -1), *first.items()])
+        jump.observe(self._jump, "value")
+        parts = self.link("part", Dropdown(options=records[0].parts, description="graph"))
+        self.observe(lambda change: setattr(parts, "options", self._parts(change.new)), "step")
+        self.add(self.link("step", IntSlider(max=len(records) - 1, description="pass", readout=False)), parts, jump,
+                 self.link("around", Dropdown(options=[1, 4, 16], description="lines around")))
+
+    def _parts(self, step: int) -> list[str]:
+        return list(self._at(step, "")[0].parts)
+
+    def _jump(self, change: Any) -> None:
+        if change.new >= 0:
+            self.step = change.new
+
+    @traitlets.validate("step")
+    def _known(self, proposal: Any) -> int:
+        if proposal.value not in range(len(self._records)):
+            raise WorkbenchError(f"step {proposal.value}: the passes are numbered from 0 to {len(self._records) - 1}")
+        return int(proposal.value)
 
     def on_first(self, step: int, part: str) -> dict[str, Any]:
         """The first contents of a step in one answer, which the page prefetches and caches."""

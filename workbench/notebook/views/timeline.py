@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import traitlets
+from ipywidgets import FloatRangeSlider
+
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
 from workbench.notebook.draw.timeline import What, lane_color, runs_of
@@ -12,12 +15,21 @@ from workbench.torch_api.garbage import uncollected
 
 
 class TimelineView(View):
-    """Compute and each process group on a lane of its own; of a pass's record, before and after it."""
+    """Compute and each process group on a lane of its own; of a pass's record, before and after it.
+
+    `window`: from where to where is shown.
+    """
+
+    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 0.0)).tag(sync=True)
 
     @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
         self._runs = runs_of(what, device)
         super().__init__("timeline", title)
+        end = max(run.total_ms for run in self._runs.values()) or 1.0
+        self.window = (0.0, end)
+        slider = FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")
+        self.add(self.link("window", slider))
 
     def on_runs(self) -> dict[str, Any]:
         return {"runs": [{"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from workbench.errors import WorkbenchError
+from workbench.notebook.views.controls import Controlled
 from workbench.torch_api.garbage import uncollected
 
 _STATIC = Path(__file__).parent / "static"
@@ -31,7 +31,7 @@ def _checked(answer: Callable[..., Any]) -> Callable[..., Any]:
     return validate_call(config=ConfigDict(strict=True))(answer)
 
 
-class View(anywidget.AnyWidget):
+class View(Controlled):
     """A view of one kind. `sent`: bytes that it has sent to the page, the module included.
 
     The widget's state holds its kind, its title and a hash: a saved notebook keeps nothing else.
@@ -81,10 +81,3 @@ class View(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        found = super()._repr_mimebundle_(**kwargs)
-        data = found[0] if isinstance(found, tuple) else found
-        if data:
-            data["text/plain"] = repr(self)
-        return found

@@ -53,11 +53,10 @@ export const STYLE = `
   max-width: 1180px; }
 .wb * { box-sizing: border-box; }
 .wb-bar { display: flex; flex-wrap: wrap; gap: 6px 12px; align-items: center; padding: 4px 0; }
-.wb-bar label { display: inline-flex; gap: 5px; align-items: center; }
-.wb input[type=search], .wb select, .wb button { font: inherit; color: inherit; padding: 2px 7px; border-radius: 3px;
+.wb button { font: inherit; color: inherit; padding: 2px 7px; border-radius: 3px;
   background: var(--jp-layout-color1, #fff); border: 1px solid var(--jp-border-color1, #bbb); }
 .wb button { cursor: pointer; }
-.wb button:focus-visible, .wb input:focus-visible, .wb select:focus-visible { outline: 2px solid #0072b2; }
+.wb button:focus-visible { outline: 2px solid #0072b2; }
 .wb-split { display: flex; gap: 8px; }
 .wb-stage { flex: 1 1 auto; min-width: 0; border: 1px solid var(--jp-border-color2, #ddd); border-radius: 4px;
   background: var(--jp-layout-color1, #fff); overflow: hidden; position: relative; contain: content; }
@@ -79,7 +78,6 @@ export const STYLE = `
 .wb-results button { display: block; width: 100%; text-align: left; border: 0; padding: 1px 2px; overflow-wrap: anywhere; }
 .wb-results button:hover { background: var(--jp-layout-color2, #eee); }
 .wb-census span { display: inline-block; margin: 0 14px 2px 0; font-size: 12px; }
-.wb input[type=search] { width: 220px; }
 .wb-legend span { display: inline-flex; align-items: center; gap: 4px; margin-right: 9px; font-size: 12px; }
 .wb-legend i { width: 11px; height: 11px; border-radius: 2px; display: inline-block; }
 .wb-tip { position: absolute; pointer-events: none; background: var(--jp-layout-color1, #fff); padding: 3px 7px;

@@ -36,22 +36,14 @@ function arrange(view) {
   return { boxes, links, ...layout(boxes, links) };
 }
 
-export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, height = 460 }) {
-  const state = { opened: null, shown: [], fold: true, turn: 0 }; // opened: by the reader; null for the first look
+export async function graph({ root, note, tell, safely, ask, atEnd, traits, extra = {}, height = 460 }) {
+  const state = { shown: [], turn: 0, focus: null };
   const laid = new WeakMap(); // by the kernel's answer
   const stage = make("div", { class: "wb-stage", style: `height:${height}px`, "data-role": "graph" });
   const side = make("div", { class: "wb-side", style: `max-height:${height}px`, "data-role": "details" },
     make("div", { class: "wb-note" }, "Click a module to open it, an operator to read about it."));
-  const search = make("input", { type: "search", placeholder: "operator, module, file.py:line", "aria-label": "search",
-    onkeydown: (event) => { event.stopPropagation(); if (event.key === "Enter") safely(find(search.value)); } });
-  const fold = make("input", { type: "checkbox", checked: true, onchange: () => { state.fold = fold.checked; safely(draw()); } });
   const legend = make("div", { class: "wb-legend" });
-  const bar = make("div", { class: "wb-bar" }, search,
-    make("button", { onclick: () => safely(find(search.value)) }, "find"),
-    make("label", {}, fold, "identical blocks as one"),
-    make("button", { onclick: () => { state.opened = null; safely(draw()); } }, "close all"),
-    make("button", { onclick: () => cy?.fit(undefined, 18) }, "fit"), legend);
-  root.insertBefore(make("div", {}, bar, make("div", { class: "wb-split" }, stage, side)), note);
+  root.insertBefore(make("div", {}, legend, make("div", { class: "wb-split" }, stage, side)), note);
   let cy = null;
   let extent = { width: 1, height: 1 }; // of the layout; a box's name stands above it
   // The page scrolls and hides cells behind cytoscape's back: it must measure anew before it looks for what was hit.
@@ -96,10 +88,10 @@ export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, 
     return laid.get(view);
   }
 
-  async function draw(focus) {
+  async function draw() {
     state.turn += 1;
-    const { turn } = state;
-    const view = await ask("view", { opened: state.opened, fold: state.fold, ...extra });
+    const { turn, focus } = state;
+    const view = await ask("view", { opened: traits.get("opened"), fold: traits.get("fold"), ...extra });
     if (turn !== state.turn) return;
     state.shown = view.opened;
     const { boxes, links, places, size } = prepare(view);
@@ -155,13 +147,13 @@ export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, 
 
   async function tapped(node) {
     const box = node.data();
-    if (box.kind !== "module") return details(box.id);
-    state.opened = box.open ? state.shown.filter((id) => id !== box.id) : [...state.shown, box.id];
+    if (box.kind !== "module") return traits.get("selected") === box.id ? details(box.id) : traits.set({ selected: box.id });
     side.replaceChildren(make("h4", {}, box.id), table([
       ["operators", count(box.nodes)], ...(box.alike > 1 ? [["blocks alike", String(box.alike)]] : []),
       ...Object.entries(box.kinds).map(([kind, n]) => [kind, count(n)]),
       ...Object.entries(box.marks).map(([mark, n]) => [mark, count(n)])]));
-    return draw(box.id);
+    state.focus = box.id;
+    return traits.set({ opened: box.open ? state.shown.filter((id) => id !== box.id) : [...state.shown, box.id] });
   }
 
   async function details(id) {
@@ -170,19 +162,30 @@ export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, 
   }
 
   async function find(query) {
+    if (!query) return;
     const found = await ask("find", { query, ...extra });
     side.replaceChildren(make("h4", {}, `${count(found.count)} found`), make("div", { class: "wb-results" },
-      ...found.ids.map((id) => make("button", { onclick: () => safely(reveal(id)) }, id))));
+      ...found.ids.map((id) => make("button", { onclick: () => traits.set({ selected: id }) }, id))));
   }
 
   async function reveal(id) {
-    const way = await ask("way", { id, opened: state.shown, fold: state.fold, ...extra });
-    [state.opened, state.fold] = [way.opened, way.fold];
-    fold.checked = way.fold;
-    await draw(id);
+    if (!id) return;
+    state.focus = id;
+    if (!cy.getElementById(id).length) {
+      traits.set(await ask("way", { id, opened: state.shown, fold: traits.get("fold"), ...extra }));
+      await draw();
+    }
     await details(id);
   }
 
+  traits.follow(["opened", "fold"], draw);
+  traits.follow(["query"], find);
+  traits.follow(["selected"], reveal);
+  traits.heard((message) => {
+    if (!message.fit) return;
+    state.focus = null;
+    look();
+  });
   await draw();
   function restyle() { // JupyterLab hides the page for a moment: what was measured then is nothing
     if (!stage.clientWidth) return void (stage.isConnected && setTimeout(restyle, 200));
@@ -192,5 +195,5 @@ export async function graph({ root, note, tell, safely, ask, atEnd, extra = {}, 
   onTheme(root, restyle);
   new IntersectionObserver(() => { if (stage.clientWidth && !cy?.width()) cy?.resize(); }).observe(stage);
   atEnd(() => cy?.destroy()); // it would go on drawing
-  return { draw: (more) => { Object.assign(extra, more); return draw(); }, prepare };
+  return { draw: (more) => { Object.assign(extra, more); state.focus = null; return draw(); }, prepare };
 }

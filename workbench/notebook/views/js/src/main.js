@@ -38,7 +38,21 @@ export async function render({ model, el }) {
   const safely = (work) => Promise.resolve(work).catch((error) => tell(error.message));
   const ends = [end];
   const atEnd = (work) => ends.push(work);
-  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, atEnd, title: model.get("title") }));
+  const on = (event, work) => {
+    const heard = (message) => safely(work(message));
+    model.on(event, heard);
+    atEnd(() => model.off(event, heard));
+  };
+  const traits = {
+    get: (name) => model.get(name),
+    set: (values) => {
+      for (const [name, value] of Object.entries(values)) model.set(name, value);
+      model.save_changes();
+    },
+    follow: (names, work) => names.forEach((name) => on(`change:${name}`, () => work(model.get(name)))),
+    heard: (work) => on("msg:custom", work),
+  };
+  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, atEnd, traits }));
   root.dataset.ready = String(Date.now());
   return () => ends.forEach((work) => work());
 }

@@ -4,7 +4,7 @@ import { plot } from "./plot.js";
 
 const HIGH = 250, COLORS = ["#8a94a0", "#0072b2"];
 
-export async function memory({ root, note, tell, ask }) {
+export async function memory({ root, note, tell, ask, traits }) {
   const { curves, measured } = await ask("curves");
   const end = Math.max(...curves.map((curve) => curve.points.at(-1)[0]));
   const most = Math.max(measured ?? 0, ...curves.map((curve) => curve.peak)) * 1.06;
@@ -62,7 +62,7 @@ export async function memory({ root, note, tell, ask }) {
     return `${near[2]}: ${bytes(near[1])} alive`;
   }
 
-  plot({ root, note, height: HIGH, extent: [0, end], paint, tip });
+  plot({ root, note, traits, height: HIGH, extent: [0, end], paint, tip });
   tell(curves.map((curve) => `${curve.title}: peak ${bytes(curve.peak)} at ${curve.peak_node}`).join(" · "));
   root.dataset.points = String(curves.reduce((sum, curve) => sum + curve.points.length, 0));
 }

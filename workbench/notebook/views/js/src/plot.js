@@ -1,12 +1,19 @@
 // A canvas with a horizontal axis that can be zoomed (wheel) and moved (drag), and a tip under the pointer.
 import { make, onTheme, theme } from "./dom.js";
 
-export function plot({ root, note, height, extent, paint, tip }) {
+// What is shown is the trait `window`, which a slider may move too.
+export function plot({ root, note, traits, height, extent, paint, tip }) {
   const canvas = make("canvas", { style: `width:100%;height:${height}px;display:block;touch-action:none`, tabindex: 0 });
   const said = make("div", { class: "wb-tip", hidden: true, "data-role": "tip" });
   const stage = make("div", { class: "wb-stage" }, canvas, said);
   root.insertBefore(stage, note);
   const state = { from: extent[0], to: extent[1], drag: null };
+  const show = () => {
+    [state.from, state.to] = traits.get("window");
+    if (!(state.to > state.from)) [state.from, state.to] = extent;
+    draw();
+  };
+  const move = (from, to) => traits.set({ window: [from, to] });
 
   const frame = () => ({ left: 118, right: 10, width: canvas.clientWidth });
   const toPixel = (x) => frame().left + ((x - state.from) / (state.to - state.from)) * (frame().width - frame().left - frame().right);
@@ -26,9 +33,8 @@ export function plot({ root, note, height, extent, paint, tip }) {
     const least = (extent[1] - extent[0]) / 20000;
     const span = Math.min(extent[1] - extent[0], Math.max(least, (state.to - state.from) * factor));
     const from = centre - ((centre - state.from) / (state.to - state.from)) * span;
-    state.from = Math.min(Math.max(extent[0], from), extent[1] - span);
-    state.to = state.from + span;
-    draw();
+    const start = Math.min(Math.max(extent[0], from), extent[1] - span);
+    move(start, start + span);
   }
   canvas.addEventListener("wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
@@ -43,8 +49,7 @@ export function plot({ root, note, height, extent, paint, tip }) {
       const [start, from, to] = state.drag;
       const shift = ((start - event.offsetX) / (frame().width - frame().left - frame().right)) * (to - from);
       const moved = Math.min(Math.max(extent[0] - from, shift), extent[1] - to);
-      [state.from, state.to] = [from + moved, to + moved];
-      draw();
+      move(from + moved, to + moved);
       return;
     }
     const text = tip(toValue(event.offsetX), event.offsetY, toPixel);
@@ -61,8 +66,8 @@ export function plot({ root, note, height, extent, paint, tip }) {
   });
   new ResizeObserver(draw).observe(canvas);
   onTheme(root, draw);
-  draw();
-  return { draw, reset: () => { [state.from, state.to] = extent; draw(); }, state };
+  traits.follow(["window"], show);
+  show();
 }
 
 export function ticks(from, to, about = 7) {

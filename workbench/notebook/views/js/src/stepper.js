@@ -40,30 +40,19 @@ function keeper(ask) {
   };
 }
 
-export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel }) {
+export async function stepper({ root, note, tell, safely, atEnd, traits, ask: fromKernel }) {
   const { steps } = await fromKernel("steps");
   const kept = keeper(fromKernel);
   const first = (step, part) => kept("first", { step, part }); // what a step shows at first, in one answer
   const ask = (call, args) => (call === "view" && !args.opened && args.fold
     ? first(args.step, args.part).then((found) => found.view) : kept(call, args));
-  const state = { step: 0, part: steps[0].parts[0], context: 1, turn: 0 };
-  const slider = make("input", { type: "range", min: 0, max: steps.length - 1, value: 0, "aria-label": "pass",
-    oninput: () => safely(go(Number(slider.value))), onkeydown: (event) => event.stopPropagation() });
+  const state = { step: 0, part: steps[0].parts[0], turn: 0 };
   const name = make("b", { "data-role": "pass" });
-  const part = make("select", { "aria-label": "graph", onchange: () => { state.part = part.value; safely(show()); } });
-  const jump = make("select", { "aria-label": "jump", onchange: () => {
-    const at = steps.findIndex((step) => step.verdicts.some(([, outcome]) => outcome === jump.value));
-    if (at >= 0) safely(go(at));
-    jump.value = "";
-  } }, make("option", { value: "" }, "first step with …"), ...Object.keys(OUTCOMES).filter((outcome) =>
-    steps.some((step) => step.verdicts.some(([, found]) => found === outcome))).map((o) => make("option", { value: o }, o)));
   const verdicts = make("div", { class: "wb-bar", "data-role": "verdicts" });
   const census = make("div", { "data-role": "census" });
   const code = make("div", { class: "wb-code", "data-role": "code" });
-  const more = make("button", { onclick: () => { state.context *= 4; safely(showCode()); } }, "more lines around the changes");
   const box = make("div");
-  root.insertBefore(make("div", {}, make("div", { class: "wb-bar" }, slider, name, part, jump), verdicts, census, box,
-    make("div", { class: "wb-bar" }, more), code), note);
+  root.insertBefore(make("div", {}, make("div", { class: "wb-bar" }, name, verdicts), census, box, code), note);
 
   let shownHunks = null;
 
@@ -77,7 +66,8 @@ export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel
   }
 
   async function showCode() {
-    const { step, part: shown, context } = state;
+    const { step, part: shown } = state;
+    const context = traits.get("around");
     const found = context === 1 ? (await first(step, shown)).hunks : await ask("hunks", { step, part: shown, context });
     if (step !== state.step || shown !== state.part) return;
     code.replaceChildren(...found.hunks.slice(0, SEEN).map(lines));
@@ -88,12 +78,13 @@ export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel
   }
 
   async function show() {
+    state.step = traits.get("step");
     const step = steps[state.step];
-    if (!step.parts.includes(state.part)) state.part = step.parts[0];
+    if (!step) throw new Error(`there is no pass ${state.step}: the last one is ${steps.length - 1}`);
+    state.part = step.parts.includes(traits.get("part")) ? traits.get("part") : step.parts[0];
     state.turn += 1;
     const { turn } = state;
     name.textContent = `${state.step + 1} of ${steps.length}: ${step.name}`;
-    part.replaceChildren(...step.parts.map((p) => make("option", { value: p, selected: p === state.part }, p)));
     verdicts.replaceChildren(...step.verdicts.map(([check, outcome, message]) => make("span", { class: "wb-badge",
       title: message, style: `background:${OUTCOMES[outcome]}` }, `${check} ${outcome}`)));
     const about = (await first(state.step, state.part)).step;
@@ -108,18 +99,14 @@ export async function stepper({ root, note, tell, safely, atEnd, ask: fromKernel
     }));
   }
 
-  async function go(at) {
-    state.step = at;
-    slider.value = String(at);
-    await show();
-  }
-
   const holder = make("div");
   box.append(holder);
   const inner = make("div", { class: "wb-note" });
   holder.append(inner);
-  const view = await graph({ root: holder, note: inner, tell, safely, ask, atEnd, height: 360,
+  const view = await graph({ root: holder, note: inner, tell, safely, ask, atEnd, traits, height: 360,
     extra: { step: 0, part: state.part } });
+  traits.follow(["step", "part"], show);
+  traits.follow(["around"], showCode);
   await show();
   (async () => { // what the other steps show, while the reader reads the first
     for (let step = 0; step < steps.length; step += 1) {

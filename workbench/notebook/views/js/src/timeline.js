@@ -5,15 +5,14 @@ import { plot, ticks } from "./plot.js";
 const ROW = 26, HEAD = 22, AXIS = 26;
 const EXPOSED = "#d55e00";
 
-export async function timeline({ root, note, tell, ask }) {
+export async function timeline({ root, note, tell, ask, traits }) {
   const { runs, colors: laneColors } = await ask("runs");
   const lanes = [...new Set(runs.flatMap((run) => run.lanes))];
   const panel = HEAD + ROW * lanes.length;
   const end = Math.max(...runs.map((run) => run.total_ms)) || 1;
   const key = (style, text) => make("span", { class: "wb-note" }, make("span",
     { style: `display:inline-block;width:18px;height:10px;margin-right:4px;vertical-align:middle;${style}` }), text);
-  const bar = make("div", { class: "wb-bar" }, make("button", { onclick: () => view.reset() }, "whole step"),
-    ...lanes.map((lane) => key(`background:${laneColors[lane]}`, lane)),
+  const bar = make("div", { class: "wb-bar" }, ...lanes.map((lane) => key(`background:${laneColors[lane]}`, lane)),
     key(`background:repeating-linear-gradient(135deg,${EXPOSED} 0 1px,#d55e0026 1px 5px)`, "compute waits: exposed"),
     key(`border:1.5px solid ${EXPOSED};box-sizing:border-box`, "exposed collective"),
     make("span", { class: "wb-note" }, "Ctrl+wheel: zoom, drag: move, pointer: what it is"));
@@ -79,7 +78,7 @@ export async function timeline({ root, note, tell, ask }) {
     return [name, `${(ending - begin).toFixed(4)} ms`, label, fate, about].filter(Boolean).join(" · ");
   }
 
-  const view = plot({ root, note, height: panel * runs.length + AXIS, extent: [0, end], paint, tip });
+  plot({ root, note, traits, height: panel * runs.length + AXIS, extent: [0, end], paint, tip });
   root.dataset.spans = String(runs.reduce((sum, run) => sum + run.spans.length, 0));
   tell(runs.map((run) => `${run.title}: ${run.fates}`).join(" · "));
 }

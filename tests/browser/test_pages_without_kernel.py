@@ -1,0 +1,99 @@
+"""A page that nbconvert makes of an executed notebook: its views work without a kernel and without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from jupyter import write_notebook
+from playwright.sync_api import Page
+
+from workbench import fake_world
+from workbench.notebook.moments.collective_order import CollectiveOrder
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+CELLS = (
+    "from notebook.moments.stack import split\nfrom workbench import fake_world, show\n"
+    "from workbench.notebook.moments.collective_order import CollectiveOrder\n"
+    "from workbench.notebook.views import GraphView\n"
+    "with fake_world(2) as world:\n    pair = split(world)",
+    'show(CollectiveOrder(pair.backward, "h200x2"))',
+    "GraphView(pair.forward)",
+)
+STATE = "application/vnd.jupyter.widget-state+json"
+
+
+def nbconvert(*arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+    done = subprocess.run([sys.executable, "-m", "nbconvert", *arguments], capture_output=True, text=True, timeout=200,
+                          env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Executed as the committed notebooks are."""
+    path = tmp_path_factory.mktemp("pages") / "page.ipynb"
+    write_notebook(path, CELLS)
+    nbconvert("--config", str(ROOT / ".ci" / "execute_notebooks.py"), "--execute", "--to", "notebook", "--inplace",
+              str(path))
+    return path
+
+
+def test_a_notebook_keeps_little_and_the_same_each_time(notebook: Path) -> None:
+    text = notebook.read_text()
+    kept = json.loads(text)
+    models = kept["metadata"]["widgets"][STATE]["state"]
+    views = [each for each in models.values() if each["model_name"] == "AnyModel"]
+    assert len(views) == 1 and all(len(json.dumps(each)) < 100_000 for each in views)
+    assert sorted(models) == [f"{i:032x}" for i in range(len(models))]
+    shown = [o["data"]["application/vnd.jupyter.widget-view+json"]["model_id"] for c in kept["cells"]
+             for o in c["outputs"] if "application/vnd.jupyter.widget-view+json" in o.get("data", ())]
+    assert shown[0] in models and shown[1] == ""  # the graph's view has nothing to show without its kernel
+
+
+def test_a_page_works_offline(notebook: Path, page: Page, looked_at) -> None:  # type: ignore[no-untyped-def]
+    nbconvert("--to", "html", str(notebook))
+    html = notebook.with_suffix(".html")
+    assert html.stat().st_size < 3_000_000
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.context.set_offline(True)
+    page.goto(html.as_uri(), wait_until="domcontentloaded")
+    view = page.wait_for_selector(".wb[data-ready]")
+    assert view is not None
+    with fake_world(2) as world:
+        from notebook.moments.stack import split
+
+        twin = CollectiveOrder(split(world).backward, "h200x2")
+    assert float(view.get_attribute("data-exposed") or 0) == twin.figures["exposed ms"]
+    assert int(view.get_attribute("data-peak") or 0) == twin.figures["peak bytes"]
+    picture = page.query_selector(".jp-RenderedImage")
+    assert picture is not None and not picture.is_visible()  # its live twin is shown
+    bar = view.query_selector_all("rect[role=button]")[1]
+    bar.focus()
+    page.keyboard.press("ArrowLeft")
+    moved = float(view.get_attribute("data-exposed") or 0)
+    assert moved != twin.figures["exposed ms"]
+    chosen = page.query_selector("select")
+    assert chosen is not None and chosen.input_value() == view.query_selector(
+        "rect[stroke-width='3']").get_attribute("data-key")  # type: ignore[union-attr]
+    page.query_selector("input[type=checkbox]").check()  # type: ignore[union-attr]
+    assert "overlap_collectives: " in view.inner_text()
+    looked_at("page_without_kernel")
+    page.keyboard.press("Escape")
+    assert errors == []
+
+
+def test_where_scripts_are_not_allowed_the_picture_stands(notebook: Path, page: Page) -> None:
+    nbconvert("--to", "html", str(notebook))
+    browser = page.context.browser
+    assert browser is not None
+    still = browser.new_context(java_script_enabled=False, offline=True).new_page()
+    still.goto(notebook.with_suffix(".html").as_uri(), wait_until="domcontentloaded")
+    assert still.locator(".jp-RenderedImage img").first.is_visible()

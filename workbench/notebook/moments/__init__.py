@@ -1,0 +1,8 @@
+"""Views that change something and answer at once: with their data inside, they also work in a page without a kernel.
+
+    collective_order  move a collective's start and wait
+    moment            the base of all of them
+    page              what makes them work in a page without a kernel
+    partitioner       save a tensor, or compute it again
+    placement_lab     mesh axes on the dimensions of two factors
+"""

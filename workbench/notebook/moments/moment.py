@@ -1,0 +1,49 @@
+"""The base of the views that hold their own data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import traitlets
+
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.views.controls import Controlled
+
+STATIC = Path(__file__).parents[1] / "views" / "static"
+
+
+class Moment(Controlled):
+    """A view whose state holds the drawing module and all data, so that a saved page needs no kernel.
+
+    message: what is wrong with the state, in the words of the check that refuses it; the page shows it.
+    """
+
+    _esm = (STATIC / "moments.js").read_text(encoding="utf-8")
+    kind = traitlets.Unicode().tag(sync=True)
+    title = traitlets.Unicode().tag(sync=True)
+    message = traitlets.Unicode().tag(sync=True)
+    data = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, kind: str, title: str, data: Any, **traits: Any):
+        super().__init__(kind=kind, title=title, data=packed(data), **traits)
+
+    def picture(self) -> Picture:
+        """The static picture beside the view, for where no script runs."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title})"
+
+
+def packed(data: Any) -> str:
+    """JSON, compressed, as text: the page unpacks it with DecompressionStream."""
+    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
+
+
+def unpacked(text: str) -> Any:
+    """The data behind `packed`."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))

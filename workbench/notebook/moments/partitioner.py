@@ -1,0 +1,120 @@
+"""Be the partitioner: save a tensor or compute it again, and compare with the minimum cut."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import product
+from typing import Any
+
+import traitlets
+from ipywidgets import Button, Checkbox
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.read.cost import flops
+from workbench.graph.read.memory import roots, saved_tensors
+from workbench.notebook.draw.dataflow import dataflow, places
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.moments.moment import Moment
+from workbench.pipeline.run_passes import copy_graph
+from workbench.torch_api.ops import own_bytes
+from workbench.torch_api.partitioning import memory_budget
+
+MOST = 6
+BUDGETS = tuple(i / 10 for i in range(11))
+
+
+class Partitioner(Moment):
+    """A small joint graph. Each tensor of `names` (node to the name that is shown) is saved or computed again.
+
+    `saved`: the nodes that are saved now. `figures`: bytes saved, and FLOP of products computed again. `reveal`: show
+    torch's two partitioners, and the curve of the memory budget. All choices are cut when the view is made.
+    """
+
+    saved = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    reveal = traitlets.Bool().tag(sync=True)
+    figures = traitlets.Dict()
+
+    def __init__(self, joint: JointGraph, names: Mapping[str, str], title: str = "be the partitioner"):
+        known = {n.name for n in joint.graph.graph.nodes}
+        if unknown := [name for name in names if name not in known]:
+            raise WorkbenchError(f"the joint graph has no node {unknown[0]!r}: print(joint) lists its nodes")
+        if len(names) > MOST:
+            raise WorkbenchError(f"{len(names)} tensors make {2 ** len(names):,} cuts: name at most {MOST}")
+        self._joint, self._names = joint, dict(names)
+        cost = Costs(joint)
+        self.cuts = {kept: cost.of(cut_by_hand(joint, dict.fromkeys(names, False) | dict.fromkeys(kept, True)))
+                     for kept in _choices(names)}
+        marked = {title: cost.marked(joint, by, names) for title, by in (
+            ("minimum cut", "min_cut"), ("default", "default"))}
+        budgets = [cost.of(_with_budget(joint, share)) for share in BUDGETS]
+        super().__init__("partitioner", title, self._drawing() | {
+            "cuts": [[list(kept), *found] for kept, found in self.cuts.items()], "marked": marked,
+            "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=list(names))
+        back = Button(description="save all")
+        back.on_click(lambda _: setattr(self, "saved", list(self._names)))
+        self.add(self.link("reveal", Checkbox(description="reveal torch's cuts and the budget's curve", indent=False)),
+                 back)
+
+    @traitlets.observe("saved")
+    def _chosen(self, change: Any) -> None:
+        if unknown := [name for name in change.new if name not in self._names]:
+            self.message, self.figures = (f"{unknown[0]!r} is none of the tensors that can be saved: "
+                                          f"{', '.join(self._names)}"), {}
+            return
+        kept = tuple(name for name in self._names if name in change.new)
+        self.message, self.figures = "", dict(zip(("bytes saved", "FLOP again"), self.cuts[kept], strict=True))
+
+    def picture(self) -> Picture:
+        return dataflow(self._joint.graph, self.title, views=False)
+
+    def _drawing(self) -> dict[str, Any]:
+        gm = self._joint.graph
+        at, arrows = places(gm, roots(gm))
+        place = {node: i for i, node in enumerate(at)}
+        return {"boxes": [[n.name, self._names.get(n.name, ""), x, y, own_bytes(n), n.op == "placeholder"]
+                          for n, (x, y) in at.items()],
+                "arrows": [[place[a], place[b]] for a, b in arrows]}
+
+
+class Costs:
+    """What a cut keeps and repeats, beside the cut that repeats nothing."""
+
+    def __init__(self, joint: JointGraph):
+        self._once = self._flop(partition(joint.fork(), by="default"))
+
+    def of(self, pair: ForwardBackward) -> tuple[int, int]:
+        """(bytes that saving adds, FLOP of products computed again)"""
+        return sum(row.held_bytes for row in saved_tensors(*pair.graphs)), self._flop(pair) - self._once
+
+    def marked(self, joint: JointGraph, by: str, names: Collection[str]) -> list[Any]:
+        """[nodes saved, bytes, FLOP] of one of torch's partitioners."""
+        pair = partition(joint.fork(), by=by)
+        kept = {name for row in saved_tensors(*pair.graphs) for name in (row.name, row.root)}
+        return [[name for name in names if name in kept], *self.of(pair)]
+
+    @staticmethod
+    def _flop(pair: ForwardBackward) -> int:
+        return int(sum(sum(flops(gm).values()) for gm in pair.graphs))
+
+
+def cut_by_hand(joint: JointGraph, kept: Mapping[str, bool]) -> ForwardBackward:
+    """Forward and backward, where the nodes of these names are saved (True) or computed again (False)."""
+    fork = joint.fork()
+    fork.graph = copy_graph(joint.graph)  # tags are written into the graph
+    for node in fork.graph.graph.nodes:
+        if node.name in kept:
+            node.meta["recompute"] = CheckpointPolicy["MUST_SAVE" if kept[node.name] else "MUST_RECOMPUTE"]
+    return partition(fork)
+
+
+def _with_budget(joint: JointGraph, share: float) -> ForwardBackward:
+    with memory_budget(share):
+        return partition(joint.fork())
+
+
+def _choices(names: Collection[str]) -> list[tuple[str, ...]]:
+    return [tuple(name for name, kept in zip(names, chosen, strict=True) if kept)
+            for chosen in product((True, False), repeat=len(names))]

@@ -1,0 +1,107 @@
+"""A placement lab: put mesh axes on the dimensions of two factors, and see what their product costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+import traitlets
+from ipywidgets import Checkbox, Dropdown, IntSlider
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.redistribution import Move, redistribution
+from workbench.notebook.draw.mesh import placements
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.moments.moment import Moment
+from workbench.torch_api.distributed.dtensor import CollectiveLog, local_shape
+from workbench.torch_api.distributed.fake import new_fake_mode
+from workbench.world.fake import fake_world
+
+CHOICES: dict[str, Placement] = {"replicate": Replicate(), "rows": Shard(0), "columns": Shard(1)}
+Pair = tuple[str, str]
+
+
+class PlacementLab(Moment):
+    """`x @ w` on a mesh of two axes. Each axis replicates a factor, or cuts its rows or its columns.
+
+    `x_0` and `x_1` place x over the first and the second axis, `w_0` and `w_1` place w; `rank`: whose shards are
+    marked. `figures`: bytes moved in all, and how many collectives DTensor adds because the placements do not fit. The
+    factors start at `given`; DTensor is asked for every change of placement, and for every product.
+    """
+
+    x_0, x_1, w_0, w_1 = (traitlets.Enum(list(CHOICES), "replicate").tag(sync=True) for _ in range(4))
+    rank = traitlets.Int().tag(sync=True)
+    reveal = traitlets.Bool().tag(sync=True)
+    figures = traitlets.Dict()
+
+    def __init__(self, x: Sequence[int] = (256, 128), w: Sequence[int] = (128, 512), *,
+                 mesh: Mapping[str, int] | None = None, given: tuple[Pair, Pair] = (("rows", "columns"),
+                                                                                   ("rows", "columns"))):
+        mesh = dict(mesh or {"dp_shard": 2, "tp": 2})
+        if len(mesh) != 2 or x[1] != w[0]:
+            raise WorkbenchError(f"x {list(x)} @ w {list(w)} on {mesh}: the lab takes two axes, and as many columns of "
+                                 "x as w has rows")
+        self.table = _enumerated(tuple(x), tuple(w), mesh, given)
+        best = min(each["bytes"] for each in self.table.values() if not each["added"])
+        self.best = best
+        super().__init__("placement", "x @ w", {
+            "axes": list(mesh.items()), "shapes": {"x": list(x), "w": list(w)}, "given": given, "best": best,
+            "table": {" ".join(key): value for key, value in self.table.items()}},
+            x_0=given[0][0], x_1=given[0][1], w_0=given[1][0], w_1=given[1][1])
+        self._mesh, self._shapes, self._given = mesh, (tuple(x), tuple(w)), given
+        self.add(self.link("rank", IntSlider(max=_size(mesh) - 1, description="rank")),
+                 self.link("reveal", Checkbox(description="reveal the least", indent=False)))
+        self.add(*(self.link(f"{name}_{i}", Dropdown(options=list(CHOICES), description=f"{name}: {axis}"))
+                   for name in "xw" for i, axis in enumerate(mesh)))
+
+    @traitlets.observe("x_0", "x_1", "w_0", "w_1")
+    def _placed(self, _: Any) -> None:
+        now = self.table[self.x_0, self.x_1, self.w_0, self.w_1]
+        self.figures = {"bytes moved": now["bytes"], "collectives DTensor adds": len(now["added"])}
+
+    def picture(self) -> Picture:
+        with fake_world(_size(self._mesh)) as world:
+            axes = world.mesh_of(self._mesh)
+            shape, given = self._shapes[1], [CHOICES[each] for each in self._given[1]]
+            local = torch.empty(local_shape(shape, axes.shape, [0, 0], given))
+            return placements(DTensor.from_local(local, axes, given, run_check=False), "w, as given")
+
+
+def _size(mesh: Mapping[str, int]) -> int:
+    first, second = mesh.values()
+    return first * second
+
+
+def _enumerated(x: tuple[int, ...], w: tuple[int, ...], mesh: dict[str, int],
+                given: tuple[Pair, Pair]) -> dict[tuple[str, str, str, str], dict[str, Any]]:
+    """By the placements of x and w: what moves them there, what DTensor adds, and what sums partial results."""
+    found = {}
+    with fake_world(_size(mesh)) as world:
+        axes = world.mesh_of(mesh)
+        names = {axes.get_group(i).group_name: axis for i, axis in enumerate(mesh)}
+
+        def make(shape: tuple[int, ...], pair: Sequence[str]) -> DTensor:
+            wanted = [CHOICES[each] for each in pair]
+            local = torch.empty(local_shape(shape, axes.shape, [0, 0], wanted))
+            return DTensor.from_local(local, axes, wanted, run_check=False)
+
+        pairs = list(product(CHOICES, repeat=2))
+        with new_fake_mode():
+            moves = [{pair: redistribution(make(shape, start), [CHOICES[each] for each in pair]) for pair in pairs}
+                     for shape, start in ((x, given[0]), (w, given[1]))]
+            for one, other in product(pairs, pairs):
+                with CollectiveLog() as log:
+                    result = make(x, one) @ make(w, other)
+                added = [Move(kind, names.get(group, group), a, b) for kind, group, a, b in log.seen]
+                whole = [Replicate() if each.is_partial() else each for each in result.placements]
+                summed = redistribution(result, whole)
+                every = [*moves[0][one], *moves[1][other], *added, *summed]
+                found[(*one, *other)] = {
+                    "x": list(map(str, moves[0][one])), "w": list(map(str, moves[1][other])),
+                    "added": list(map(str, added)), "summed": list(map(str, summed)),
+                    "result": list(map(str, result.placements)),
+                    "bytes": sum(max(move.bytes_in, move.bytes_out) for move in every)}
+    return found

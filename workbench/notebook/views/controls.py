@@ -1,0 +1,47 @@
+"""A widget of ours and its controls: each is an ipywidgets widget, linked to one trait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import traitlets
+from ipywidgets import HBox, Layout, VBox, Widget, widget_serialization
+
+CONTROL = {"width": "auto", "max_width": "340px"}
+"""The layout of a control: as wide as it needs to be."""
+
+
+class Controlled(anywidget.AnyWidget):
+    """A view with controls. `panel` holds both, and is what a notebook shows of the view.
+
+    linked: [control, its trait, our trait, values]. The kernel keeps linked traits equal; a page without a kernel reads
+    this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
+    """
+
+    linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
+
+    def __init__(self, **traits: Any):
+        super().__init__(**traits)
+        self._panel = VBox([self], layout=Layout(width="100%"))
+
+    def add(self, *controls: Widget) -> None:
+        """Put controls on top, in a row of their own."""
+        self._panel.children = [HBox(controls, layout=Layout(flex_flow="row wrap")), *self._panel.children]
+
+    def link(self, trait: str, control: Widget, name: str = "value") -> Widget:
+        """Keep a control's `name` equal to a trait of the view, both ways, and return the control."""
+        traitlets.link((self, trait), (control, name))
+        options = getattr(control, "options", None)
+        values = options and [each[1] if isinstance(each, tuple) else each for each in options]
+        self.linked = [*self.linked, [control, "index" if values else name, trait, values]]
+        control.layout = Layout(**CONTROL)
+        return control
+
+    @property
+    def panel(self) -> VBox:
+        """The controls above the view."""
+        return self._panel
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        return {**self._panel._repr_mimebundle_(**kwargs), "text/plain": repr(self)}

@@ -1,0 +1,58 @@
+// Views whose data stand in the widget's state: they draw with a kernel and without.
+import { STYLE, make } from "../dom.js";
+import { order } from "./order.js";
+import { partitioner } from "./partitioner.js";
+import { placement } from "./placement.js";
+
+const VIEWS = { order, partitioner, placement };
+
+async function unpack(text) {
+  const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Where no kernel keeps a control and its trait equal, the page does.
+async function join(model) {
+  for (const [reference, theirs, ours, values] of model.get("linked")) {
+    const control = typeof reference === "string"
+      ? await model.widget_manager.get_model(reference.replace("IPY_MODEL_", "")) : reference;
+    if (control.comm_live || control.joined) continue;
+    control.joined = true;
+    const copy = (to, name, value) => { to.set(name, value); to.save_changes(); };
+    const given = () => (values ? values[control.get(theirs)] : control.get(theirs));
+    control.on(`change:${theirs}`, () => copy(model, ours, given()));
+    model.on(`change:${ours}`, () => copy(control, theirs, values ? values.indexOf(model.get(ours)) : model.get(ours)));
+  }
+}
+
+export default {
+  async render({ model, el }) {
+    const root = make("div", { class: "wb", "data-view": model.get("kind") }, make("style", {}, STYLE));
+    const note = make("div", { class: "wb-note", role: "status" });
+    root.append(note);
+    el.append(root);
+    const ends = [];
+    const traits = {
+      get: (name) => model.get(name),
+      set: (values) => {
+        for (const [name, value] of Object.entries(values)) model.set(name, value);
+        model.save_changes();
+      },
+      follow: (names, work) => names.forEach((name) => {
+        model.on(`change:${name}`, work);
+        ends.push(() => model.off(`change:${name}`, work));
+      }),
+    };
+    const tell = (said, wrong) => {
+      note.textContent = said;
+      note.style.color = wrong ? "#d55e00" : "";
+    };
+    await join(model);
+    VIEWS[model.get("kind")]({ root, note, tell, traits, data: await unpack(model.get("data")), title: model.get("title") });
+    const still = el.closest(".jp-OutputArea-child")?.previousElementSibling?.querySelector(".jp-RenderedImage");
+    if (still) still.style.display = "none"; // the static picture of what is now shown live
+    root.dataset.ready = "true";
+    return () => ends.forEach((end) => end());
+  },
+};
