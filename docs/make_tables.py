@@ -238,13 +238,16 @@ def figures_table(root: Path = ROOT) -> str:
 
     (name, ours), (peer, theirs) = best("dp_shard 2", False), best("dp_shard 2", True)
     same = runs["dp_shard 2", "`llama3_block_bucketing_cudagraph`"]
+    fastest_same, fastest_peer = (min(run["step_ms"] for run in found) for found in (same, theirs))
+    beside = "slower than the peer" if fastest_same > fastest_peer else "no slower than the peer"
     _, tensor = best("tp 2", False)
     found = json.loads((root / "benchmarks" / "results" / "ranks_gloo.json").read_text(encoding="utf-8"))
     seconds = {row["way"]: row["seconds"] for row in found["rows"] if (row["ranks"], row["what"]) == (4, "whole")}
     machine = f"{found['machine']['cores']} CPU cores, torch {found['versions']['torch'].split('+')[0]}"
     rows = [
         ["How long is a step on dp_shard 2?", f"{each_run(ours, 'step_ms')} ({name})",
-         f"{each_run(theirs, 'step_ms')} ({peer}); the same two passes here: {each_run(same, 'step_ms')}", where],
+         f"{each_run(theirs, 'step_ms')} ({peer}); the same two passes here: {each_run(same, 'step_ms')}, "
+         + beside, where],
         ["How much NCCL time is exposed on tp 2?", f"{each_run(tensor, 'exposed_nccl_ms')} of "
          f"{each_run(tensor, 'nccl_ms')}: nearly all of it" if all(
              run["exposed_nccl_ms"] > 0.9 * run["nccl_ms"] for run in tensor) else each_run(tensor, "exposed_nccl_ms"),

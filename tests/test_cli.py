@@ -186,9 +186,9 @@ def test_a_recipe_file_names_itself_and_the_key(tmp_path: Path, capsys: pytest.C
 
 def test_a_value_in_json_is_shown_in_toml(capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(capsys, "run", "llama3", "--set", 'passes=[{"name": "block_bucketing"}]')
-    assert told.endswith('passes: this is JSON, and values are TOML: write [{name = "block_bucketing"}]')
+    assert told.endswith('passes: this value is JSON, and values are TOML: write [{name = "block_bucketing"}]')
     told = refused(capsys, "explain", "llama3", "--config", 'x={"a": 1}')
-    assert told == "this is JSON, and values are TOML: write {a = 1}"
+    assert told == "this value is JSON, and values are TOML: write {a = 1}"
 
 
 def test_an_empty_folder_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,11 +271,11 @@ def test_override_reads_toml_values() -> None:
      "recipe 'r' with passes.transformer_block_bucketing=1: passes.transformer_block_bucketing: name one option of the "
      "pass: passes.transformer_block_bucketing.OPTION"),
     ({"passes": '[{"name": "graph_cleanup"}]'},
-     "recipe 'r' with passes=[{\"name\": \"graph_cleanup\"}]: passes: this is JSON, and values are TOML: write "
+     "recipe 'r' with passes=[{\"name\": \"graph_cleanup\"}]: passes: this value is JSON, and values are TOML: write "
      '[{name = "graph_cleanup"}]'),
     ({"passes.transformer_block_bucketing.buckets": '{"a b": [1.5, true, "x\\ty"], "c": null}'},
      "recipe 'r' with passes.transformer_block_bucketing.buckets={\"a b\": [1.5, true, \"x\\ty\"], \"c\": null}: "
-     "passes.transformer_block_bucketing.buckets: this is JSON, and values are TOML: write "
+     "passes.transformer_block_bucketing.buckets: this value is JSON, and values are TOML: write "
      '{"a b" = [1.5, true, "x\\ty"]}'),
 ])
 def test_override_refuses_word_for_word(changes: dict, message: str) -> None:

@@ -11,7 +11,7 @@ from workbench.graph.read.nodes import is_backward
 
 
 def gather_chains(graph: GraphModule) -> Iterator[tuple[Node, list[Node]]]:
-    """Each parameter placeholder that is all-gathered on its own, with the forward nodes that hold it alone.
+    """Each parameter placeholder that is all-gathered, with the forward nodes whose value comes from it alone.
 
     The chain holds casts, the gather, its wait, and every view, slice, cat or cast after it (`t > t > view` too),
     up to the first operator that computes or reads anything else.

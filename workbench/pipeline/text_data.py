@@ -35,7 +35,7 @@ class ByteText:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets (the tokens one byte later), int64, each (batch_per_rank, seq_len), on the CPU.
 
-        A row depends on seed, step and its place in the global batch alone, so two ranks of two rows
+        A row depends only on seed, step and its place in the global batch, so two ranks of two rows
         read what one rank of four reads.
         """
         places = self.data.numel() - seq_len

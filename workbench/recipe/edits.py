@@ -36,7 +36,7 @@ def _refuse_json(text: str) -> None:
     except ValueError:
         return
     if isinstance(value, list | dict):
-        raise WorkbenchError(f"this is JSON, and values are TOML: write {_toml(value)}")
+        raise WorkbenchError(f"this value is JSON, and values are TOML: write {_toml(value)}")
 
 
 def _toml(value: Any) -> str:

@@ -143,7 +143,8 @@ def ablate(
 ) -> Ablation:
     """Run the variants of `recipe` in turn, `repeats` times each, and compare them with it.
 
-    folder: for each variant's recipe and reports; a run with a report there is skipped. timeout: seconds for one run.
+    folder: for each variant's recipe and reports; a run whose report is already there is not repeated. timeout: seconds
+    for one run.
     `tell` is called with a line for each run. The runs get the source of the user's own passes and model, in a file in
     the folder. Raises WorkbenchError if that source cannot be copied, or differs from the file's.
     """

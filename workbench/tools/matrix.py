@@ -75,7 +75,9 @@ def run_matrix(
     timeout: float = 300.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Entry]:
-    """Run each recipe `repeats` times, in turn, and keep each report in `folder`. A run with a report there is skipped.
+    """Run each recipe `repeats` times, in turn, and keep each report in `folder`.
+
+    A run whose report is already there is not repeated.
 
     changes: as for Recipe.override, for all recipes. files: Python files that register passes or models, for each run.
     timeout: seconds for one run. A report is reused if recipe, world, level and torch are the same; the contents of

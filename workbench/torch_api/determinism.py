@@ -25,7 +25,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Random numbers drawn inside change none outside: torch's, on this rank's device too, Python's and numpy's."""
+    """Restores the state of all random generators on exit: torch's, on this rank's device too, Python's and numpy's."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     python, arrays = random.getstate(), _numpy_random()
     drawn = arrays.get_state() if arrays else None

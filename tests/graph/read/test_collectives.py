@@ -54,7 +54,7 @@ def test_a_collective_that_blocks_is_listed_and_exposed(fake4):
     assert (found.bytes_in, found.bytes_out, found.waits) == (96, 96, (found.node,))
     assert exposed_in_node_order(gm) == [found]
     (span,) = simulated(gm).collectives
-    assert span.exposed == span.end - span.begin > 0 and span.limit == "its operator returns when it has ended"
+    assert span.exposed == span.end - span.begin > 0 and span.limit == "the operator blocks until the collective ends"
 
 
 def test_a_second_group_over_the_same_ranks_is_the_same_axis(fake4):

@@ -100,10 +100,10 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
               fused: bool = False, launch_us: float = 0.0, replayed: bool = False) -> StepTimeline:
     """Simulate the graphs one after another with the cost model: kernels in node order, one lane per process group.
 
-    graphs: one, or several by name, such as forward and backward. fused: as where a compiler fuses pointwise operators;
-    otherwise each operator is a kernel. launch_us: the CPU's time for each launch, before which its kernel cannot
-    begin. replayed: each graph is one launch. Raises WorkbenchError for an unknown device, a negative launch, and
-    for a graph without values, which has no shapes to estimate from.
+    graphs: one, or several by name, such as forward and backward. fused: count the pointwise operators that a compiler
+    would fuse as one kernel; otherwise each operator is a kernel. launch_us: the CPU's time for each launch, before
+    which its kernel cannot begin. replayed: each graph is one launch. Raises WorkbenchError for an unknown device, a
+    negative launch, and for a graph without meta['val'], which has no shapes to estimate from.
     """
     if launch_us < 0:
         raise WorkbenchError(f"launch_us={launch_us}: the time of a launch must be 0 or more")
@@ -113,8 +113,8 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
     start = compute = cpu = 0.0
     for part, gm in parts.items():
         if not any("val" in n.meta for n in gm.graph.nodes):
-            raise WorkbenchError(f"the {part} graph holds no values (node.meta['val']): nothing says how long a node "
-                                 "takes. Capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
+            raise WorkbenchError(f"no node of the {part} graph has meta['val'], so shapes and times are unknown: "
+                                 "capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
         costs = costs_of(gm, spec, found=list_collectives(gm), fused=fused)
         launches = launches_of(costs, replayed)
         found, total = _part(part, gm, costs, start, {
@@ -160,7 +160,7 @@ def _part(part: str, gm: GraphModule, costs: Costs, start: float,
         limit = HIDDEN if beside >= (clock.finish[node] - begin) / 2 else BEHIND_OTHERS
         if exposed > 0:
             if node in costs.waits:
-                limit = "its operator returns when it has ended"
+                limit = "the operator blocks until the collective ends"
             elif not idle.get(node.name):
                 limit = "nothing computes between its start and its wait"
             elif begin - issued[node.name][0] > ms:

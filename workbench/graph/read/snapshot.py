@@ -107,9 +107,9 @@ def same_arguments(a: Any, b: Any, same_node: Callable[[torch.fx.Node, torch.fx.
 
 def node_record(node: torch.fx.Node) -> NodeRecord:
     """One node as text, its operator without the overload `default`."""
-    kwargs = node.kwargs
+    given = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
     return NodeRecord(node.name, node.op, _called(node.target) if node.op == "call_function" else str(node.target),
-                      repr(node.args) + (repr(kwargs) if kwargs else ""),
+                      f"({', '.join(given)})",
                       tuple([n.name for n in node.all_input_nodes]))
 
 

@@ -25,7 +25,7 @@ def expert_load(load: ExpertLoad) -> Picture:
     Text: `ExpertLoad.table()`, and the copies that each rank sent in the last step. WorkbenchError without any step.
     """
     if not load.tokens or not load.layers:
-        raise WorkbenchError("the load of no step has been noted: run a training step of a model with experts")
+        raise WorkbenchError("no step has recorded the experts' load: run a training step of a model with experts")
     last, ranks = len(load.tokens) - 1, len(load.tokens[0][0])
     worst = sorted(range(len(load.layers)), key=lambda layer: load.imbalance(last, layer))[-MOST:]
     drawn = sorted(worst)

@@ -15,7 +15,7 @@ The pass tags nodes of the joint graph, and the partitioner reads the tags. Here
       primals_2: float32 [4, 4]  # input
       ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
-      sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
+      sigmoid: float32 [4, 4] = aten.sigmoid(mm)  # layers.0
       ...
 """
 

@@ -7,7 +7,7 @@ time the matmuls hide:
     before:
       ...
       reduce_scatter_tensor: float32 [2, 4] = _c10d_functional.reduce_scatter_tensor(view_9, 'avg', 2, '0')  # layers.2
-      wait_tensor_3: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor,)  # layers.2
+      wait_tensor_3: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor)  # layers.2
       ...
       reduce_scatter_tensor_1: float32 [2, 4] = ...
       reduce_scatter_tensor_2: float32 [2, 4] = ...
@@ -18,7 +18,7 @@ time the matmuls hide:
       cat: float32 [2, 16] = aten.cat([view, view_1], 1)  # layers.1
       view_2: float32 [32] = aten.view(cat, [32])  # layers.1
       reduce_scatter_tensor_3: float32 [16] = _c10d_functional.reduce_scatter_tensor(view_2, 'avg', 2, '0')  # layers.1
-      wait_tensor_3: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor,)  # layers.2
+      wait_tensor_3: float32 [2, 4] = _c10d_functional.wait_tensor(reduce_scatter_tensor)  # layers.2
       ...
 """
 

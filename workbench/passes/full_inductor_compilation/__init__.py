@@ -6,8 +6,8 @@ Its result is no graph, so the example prints the kernels that Inductor wrote fo
     before:
       ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
-      sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
-      sum_1: float32 [] = aten.sum(sigmoid,)
+      sigmoid: float32 [4, 4] = aten.sigmoid(mm)  # layers.0
+      sum_1: float32 [] = aten.sum(sigmoid)
       ...
     after:
       extern_kernels.mm: mm

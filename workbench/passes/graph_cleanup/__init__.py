@@ -5,8 +5,8 @@ Each of them costs microseconds on the host where a graph runs node by node.
     >>> example("graph_cleanup", lambda x, weight: x.t().t() @ weight)
     before:
       ...
-      t: float32 [4, 4] = aten.t(primals_2,)  # layers.0
-      t_1: float32 [4, 4] = aten.t(t,)  # layers.0
+      t: float32 [4, 4] = aten.t(primals_2)  # layers.0
+      t_1: float32 [4, 4] = aten.t(t)  # layers.0
       mm: float32 [4, 4] = aten.mm(t_1, primals_1)  # layers.0
       ...
     after:

@@ -4,13 +4,13 @@
     before:
       ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
-      silu: float32 [4, 4] = aten.silu(mm,)  # layers.0
+      silu: float32 [4, 4] = aten.silu(mm)  # layers.0
       ...
     after:
       ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
-      neg: float32 [4, 4] = aten.neg(mm,)  # layers.0
-      exp: float32 [4, 4] = aten.exp(neg,)  # layers.0
+      neg: float32 [4, 4] = aten.neg(mm)  # layers.0
+      exp: float32 [4, 4] = aten.exp(neg)  # layers.0
       add: float32 [4, 4] = aten.add.Tensor(exp, 1)  # layers.0
       div: float32 [4, 4] = aten.div.Tensor(mm, add)  # layers.0
       ...

@@ -6,13 +6,13 @@ In this model each layer is in `with region("layer"):`, and its part of the grap
     before:
       ...
       mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
-      sigmoid: float32 [4, 4] = aten.sigmoid(mm,)  # layers.0
+      sigmoid: float32 [4, 4] = aten.sigmoid(mm)  # layers.0
       ...
     after:
       ...
       region_layer_layers_0: float32 [4, 4], ... = regions.region_layer_layers_0(primals_2, primals_1)
       getitem: float32 [4, 4] = operator.getitem(region_layer_layers_0, 0)  # layers.0
-      sum_1: float32 [] = aten.sum(getitem,)
+      sum_1: float32 [] = aten.sum(getitem)
       ...
 """
 

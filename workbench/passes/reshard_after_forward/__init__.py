@@ -15,9 +15,9 @@ weight `t_1`, of all 4 rows; after, it gets this rank's 2 rows and gathers the r
       primals_3: float32 [2, 4]  # layers.1.weight
       ...
       all_gather_into_tensor_1: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_4, 2, '0')  # layers.1
-      wait_tensor_1: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor_1,)  # layers.1
+      wait_tensor_1: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor_1)  # layers.1
       view_5: float32 [4, 4] = aten.view(wait_tensor_1, [4, 4])  # layers.1
-      t_1: float32 [4, 4] = aten.t(view_5,)  # layers.1
+      t_1: float32 [4, 4] = aten.t(view_5)  # layers.1
       mm_3: float32 [4, 4] = aten.mm(expand, t_1)  # layers.1
       ...
 """

@@ -1,4 +1,4 @@
-"""Chains of nodes that gather a parameter are tagged for the partitioner: recompute them, or save their end."""
+"""Tag each chain that gathers a parameter: the backward recomputes it, or the gathered weight is saved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def tags_differ(before: Graphs, after: Graphs, options: ReshardOptions) -> Effec
     was, now = tags(before), tags(after)
     changed = [name for name, tag in now.items() if tag != was.get(name)]
     gathers = sum(1 for _ in gather_chains(after[0]))
-    reason = "" if changed else ("no parameter is gathered in this graph" if not gathers else "all tags were set")
+    reason = "" if changed else ("no parameter is gathered in this graph" if not gathers
+                                else "every gather chain already had this tag")
     return Effect(bool(changed), reason, {"gathered_parameters": gathers, "tagged_nodes": len(changed)})
 
 

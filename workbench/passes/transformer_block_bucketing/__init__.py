@@ -13,7 +13,7 @@
       _pre_bucket_all_gather: float32 [32] = bucketing._pre_bucket_all_gather([view_1, view_4], 2, ...)  # layers.0
       slice_1: float32 [16] = aten.slice.Tensor(_pre_bucket_all_gather, 0, 0, 16)  # layers.0
       all_gather_into_tensor_out: float32 [32] = _c10d_functional.all_gather_into_tensor_out(slice_1, 2, ...
-      wait_tensor_2: float32 [32] = _c10d_functional.wait_tensor(all_gather_into_tensor_out,)  # layers.0
+      wait_tensor_2: float32 [32] = _c10d_functional.wait_tensor(all_gather_into_tensor_out)  # layers.0
       view_6: float32 [2, 16] = aten.view(wait_tensor_2, [2, -1])  # layers.0
       split_with_sizes: float32 [2, 8], float32 [2, 8] = aten.split_with_sizes(view_6, [8, 8], 1)  # layers.0
       ...
