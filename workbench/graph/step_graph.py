@@ -43,9 +43,10 @@ class StepGraph:
                 "parameters trained)")
 
 
-def join(pair: ForwardBackward, *, clip: float | None) -> StepGraph:
+def join(pair: ForwardBackward, *, clip: float | None, decompositions: dict[Any, Any] | None = None) -> StepGraph:
     """Join the pair, clipping to the norm `clip` (None: the norm is taken, and nothing is scaled) and AdamW.
 
+    decompositions: the table that the pair's operators were decomposed by, for clipping.
     Raises WorkbenchError where a trained parameter has no gradient, or where the forward writes buffers.
     """
     pair.require_usable()
@@ -70,7 +71,7 @@ def join(pair: ForwardBackward, *, clip: float | None) -> StepGraph:
                              "freeze it, or use it in the loss")
     names = tuple(gradients)
     inputs = _state(graph, [parameters[name] for name in names])
-    norm = _update(pair, graph, names, [parameters[n] for n in names], [gradients[n] for n in names], inputs, clip)
+    norm = _update(pair, graph, names, [parameters[n] for n in names], [gradients[n] for n in names], inputs, clip, decompositions)
     results = output_nodes(forward)[: facts_of(forward).step.results]
     graph.output((copied[results[0]], norm))
     made = aot.like(forward, graph)
@@ -108,7 +109,7 @@ def _state(graph: Graph, parameters: Sequence[Node]) -> list[list[Node]]:
     with mode:
         scalar = torch.empty((), device=parameters[0].meta["val"].device)
         kinds = [[(f"{kind}_{i}", torch.empty_like(p.meta["val"])) for i, p in enumerate(parameters)]
-                 for kind in STATE] + [[("step", scalar), ("lr", scalar.double())]]
+                 for kind in STATE] + [[("step", scalar), ("lr", scalar if scalar.is_cuda else scalar.double())]]
     made = []
     for kind in kinds:
         made.append([])
@@ -121,10 +122,10 @@ def _state(graph: Graph, parameters: Sequence[Node]) -> list[list[Node]]:
 
 
 def _update(pair: ForwardBackward, graph: Graph, names: Sequence[str], parameters: list[Node], gradients: list[Node],
-            state: list[list[Node]], clip: float | None) -> Node:
+            state: list[list[Node]], clip: float | None, decompositions: dict[Any, Any] | None) -> Node:
     """Append the norm, clipping and AdamW; gives the norm's node."""
     given = [parameters, gradients, *state]
-    traced = make_fx(_step_of(_copies(pair, names), clip))(*([n.meta["val"] for n in nodes] for nodes in given))
+    traced = make_fx(_step_of(_copies(pair, names), clip), decompositions)(*([n.meta["val"] for n in nodes] for nodes in given))
     traced.graph.eliminate_dead_code()
     inside: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"),
                                        [n for nodes in given for n in nodes], strict=True))
