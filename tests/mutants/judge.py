@@ -35,7 +35,7 @@ from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool, ranks
 
 SEED = 25
-MUTANTS = 2400
+MUTANTS = 2700
 LEAST, LEAST_EACH = 0.99, 0.95  # of all mutants that are not equivalent, and of those of each operator
 ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
 SECONDS = 30.0  # of a run on ranks that have the subject
