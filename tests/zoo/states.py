@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from zoo.models import DIM, MIXED, SEQ, Written, odd, written
+from zoo.models import DIM, SEQ, Written, odd, written
 
 LINEAR = {"head": lambda: nn.Linear(DIM, DIM)}
 
@@ -63,8 +63,9 @@ def _registered_late(m: Any, x: Tensor) -> Tensor:
     return x - m.late
 
 
+SHARDED = "it reads a sharded parameter outside of the module that holds it: call that module"
 ASSIGNS = "module body assigns its {} in its forward, which the compiled step would not do"
-written("a moving average of a weight", _average_of_a_weight, shadow=lambda: torch.zeros(DIM, DIM), cut_refused=MIXED)
+written("a moving average of a weight", _average_of_a_weight, shadow=lambda: torch.zeros(DIM, DIM), cut_refused=SHARDED)
 written("a moving average in place", _average, mean=lambda: torch.zeros(DIM))
 written("the last step's activation", _last, seen=lambda: None, refused=ASSIGNS.format("attribute 'seen'"))
 written("a counter in a list", _counted_in_a_list, counts=lambda: [0], refused=ASSIGNS.format("attribute 'counts'"))
@@ -152,7 +153,6 @@ def _written_views(m: Any, x: Tensor) -> Tensor:
 
 
 LOST = "parameter body.layer.weight is written in the forward, .*: write between the steps"
-SHARDED = "it reads a sharded parameter outside of the module that holds it: call that module"
 written("a weight clamped in the forward", _clamped, shard_refused=LOST, cut_refused=SHARDED)
 written("a weight decayed by its data", _decayed, shard_refused=LOST, cut_refused=SHARDED)
 written("views written in place", _written_views)

@@ -67,9 +67,10 @@ def _tensors(kind: str, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[t
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Plain tensors of modules, but for those that a hook may compute before each forward, as `spectral_norm` does."""
     for path, part in module.named_modules():
         for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and not part._forward_pre_hooks:
                 yield f"attribute {name} of {f'module {path}' if path else 'the model'}", value
 
 
@@ -77,4 +78,4 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes between the first and the last element of a tensor, by their places in its storage."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first, size = tensor.storage_offset(), tensor.element_size()
-    return first * size, (first + reach + 1) * size
+    return int(first * size), int((first + reach + 1) * size)

@@ -27,6 +27,7 @@ from torch.fx.graph import _BoxedCodeGen
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.side_effects import noted_side_effects
+from workbench.torch_api.unchanged import same_tensors
 
 Graph = torch.fx.GraphModule
 
@@ -127,17 +128,6 @@ def _maker(manager: Any) -> Callable[[], Any]:
     return lambda: manager
 
 
-@contextlib.contextmanager
-def _restored(module: torch.nn.Module) -> Iterator[None]:
-    """Parameters and buffers are put back: torch leaves its own in a module that is registered under two names."""
-    held = [(tensors, dict(tensors)) for part in module.modules() for tensors in (part._parameters, part._buffers)]
-    try:
-        yield
-    finally:
-        for tensors, before in held:
-            tensors.update(before)
-
-
 def export_joint(
     contexts: Contexts, graph: Graph, args: tuple[Any, ...], decompositions: dict[Any, Callable[..., Any]] | None
 ) -> Any:
@@ -147,7 +137,7 @@ def export_joint(
     """
     context = graph.meta["tracing_context"]
     contexts.enter_context(tracing(context))
-    with cached(graph.graph, context.fake_mode), _restored(graph):
+    with cached(graph.graph, context.fake_mode), same_tensors(graph):
         return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
 
 
