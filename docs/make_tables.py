@@ -321,7 +321,11 @@ def soak_table(root: Path = ROOT) -> str:
         f"{each[key]:g}" for each in (row["samples"][0], row["samples"][-1], row["closed"])) for key in columns)]
             for name, row in found["rows"].items()]
     grown = "; ".join(f"{name}: {said}" for name, row in found["rows"].items() for said in row["grown"])
-    return table(["what", *columns.values()], rows) + f"\n\nGrown: {grown or 'nothing'}. {of_cpu(found)}."
+    more = {name: sum(row["samples"][-1][key] - row["samples"][0][key] for key in ("memory_mb", "started_mb"))
+            / (0.9 * row["runs"]) for name, row in found["rows"].items()}
+    each = ", ".join(f"{1e3 * mb:.1f} kB for each of the {name}" for name, mb in more.items())
+    return (table(["what", *columns.values()], rows) + f"\n\nGrown: {grown or 'nothing'}. Memory between the first and "
+            f"the last sample: {each}, in all processes together.\n\n{of_cpu(found)}.")
 
 
 CATCHERS = {"lint": "lint", "collectives": "collectives", "ranks": "order of ranks", "numerics": "numerics",
