@@ -116,7 +116,8 @@ def is_one_sentence(said: str) -> bool:
 
 def check(pool: Any, name: str, axes: dict[str, int]) -> None:
     odd = ZOO[name]
-    pattern = odd.refused or ("tp" in axes and odd.cut_refused) or ("dp_shard" in axes and odd.shard_refused)
+    pattern = "|".join(filter(None, (odd.refused, odd.cut_refused if "tp" in axes else "",
+                                     odd.shard_refused if "dp_shard" in axes else "")))
     for outcome, said in pool.run(tried, name, axes):
         if pattern:
             assert outcome == "refused" and re.search(pattern, said) and is_one_sentence(said), said
