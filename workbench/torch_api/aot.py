@@ -27,6 +27,7 @@ from torch.fx.graph import _BoxedCodeGen
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.side_effects import noted_side_effects
+from workbench.torch_api.unchanged import same_tensors
 
 Graph = torch.fx.GraphModule
 
@@ -136,7 +137,7 @@ def export_joint(
     """
     context = graph.meta["tracing_context"]
     contexts.enter_context(tracing(context))
-    with cached(graph.graph, context.fake_mode):
+    with cached(graph.graph, context.fake_mode), same_tensors(graph):
         return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
 
 
