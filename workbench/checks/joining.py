@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from torch.fx import Node
+
 from workbench.checks import collectives, lint
 from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
@@ -55,11 +57,12 @@ def _updates(joined: StepGraph) -> list[str]:
         for parameter, gradient in zip(update.args[0], update.args[1], strict=True):
             name = by_input[parameter.name]
             updated[name] += 1
-            own = gradient
-            while own not in gradients and own.all_input_nodes:  # the clipped gradient
-                own = own.all_input_nodes[0]
-            if gradients.get(own) != name:
-                problems.append(f"parameter {name!r} is updated from the gradient of {gradients.get(own)!r}")
+            if (own := _source(gradient, gradients)) != name:
+                problems.append(f"parameter {name!r} is updated from the gradient of {own!r}")
+            strides = [n.meta["val"].stride() for n in (parameter, gradient)]
+            if strides[0] != strides[1]:
+                problems.append(f"the gradient of {name!r} has strides {strides[1]}, and the parameter {strides[0]}: "
+                                "the fused AdamW would pair the wrong elements")
     problems += [f"parameter {name!r} is updated {updated[name]} times" for name in joined.trained
                  if updated[name] != 1]
     step = next(n for n in graph.find_nodes(op="placeholder") if is_state(n) and n.name == "step")
@@ -67,6 +70,16 @@ def _updates(joined: StepGraph) -> list[str]:
                                                            or "aten.copy_" in str(target))):
         problems.append("the step count is not advanced")
     return problems
+
+
+def _source(node: Node, gradients: dict[Node, str]) -> str | None:
+    """The parameter whose gradient this one is, scaled, laid out in another way, or as it is."""
+    while node not in gradients:
+        if not node.all_input_nodes:
+            return None
+        copied = "aten.copy" in str(node.target)
+        node = node.all_input_nodes[1 if copied else 0]
+    return gradients[node]
 
 
 def _collectives(joined: StepGraph) -> Verdict:

@@ -17,8 +17,8 @@ from workbench.recipe.contracts import Stage
 class PassRecord:
     """One pass of one run: its input, its output, how long it took and what was proved.
 
-    `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy, so both stay
-    unchanged. Seconds are wall time; copying the graph counts as verification.
+    `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
+    so both stay unchanged. Seconds are wall time; copying the graph counts as verification.
     """
 
     name: str

@@ -7,7 +7,7 @@ buffers and the optimizer's state are inputs that the graph updates in place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,7 +107,8 @@ def join(pair: ForwardBackward, update: Update, *, decompositions: dict[Any, Any
     step = _facts(pair, copied)
     made = aot.like(forward, graph, attributes)
     set_facts(made, facts_of(forward).of("step", step))
-    return StepGraph(pair, made, names, tuple(inputs[n].name for n in names), {name: gradients[name].name for name in names}, update)
+    return StepGraph(pair, made, names, tuple(inputs[name].name for name in names),
+                     {name: gradients[name].name for name in names}, update)
 
 
 def require_joinable(authored: Authored) -> None:

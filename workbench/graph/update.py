@@ -96,15 +96,24 @@ def _placeholders(graph: Graph, parameters: Sequence[Node]) -> list[list[Node]]:
     return made
 
 
+def _laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its parameter's strides, as autograd accumulates it: the fused AdamW walks through memory."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
 def _step(update: Update, copies: Sequence[int]) -> Any:
     """What `pipeline.train` does to gradients and parameters, as one function of lists of tensors."""
 
     def run(parameters: Any, gradients: Any, exp_avg: Any, exp_avg_sq: Any, scalars: Any) -> torch.Tensor:
         step, lr = scalars
+        gradients = [_laid_out_as(p, g) for p, g in zip(parameters, gradients, strict=True)]
         total = squares(gradients, copies)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            world = torch.distributed.group.WORLD.group_name
-            total = torch.ops._c10d_functional.all_reduce(total, "sum", world)
+            everyone = torch.distributed.group.WORLD
+            assert everyone is not None
+            total = torch.ops._c10d_functional.all_reduce(total, "sum", everyone.group_name)
             total = torch.ops._c10d_functional.wait_tensor(total)
         norm = total.sqrt().to(gradients[0].dtype)
         if update.clip is not None:

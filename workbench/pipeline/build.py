@@ -33,7 +33,8 @@ from workbench.world.mesh import World
 class Built:
     """A compiled step and what was proved on the way. `seconds` is wall time by stage.
 
-    step: a WholeStep where the recipe asks for it. captured: the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
+    step: a WholeStep where the recipe asks for it. pipeline: verdicts on the list of passes, and on the join. captured:
+    the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
     """
 
     authored: Authored

@@ -52,6 +52,7 @@ from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import aot
+from workbench.torch_api.inductor import lowering
 from workbench.world.mesh import World
 
 Progress = Callable[[str], None]
@@ -224,15 +225,17 @@ def whole_stages(recipe: Recipe) -> list[RouteStage]:
 
 
 def _join(recipe: Recipe) -> RouteStage:
-    spec, table = recipe.training, capture_decompositions(recipe.joint_passes)
+    spec = recipe.training
+    decomposed = any(each.name == "inductor_decomposition" for each in recipe.joint_passes)
     update = Update(spec.clip, spec.nan_norm == "skip")
 
     def run(state: StepState) -> None:
+        table = lowering.decomposition_table() if decomposed else None
         state.joined = join(state.forward_backward, update, decompositions=table)
         state.joining = joining.check(state.joined)
         state.seen = static.Seen()
 
-    return RouteStage("join", "join", run, {"update": update, "decomposed": table is not None, "code": (join,)})
+    return RouteStage("join", "join", run, {"recipe": (update, decomposed), "code": (join,)})
 
 
 def _run_on_step(spec: PassSpec) -> Callable[[StepState], None]:

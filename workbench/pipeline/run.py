@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from workbench.checks.collectives import gathered
 from workbench.checks.order import in_profile
 from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured
@@ -126,9 +128,12 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
         prove_replay(built.records)
         if world.device.type == "cuda":
             batch = Batches(built.authored).at(0)
-            profile = profile_step(lambda: built.step(*batch).backward(), built.authored.module,
-                                   built.step.pair.written)
-            seen = _order_in_profile(built, batch)
+            once = partial(_once, built, batch)
+            if isinstance(built.step, WholeStep):
+                profile = profile_step(once, built.authored.module, built.step.joined.trained)
+            else:
+                profile = profile_step(once, built.authored.module, built.step.pair.written)
+                seen = _order_in_profile(built, batch)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
@@ -138,6 +143,14 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
                       built.flop, training, ceiling, profile)
 
 
+def _once(built: Built, batch: tuple[Any, ...]) -> None:
+    """Forward and backward, or the whole step."""
+    if isinstance(built.step, WholeStep):
+        built.step(*batch)
+    else:
+        built.step(*batch).backward()
+
+
 def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
     """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; empty without such a pass.
     """
@@ -145,7 +158,7 @@ def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
 
     def step() -> None:
         module.zero_grad(set_to_none=True)
-        built.step(*batch).backward()
+        _once(built, batch)
 
     chosen = pair.facts.order
     return [in_profile(chosen, measured(step, pair))] if chosen is not None and chosen.hidden else []

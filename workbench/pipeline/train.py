@@ -31,7 +31,7 @@ def recipe_of(authored: Authored) -> Recipe:
     return authored.recipe
 
 
-__all__ = ["Batches", "Training", "clip", "deterministic", "optimizer_of", "total_norm", "train"]
+__all__ = ["Batches", "Training", "apart", "clip", "deterministic", "optimizer_of", "total_norm", "train"]
 
 
 class Batches:
@@ -125,9 +125,11 @@ def clip(authored: Authored, optimizer: torch.optim.Optimizer, limit: float | No
     return norm
 
 
-def _apart(authored: Authored, run: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """A whole step of a forward, eager or compiled, whose optimizer runs outside of any graph."""
-    optimizer, spec = optimizer_of(authored), recipe_of(authored).training
+def apart(
+    authored: Authored, run: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """A step of a forward, eager or compiled, whose optimizer runs outside of any graph: returns loss and norm."""
+    spec = recipe_of(authored).training
 
     def step(*batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         loss = run(*batch)
@@ -160,7 +162,8 @@ def train(
     """
     recipe, world = recipe_of(authored), authored.world
     spec = recipe.training
-    run = step if isinstance(step, WholeStep) else _apart(authored, authored.module if step is None else step)
+    run = step if isinstance(step, WholeStep) else apart(
+        authored, authored.module if step is None else step, optimizer_of(authored))
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
