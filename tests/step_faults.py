@@ -47,9 +47,13 @@ def updates_before_the_last_read(gm: GraphModule) -> None:
                    and any(owner[r] is parameter for r in n.all_input_nodes) and owner[n] is not parameter]
         last = max(readers, key=order.__getitem__, default=None)
         if last is not None and order[gradient] < min(map(order.__getitem__, last.users)):
-            break
-    else:
-        raise AssertionError("no parameter can be read behind its gradient")
+            _update_early(gm, lists, k, last)
+            return
+    raise AssertionError("no parameter can be read behind its gradient")
+
+
+def _update_early(gm: GraphModule, lists: list[list[Node]], k: int, last: Node) -> None:
+    update, gradient = update_of(gm), lists[1][k]
     (add,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor)
     with gm.graph.inserting_after(gradient):
         early = gm.graph.call_function(update.target, (*([a[k]] for a in lists), [], update.args[5][:1]),

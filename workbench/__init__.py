@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from workbench.passes.effect import Effect
     from workbench.passes.registry import register_pass
     from workbench.pipeline.build import Built, build
-    from workbench.pipeline.numerics_proof import prove_numerics
+    from workbench.pipeline.proofs.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
     from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
@@ -83,7 +83,7 @@ _HOMES = {
     "passes.effect": ("Effect",),
     "graph.read.redistribution": ("redistribution",),
     "passes.registry": ("register_pass",),
-    "pipeline.numerics_proof": ("prove_numerics",),
+    "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "tools.order_pass": ("order_pass",),
     "tools.propose": ("propose_contract",),

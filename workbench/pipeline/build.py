@@ -18,7 +18,7 @@ from workbench.graph.read.cost import flops
 from workbench.graph.whole_step import WholeStep
 from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
-from workbench.pipeline.numerics_proof import prove_numerics
+from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.route import TIMED, Progress, route, upto, walk
 from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
 from workbench.pipeline.train import deterministic, optimizer_of

@@ -18,6 +18,7 @@ from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post
+from workbench.pipeline.proofs.time_proof import prove_time
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
 from workbench.pipeline.report_data import PassRow, median_step
@@ -25,7 +26,6 @@ from workbench.pipeline.roofline import matmul_ceiling, roofline
 from workbench.pipeline.run_passes import Level, prove_replay
 from workbench.pipeline.step_profile import StepProfile, profile_step
 from workbench.pipeline.text_data import load_text
-from workbench.pipeline.time_proof import prove_time
 from workbench.pipeline.train import Batches, Training, recipe_of, train
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import Recipe

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.lower import CompiledStep
 from workbench.graph.whole_step import WholeStep
-from workbench.pipeline.numerics_proof import inputs_by_parts, of_record, run_graphs, written_inputs
+from workbench.pipeline.proofs.numerics_proof import inputs_by_parts, of_record, run_graphs, written_inputs
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic, recipe_of
 from workbench.world.mesh import World

@@ -21,9 +21,9 @@ from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
 from workbench.graph.whole_step import WholeStep
+from workbench.pipeline.proofs.whole_proof import whole_steps
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import deterministic
-from workbench.pipeline.whole_proof import whole_steps
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
