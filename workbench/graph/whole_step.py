@@ -50,7 +50,7 @@ class WholeStep:
 
     def inputs(self, *batch: Any) -> list[Any]:
         """The graph's inputs for this batch, in its order."""
-        self._take_state()
+        self.take_state()
         self._take_lr()
         if not self._fixed:
             self._fixed = list(self._inputs())
@@ -71,7 +71,7 @@ class WholeStep:
                 tensor = isinstance(node.meta["val"], torch.Tensor)
                 yield _local(held[name]) if tensor else held[name].device_mesh
 
-    def _take_state(self) -> None:
+    def take_state(self) -> None:
         """Make the optimizer's state, or take over what a checkpoint put there, at the addresses that the graph reads.
         """
         found = [self.optimizer.state.get(p) for p in self._trained]

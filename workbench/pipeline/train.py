@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from workbench.authoring.author import Authored
 from workbench.errors import WorkbenchError
 from workbench.graph.update import copies_of, scalar_dtype, squares
 from workbench.graph.whole_step import WholeStep
+from workbench.pipeline.checkpoints import Checkpoints
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
@@ -64,7 +66,8 @@ class Training:
     losses: mean over the data-parallel ranks, one for each step. norms: total gradient norm before clipping.
     step_seconds: wall time of each step, the device synchronised; of steps whose loss was read together, their mean.
     peak_bytes: the CUDA allocator's peak, or None. load: what the experts got, of all ranks; None for a model without
-    experts. nan_norms: the steps whose norm was NaN or infinite, and nan_norm what the recipe does then.
+    experts. first_step: how many steps the checkpoint had taken that the run resumed from. nan_norms: the steps whose
+    norm was NaN or infinite, and nan_norm what the recipe does then.
     """
 
     losses: list[float]
@@ -73,6 +76,7 @@ class Training:
     tokens_per_step: int
     peak_bytes: int | None
     load: ExpertLoad | None = None
+    first_step: int = 0
     nan_norms: list[int] = field(default_factory=list)
     nan_norm: str = "apply"
 
@@ -153,17 +157,23 @@ def _read(pending: list[tuple[torch.Tensor, torch.Tensor]], size: int) -> tuple[
 
 
 def train(
-    authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None
+    authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None,
+    folder: Path | str | None = None, save_every: int | None = None,
 ) -> Training:
-    """Train for `recipe.training.steps` steps; every rank calls it.
+    """Train up to step `recipe.training.steps`; every rank calls it.
 
     `step(tokens, targets)` is a CompiledStep, a WholeStep, or None for the module itself, eagerly. `progress(step,
-    loss)` is called for each step, once its loss is read.
+    loss)` is called for each step, once its loss is read. folder: of checkpoints, which all ranks share: the run
+    resumes from the newest one there, and writes one every `save_every` steps and at the end.
     """
     recipe, world = recipe_of(authored), authored.world
     spec = recipe.training
-    run = step if isinstance(step, WholeStep) else apart(
-        authored, authored.module if step is None else step, optimizer_of(authored))
+    if save_every is not None and (folder is None or save_every < 1):
+        raise WorkbenchError(f"train(..., save_every={save_every!r}): give a folder too, and 1 step or more")
+    whole = step if isinstance(step, WholeStep) else None
+    optimizer = optimizer_of(authored) if whole is None else whole.optimizer
+    run = whole or apart(authored, step or authored.module, optimizer)  # type: ignore[arg-type]
+    saved = None if folder is None else Checkpoints(folder, authored, optimizer, whole)
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
@@ -171,12 +181,14 @@ def train(
     losses, norms, seconds = list[float](), list[float](), list[float]()
     load = ExpertLoad(list(routed_layers(authored.module)))
     with deterministic(spec.deterministic):
+        first = saved.resume() if saved is not None else 0
         pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         started = time.perf_counter()
-        for index in range(spec.steps):
+        for index in range(first, spec.steps):
             pending.append(run(*batches.at(index)))
             balance(authored.module, load)
-            if (index + 1) % spec.read_loss_every and index + 1 < spec.steps:
+            due = saved is not None and (index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0)
+            if (index + 1) % spec.read_loss_every and index + 1 < spec.steps and not due:
                 continue
             for found, more in zip((losses, norms), _read(pending, world.size), strict=True):
                 found += more
@@ -184,9 +196,11 @@ def train(
                 torch.cuda.synchronize(world.device)
             seconds += [(time.perf_counter() - started) / len(pending)] * len(pending)
             for i in range(len(losses) - len(pending), len(losses)):
-                progress(i, losses[i])
+                progress(first + i, losses[i])
+            if due and saved is not None:
+                saved.save(index + 1)
             pending, started = [], time.perf_counter()
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
-    odd = [i for i, norm in enumerate(norms) if not math.isfinite(norm)]
-    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None, odd, spec.nan_norm)
+    odd = [first + i for i, norm in enumerate(norms) if not math.isfinite(norm)]
+    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None, first, odd, spec.nan_norm)
