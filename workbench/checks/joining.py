@@ -12,6 +12,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import no_exit
 from workbench.graph.partition import output_nodes
 from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.step_graph import StepGraph
 from workbench.torch_api.aot import is_state
 from workbench.torch_api.ops import calls_of, written_inputs
@@ -50,11 +51,10 @@ def _updates(joined: StepGraph) -> list[str]:
             todo += [] if node in gradients else node.all_input_nodes
     problems += [f"the norm leaves out the gradient of {name!r}" for node, name in gradients.items()
                  if node not in reached]
-    updates = [node for node in graph.nodes if "_fused_adamw_" in str(node.target)]
     updated: Counter[str] = Counter()
     by_input = dict(zip(joined.parameters, joined.trained, strict=True))
-    for update in updates:
-        for parameter, gradient in zip(update.args[0], update.args[1], strict=True):
+    for update in updates_of(joined.graph):
+        for parameter, gradient in zip(*lists_of_update(update)[:2], strict=True):
             name = by_input[parameter.name]
             updated[name] += 1
             if (own := _source(gradient, gradients)) != name:
