@@ -72,7 +72,8 @@ def run(
     """
     recipe = runnable(recipe, world)
     folder = Path(dump).absolute() if dump is not None else None
-    stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
+    stages = 3 + len(recipe.pass_names) + (recipe.training.step == "whole")
+    stages += 0 if level == "light" else 1 if world == "fake" else 2
     if world != "fake":
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     here, results = on_ranks(recipe, world, on_rank, level, folder, stages=stages, steps=recipe.training.steps,
