@@ -52,6 +52,37 @@ def updates_before_the_last_read(gm: GraphModule) -> None:
     raise AssertionError("no parameter can be read behind its gradient")
 
 
+def lays_out_a_gradient_otherwise(gm: GraphModule) -> None:
+    """The first square matrix's gradient has the same elements in the memory order of its transpose."""
+    update = update_of(gm)
+    gradients = list(update.args[1])
+    k = next(k for k, g in enumerate(gradients) if g.meta["val"].dim() == 2)
+    node, value = gradients[k], gradients[k].meta["val"]
+    with gm.graph.inserting_before(update):
+        for target, options in ((torch.ops.aten.t.default, {}),
+                                (torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}),
+                                (torch.ops.aten.t.default, {})):
+            node = gm.graph.call_function(target, (node,), options)
+            value = node.meta["val"] = target(value, **options)
+    gradients[k] = node
+    update.args = (update.args[0], gradients, *update.args[2:])
+
+
+def forgets_a_parameter(gm: GraphModule) -> None:
+    update = update_of(gm)
+    lists = [list(a)[1:] for a in update.args[:4]]
+    update.args = (*lists, [], update.args[5][1:], *update.args[6:])
+
+
+def leaves_out_the_other_ranks_norm(gm: GraphModule) -> None:
+    starts = gm.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.all_reduce.default)
+    start = starts[-1]
+    (wait,) = start.users
+    wait.replace_all_uses_with(start.args[0])
+    gm.graph.erase_node(wait)
+    gm.graph.erase_node(start)
+
+
 def _update_early(gm: GraphModule, lists: list[list[Node]], k: int, last: Node) -> None:
     update, gradient = update_of(gm), lists[1][k]
     (add,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor)
@@ -65,4 +96,6 @@ def _update_early(gm: GraphModule, lists: list[list[Node]], k: int, last: Node) 
     update.args = (*lists, [], update.args[5][1:], *update.args[6:])
 
 
-FAULTS = (leaves_a_gradient_out_of_the_norm, forgets_the_step_count, swaps_two_gradients, updates_before_the_last_read)
+FAULTS = (leaves_a_gradient_out_of_the_norm, forgets_the_step_count, swaps_two_gradients, lays_out_a_gradient_otherwise,
+          forgets_a_parameter, updates_before_the_last_read)
+"""Those that change the values on one rank too."""

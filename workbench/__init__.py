@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
     from workbench.graph.replay_rehearsal import rehearse
+    from workbench.graph.step_graph import StepGraph, join
+    from workbench.graph.update import Update
+    from workbench.graph.whole_step import WholeStep
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.recorded_figures import Figures, on_gpus
@@ -78,6 +81,9 @@ _HOMES = {
     "graph.read.cost": ("device_spec",),
     "graph.read.launch_bound": ("paced",),
     "graph.replay_rehearsal": ("rehearse",),
+    "graph.step_graph": ("StepGraph", "join"),
+    "graph.update": ("Update",),
+    "graph.whole_step": ("WholeStep",),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),

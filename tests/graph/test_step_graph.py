@@ -119,6 +119,8 @@ def test_neither_saved_tensors_nor_gradients_are_inputs_or_outputs():
 
 SAID = ("the norm leaves out the gradient of 'up.weight'", "the step count is not advanced",
         "parameter 'up.weight' is updated from the gradient of 'down.weight'",
+        r"the gradient of 'up.weight' has strides \(1, 4\), and the parameter \(4, 1\): the fused AdamW would pair",
+        "parameter 'up.weight' is updated 0 times",
         "down.weight is read by .* after _fused_adamw_.* has updated it")
 
 
@@ -188,6 +190,20 @@ def test_an_eager_state_is_taken_over_and_given_back_bitwise():
     other, back = model(), adamw(step.module)
     back.load_state_dict(step.optimizer.state_dict())
     assert equal(state(step.module, back), wanted) and other is not step.module
+
+
+def test_states_of_different_steps_are_refused():
+    step, source = whole(), model()
+    optimizer = adamw(source)
+    source(*batch(0)).backward()
+    optimizer.step()
+    state_dict = optimizer.state_dict()
+    state_dict["state"][0]["step"] += 2
+    step.optimizer.load_state_dict(state_dict)
+    with pytest.raises(WorkbenchError) as told:
+        step(*batch(0))
+    assert str(told.value) == ("the whole step of MLP: the optimizer's parameters have taken [1.0, 3.0] steps, and one "
+                               "graph counts them together: load a state of one step")
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -8,9 +8,15 @@ import cloudpickle
 import pytest
 import torch
 from on_ranks import build_with, outcomes, small, user_pass
-from step_faults import forgets_the_step_count, leaves_a_gradient_out_of_the_norm, swaps_two_gradients
+from step_faults import (
+    forgets_the_step_count,
+    leaves_a_gradient_out_of_the_norm,
+    leaves_out_the_other_ranks_norm,
+    swaps_two_gradients,
+)
 
 from workbench.authoring.author import author
+from workbench.checks import joining
 from workbench.errors import WorkbenchError
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline import train as training
@@ -221,6 +227,14 @@ def test_a_recipe_names_the_wrong_value(changes, message):
 
 def test_a_pair_is_the_default():
     assert TrainingSpec().step == "pair" and TrainingSpec().nan_norm == "apply"
+
+
+def test_a_norm_of_one_rank_alone_fails_the_join_s_collectives(fake4):
+    joined = build(whole({"dp_shard": 4}), fake4).step.joined
+    assert [str(v.outcome) for v in joining.check(joined)] == ["PASS", "PASS"]
+    leaves_out_the_other_ranks_norm(joined.graph)
+    found = joining.check(joined)[1]
+    assert (found.outcome, found.message) == ("FAIL", "no all-reduce adds up the squared norm of all ranks")
 
 
 def test_a_fake_world_builds_the_whole_step_and_dumps_its_graph(fake4, tmp_path):
