@@ -21,7 +21,7 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.passes.registry import graph_changed
-from workbench.pipeline.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
+from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
