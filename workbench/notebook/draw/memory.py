@@ -67,7 +67,7 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
                   style="italic")
     if measured is not None:
         axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
-    axes.set(xlabel="nodes, in their order", ylabel="MiB alive", ylim=(0, None),
+    axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None),
              xlim=(0, max(len(live.curve) for live in found.values())))
     if len(found) > 1 or measured is not None:
         axes.legend(frameon=False, fontsize=8, loc="upper right")
