@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 
 from torch.fx import Node
@@ -48,7 +49,7 @@ def _updates(joined: StepGraph) -> list[str]:
         node = todo.pop()
         if node not in reached:
             reached.add(node)
-            todo += [] if node in gradients else node.all_input_nodes
+            todo += [] if node in gradients else _read_by(node)
     problems += [f"the norm leaves out the gradient of {name!r}" for node, name in gradients.items()
                  if node not in reached]
     updated: Counter[str] = Counter()
@@ -70,6 +71,14 @@ def _updates(joined: StepGraph) -> list[str]:
                                                            or "aten.copy_" in str(target))):
         problems.append("the step count is not advanced")
     return problems
+
+
+def _read_by(node: Node) -> list[Node]:
+    """A node's inputs; of one result of a multi-tensor operator, the tensor that it was computed from."""
+    found: list[Node] = node.all_input_nodes
+    if node.target is operator.getitem and "_foreach" in str(found[0].target):
+        return [found[0].all_input_nodes[int(str(node.args[1]))]]
+    return found
 
 
 def _source(node: Node, gradients: dict[Node, str]) -> str | None:

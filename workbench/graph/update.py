@@ -35,11 +35,16 @@ def scalar_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def squares(gradients: Sequence[torch.Tensor], copies: Sequence[int]) -> torch.Tensor:
-    """This rank's part of the squared norm, in float64; `copies`: how many ranks hold the same shard of each."""
+    """This rank's part of the squared norm, in float64; `copies`: how many ranks hold the same shard of each.
+
+    `get_total_norm` takes one multi-tensor norm of plain tensors and one norm for each fake tensor. The sums differ in
+    their last bits, so this names the operator that both the eager loop and the captured graph run.
+    """
     groups: dict[int, list[torch.Tensor]] = {}
     for same, gradient in zip(copies, gradients, strict=True):
         groups.setdefault(same, []).append(gradient)
-    total = sum(torch.nn.utils.get_total_norm(found).double() ** 2 / same for same, found in groups.items())
+    norms = {same: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found))) for same, found in groups.items()}
+    total = sum(norm.double() ** 2 / same for same, norm in norms.items())
     assert isinstance(total, torch.Tensor)
     return total
 

@@ -49,7 +49,7 @@ def losses(what: Report | Mapping[str, Report]) -> Picture:
     """
     runs = {"": what} if isinstance(what, Report) else dict(what)
     figure, (axes,) = panels(7, 2.8)
-    fell = []
+    fell: list[str] = []
     for (name, run), color, line in zip(runs.items(), (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
         if run.training is None:
             raise ValueError(f"a {run.world['kind']} world trains nothing: run on real ranks")
