@@ -4,5 +4,7 @@
     moment            the base of all of them
     page              what makes them work in a page without a kernel
     partitioner       save a tensor, or compute it again
+    pass_chips        passes on and off, and their order
     placement_lab     mesh axes on the dimensions of two factors
+    program_counters  which rank launches which collective next
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import traitlets
 
-from workbench.notebook.draw.picture import Picture
+from workbench.notebook.draw.picture import Picture, Table
 from workbench.notebook.views.controls import Controlled
 
 STATIC = Path(__file__).parents[1] / "views" / "static"
@@ -31,7 +31,7 @@ class Moment(Controlled):
     def __init__(self, kind: str, title: str, data: Any, **traits: Any):
         super().__init__(kind=kind, title=title, data=packed(data), **traits)
 
-    def picture(self) -> Picture:
+    def picture(self) -> Picture | Table:
         """The static picture beside the view, for where no script runs."""
         raise NotImplementedError
 

@@ -1,10 +1,12 @@
 // Views whose data stand in the widget's state: they draw with a kernel and without.
 import { STYLE, make } from "../dom.js";
+import { chips } from "./chips.js";
+import { counters } from "./counters.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
 import { placement } from "./placement.js";
 
-const VIEWS = { order, partitioner, placement };
+const VIEWS = { chips, counters, order, partitioner, placement };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
