@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from workbench.graph.replay_rehearsal import rehearse
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
+    from workbench.notebook.moments.collective_order import CollectiveOrder
+    from workbench.notebook.moments.partitioner import Partitioner
+    from workbench.notebook.moments.pass_chips import PassChips
+    from workbench.notebook.moments.placement_lab import PlacementLab
+    from workbench.notebook.moments.program_counters import ProgramCounters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
     from workbench.passes.effect import Effect
@@ -69,6 +74,11 @@ _HOMES = {
     "tools.export_script": ("export_script",),
     "tools.inductor_passes": ("Explanation", "inductor_passes"),
     "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
+    "notebook.moments.collective_order": ("CollectiveOrder",),
+    "notebook.moments.partitioner": ("Partitioner",),
+    "notebook.moments.pass_chips": ("PassChips",),
+    "notebook.moments.placement_lab": ("PlacementLab",),
+    "notebook.moments.program_counters": ("ProgramCounters",),
     "authoring.models.causal_lm": ("CausalLM",),
     "authoring.families": ("register_model",),
     "authoring.plans": ("ParallelPlan",),

@@ -94,6 +94,8 @@ def test_pass_chips(views, data, looked_at) -> None:  # type: ignore[no-untyped-
     assert int(view.get_attribute("data-launches")) == off["launches"] > runs[declared]["figures"]["launches"]
     assert int(view.get_attribute("data-saved")) == off["bytes saved"]
     on(view, "transformer_block_bucketing", "Enter")
+    still = view.evaluate("each => each.getRootNode().querySelector('.jp-RenderedHTMLCommon table').checkVisibility()")
+    assert still is False  # its live twin is shown
     looked_at("chips")
     on(view, "reshard_after_forward", "ArrowLeft")
     (refused,) = runs["reshard_after_forward activation_checkpointing|transformer_block_bucketing"]["refused"]

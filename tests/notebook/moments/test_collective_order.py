@@ -156,4 +156,16 @@ def test_its_figures_can_be_graded(view):
     limit = {"exposed ms": view.measure(view.rival)["exposed ms"], "peak bytes": view.figures["peak bytes"] * 2}
     assert grade("targets", view.figures, {"at_most": limit})[0] < 1
     view.order = view.rival
-    assert grade("targets", view.figures, {"at_most": limit})[0] == 1
+    assert grade("targets", view.result(), {"at_most": limit})[0] == 1
+
+
+def test_what_is_no_order_of_this_graph_is_refused_where_it_is_graded(pair, view):
+    view.order = view.given[1:]
+    with pytest.raises(WorkbenchError, match=r"no permutation .*: 1 nodes are missing, " + view.given[0]):
+        view.result()
+    view.order = CollectiveOrder(pair.backward, "h200x2").order
+    with pytest.raises(WorkbenchError, match=r"\d+ names are not in the graph"):
+        view.result()
+    view.order = [*view.given[:5], *reversed(view.given[5:-1]), view.given[-1]]
+    with pytest.raises(WorkbenchError, match=r"^lint: FAIL \(the graph is malformed"):
+        view.result()

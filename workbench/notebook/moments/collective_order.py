@@ -39,7 +39,6 @@ class CollectiveOrder(Moment):
     order = traitlets.List(traitlets.Unicode()).tag(sync=True)
     selected = traitlets.Unicode().tag(sync=True)
     race = traitlets.Bool().tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, graph: GraphModule, device: str | DeviceSpec = "h100", title: str = ""):
         self._graph, self._spec, self.part = copy_graph(graph), device_spec(device), facts_of(graph).part

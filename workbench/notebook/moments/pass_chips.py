@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -35,7 +36,6 @@ class PassChips(Moment):
 
     joint_passes = traitlets.List(traitlets.Unicode()).tag(sync=True)
     passes = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, study: Study, recipe: Recipe):
         specs = {spec.name: spec for spec in (*recipe.joint_passes, *recipe.passes)}
@@ -50,10 +50,10 @@ class PassChips(Moment):
             refused = self._refused(lists)
             self.runs[lists] = {"refused": refused} if refused else _run(study, self._declared(lists))
             if lists == given:
-                self._table = verdicts(study.records)
+                self._table = replace(verdicts(study.records), title=_title(recipe))
         study.change(joint_passes=started.joint_passes, passes=started.passes)
         spec = device_spec(study.device)
-        super().__init__("chips", f"the passes of {recipe.name}", {
+        super().__init__("chips", _title(recipe), {
             "names": list(specs), "given": given, "fills": {str(outcome): fill for outcome, fill in FILLS.items()},
             "simulated": f"simulated on {spec.name}, {spec.trust}",
             "runs": {_key(lists): run for lists, run in self.runs.items()}},
@@ -91,6 +91,10 @@ class PassChips(Moment):
         except DeclarationError as error:
             return [": ".join(filter(None, problem)) for problem in error.problems]
         return []
+
+
+def _title(recipe: Recipe) -> str:
+    return f"the passes of {recipe.name}"
 
 
 def _lists(names: tuple[str, ...]) -> Iterator[Lists]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -36,7 +38,6 @@ class PlacementLab(Moment):
     x_0, x_1, w_0, w_1 = (traitlets.Enum(list(CHOICES), "replicate").tag(sync=True) for _ in range(4))
     rank = traitlets.Int().tag(sync=True)
     reveal = traitlets.Bool().tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, x: Sequence[int] = (256, 128), w: Sequence[int] = (128, 512), *,
                  mesh: Mapping[str, int] | None = None, given: tuple[Pair, Pair] = (("rows", "columns"),
@@ -82,10 +83,21 @@ def _sharded(axes: DeviceMesh, shape: Sequence[int], places: Sequence[str]) -> D
     return DTensor.from_local(local, axes, wanted, run_check=False)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch does not warn of slow collectives: the table names them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def _enumerated(x: Sequence[int], w: Sequence[int], mesh: dict[str, int], given: tuple[Pair, Pair]) -> dict[Key, Any]:
     """By the placements of x and w: what moves them there, what DTensor adds, and what sums partial results."""
     found: dict[Key, Any] = {}
-    with fake_world(_size(mesh)) as world:
+    with fake_world(_size(mesh)) as world, _quiet():
         axes = world.mesh_of(mesh)
         assert axes is not None
         names = {axes.get_group(i).group_name: axis for i, axis in enumerate(mesh)}

@@ -29,7 +29,6 @@ class ProgramCounters(Moment):
     """
 
     launched = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, mesh: Mapping[str, int], record: Callable[[dict[int, list[str]]], RankError | None]):
         size = prod(mesh.values())

@@ -88,10 +88,10 @@ export function chips({ root, note, data: d, traits, tell }) {
   const row = (title, list, inside) => make("div", { "data-list": list, style: "display:flex;flex-wrap:wrap;gap:8px;align-items:center;"
     + "padding:5px 0;min-height:40px" }, make("span", { style: `width:110px;color:${FAINT}` }, title), ...inside);
 
-  function difference(name, format, found) {
+  function difference(label, name, format, found) {
     const by = found[name] - given[name];
     const sign = by > 0 ? "+" : "−";
-    return [name, format(found[name]), Math.abs(by) < 5e-5 ? "as declared" : `${sign}${format(Math.abs(by))}`];
+    return [label, format(found[name]), Math.abs(by) < 5e-5 ? "as declared" : `${sign}${format(Math.abs(by))}`];
   }
 
   function verdicts(run) {
@@ -116,8 +116,8 @@ export function chips({ root, note, data: d, traits, tell }) {
     } else {
       const ms = (value) => `${value.toFixed(4)} ms`;
       results.replaceChildren(make("div", { style: "display:flex;flex-wrap:wrap;gap:40px" }, table([
-        difference("launches", count, run.figures), difference("bytes saved", bytes, run.figures),
-        difference("peak bytes", bytes, run.figures), difference("step ms", ms, run.figures)],
+        difference("collective launches", "launches", count, run.figures), difference("saved for the backward", "bytes saved", bytes, run.figures),
+        difference("largest live memory", "peak bytes", bytes, run.figures), difference("step", "step ms", ms, run.figures)],
       ["", "this list", "beside the declared"]), verdicts(run)), ...run.notes.map((said) => make("div", {}, said)));
     }
     tell("Click a pass, or focus it and press Enter, to switch it on or off. Drag it, or use the arrow keys, to move it. Escape: as declared. "

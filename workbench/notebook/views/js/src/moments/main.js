@@ -52,8 +52,10 @@ export default {
     };
     await join(model);
     VIEWS[model.get("kind")]({ root, note, tell, traits, data: await unpack(model.get("data")), title: model.get("title") });
-    const still = el.closest(".jp-OutputArea-child")?.previousElementSibling?.querySelector(".jp-RenderedImage");
-    if (still) still.style.display = "none"; // the static picture of what is now shown live
+    const before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
+    const still = before?.querySelector(".jp-RenderedImage") // the static picture of what is now shown live
+      ?? [...before?.querySelectorAll(".jp-RenderedHTMLCommon") ?? []].find((each) => each.querySelector("b")?.textContent === model.get("title"));
+    if (still) still.style.display = "none";
     root.dataset.ready = "true";
     return () => ends.forEach((end) => end());
   },
