@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -122,7 +123,11 @@ def test_an_order_becomes_a_pass_with_verdicts(pair, view):
         "lint": "PASS", "effect": "PASS", "collectives": "PASS", "order": "PASS"} | {
         v.check: str(v.outcome) for v in record.verdicts if v.check not in ("lint", "effect", "collectives", "order")}
     (record,), _ = run_partitioned(pair.fork(), [order_pass(view.given, device="h200x2")])
-    assert str(record.verdict("effect").outcome) == "NO_EFFECT"
+    exposed = view.measure(view.given)["exposed ms"] + CollectiveOrder(pair.backward, "h200x2").figures["exposed ms"]
+    effect = record.verdict("effect")
+    assert str(effect.outcome) == "NO_EFFECT"
+    said = re.fullmatch(r"([\d.]+) ms are exposed, and ([\d.]+) ms in the order before, as estimated", effect.message)
+    assert said and said[1] == said[2] and float(said[1]) == pytest.approx(exposed, abs=2e-4)
     before = [n.name for n in pair.backward.graph.nodes]
     assert [n.name for n in record.after[1].graph.nodes] == before
 
@@ -140,7 +145,7 @@ def test_controls_and_size(view):
     controls["race overlap_collectives"].value = True
     assert view.race
     view.selected = next(name for name in view.given if name.startswith("all_gather"))
-    assert controls["collective"].value == view.selected
+    assert controls["selected"].value == view.selected
     view.order = view.rival
     controls["as captured"].click()
     assert view.order == view.given

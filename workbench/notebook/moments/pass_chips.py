@@ -46,7 +46,7 @@ class PassChips(Moment):
         given = tuple(specs)[: len(recipe.joint_passes)], tuple(specs)[len(recipe.joint_passes):]
         started = study.recipe
         self.runs: dict[Lists, dict[str, Any]] = {}
-        for lists in _lists(tuple(specs)):
+        for lists in sorted(_lists(tuple(specs))):  # lists that begin alike follow one another: the study caches stages
             refused = self._refused(lists)
             self.runs[lists] = {"refused": refused} if refused else _run(study, self._declared(lists))
             if lists == given:
