@@ -70,7 +70,8 @@ def waits_less(before: Graphs, after: Graphs, options: OrderOptions) -> Effect:
     was, now = found.evidence["exposed_ms"]
     if found.happened or not was:
         return found
-    return Effect(False, f"forward and backward expose {now} ms, and {was} ms in the order before, as estimated", found.evidence)
+    reason = f"forward and backward expose {now} ms, and {was} ms in the order before, as estimated"
+    return Effect(False, reason, found.evidence)
 
 
 @register_pass(NAME, stage="partitioned", numerics="exact", changes="the same nodes in the order that was given",

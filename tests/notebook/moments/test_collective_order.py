@@ -126,7 +126,8 @@ def test_an_order_becomes_a_pass_with_verdicts(pair, view):
     exposed = view.measure(view.given)["exposed ms"] + CollectiveOrder(pair.backward, "h200x2").figures["exposed ms"]
     effect = record.verdict("effect")
     assert str(effect.outcome) == "NO_EFFECT"
-    said = re.fullmatch(r"forward and backward expose ([\d.]+) ms, and ([\d.]+) ms in the order before, as estimated", effect.message)
+    said = re.fullmatch(r"forward and backward expose ([\d.]+) ms, and ([\d.]+) ms in the order before, as estimated",
+                        effect.message)
     assert said and said[1] == said[2] and float(said[1]) == pytest.approx(exposed, abs=2e-4)
     before = [n.name for n in pair.backward.graph.nodes]
     assert [n.name for n in record.after[1].graph.nodes] == before
