@@ -79,6 +79,7 @@ def test_search_and_index(site, page, alone, looked_at) -> None:  # type: ignore
     assert hits.count() > 2
     looked_at("site_search")
     hits.first.click()
+    assert page.evaluate("document.getElementById(decodeURIComponent(location.hash.slice(1))) !== null")
     assert "reduce-scatter" in page.inner_text("body").lower()
     page.goto((site / "search.html").as_uri())
     page.fill("input", "no such word at all")

@@ -63,7 +63,8 @@ def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = la
         tell(each.name)
         path = notebooks_dir() / f"{each.name}.ipynb"
         (out / f"{each.name}.html").write_text(_lesson_page(path, pages), encoding="utf-8")
-        texts += [(f"{each.title}: {title}", f"{each.name}.html", text) for title, text in _sections(_markdown(path))]
+        texts += [(f"{each.title}: {title}", f"{each.name}.html#{title.replace(' ', '-')}", text)
+                  for title, text in _sections(_markdown(path))]
     for name, title in DOCS.items():
         path = notebooks_dir().parent / "docs" / f"{name}.md"
         source = path.read_text(encoding="utf-8")
@@ -149,7 +150,7 @@ def _sections(markdown: str) -> Iterator[tuple[str, str]]:
     plain = re.sub(r"\]\([^)]*\)", "]", markdown)
     for part in re.split(r"^#+ ", plain, flags=re.MULTILINE)[1:]:
         head, _, text = part.partition("\n")
-        yield head.strip(), re.sub(r"[\[\]*`|]", "", " ".join(text.split()))
+        yield head.replace("`", "").strip(), re.sub(r"[\[\]*`|]", "", " ".join(text.split()))
 
 
 def _link(lesson: Lesson) -> str:
@@ -169,7 +170,7 @@ def _index(lessons: Sequence[Lesson], scores: Scores) -> str:
         best = [scores.get(lesson.name, {}).get(point.name, {}).get("score", 0.0) for point in lesson.checkpoints]
         done = sum(score >= 1 for score in best)
         passed, count = passed + done, count + len(best)
-        rows.append([_link(lesson), html.escape(lesson.question), f"{lesson.minutes} minutes",
+        rows.append([_link(lesson), html.escape(lesson.question), f"{lesson.minutes}&nbsp;minutes",
                      f"{done} of {len(best)}"])
     return (f"<h1>The course</h1><p>{passed} of {count} checkpoints passed when this page was written.</p>"
             + _table(("lesson", "question", "time", "passed"), rows))
