@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.moments.collective_order import CollectiveOrder
+    from workbench.notebook.moments.order_pass import order_pass
     from workbench.notebook.moments.partitioner import Partitioner
     from workbench.notebook.moments.pass_chips import PassChips
     from workbench.notebook.moments.placement_lab import PlacementLab
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from workbench.tools.bisect import bisect
     from workbench.tools.export_script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
-    from workbench.tools.order_pass import order_pass
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
     from workbench.tools.what_if import Study, what_if
@@ -95,7 +95,7 @@ _HOMES = {
     "passes.registry": ("register_pass",),
     "pipeline.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
-    "tools.order_pass": ("order_pass",),
+    "notebook.moments.order_pass": ("order_pass",),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),
