@@ -100,9 +100,9 @@ def test_parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) 
     assert all(f'lesson.predict("{q.name}", None)' in text for q in lesson.questions)
     checkpoints = {tags(c)[1]: c for c in others if tags(c)[:1] == ["checkpoint"]}
     assert sorted(checkpoints) == sorted(c.name for c in lesson.checkpoints)
-    for name, cell in checkpoints.items():  # as shipped it must fail, with its first hint
+    for name, cell in checkpoints.items():  # as shipped it must fail, and give no hint
         assert f'lesson.check("{name}"' in source(cell)
-        assert shown(cell).startswith(f"{name}: ") and "100%" not in shown(cell) and "hint 1" in shown(cell)
+        assert shown(cell).startswith(f"{name}: ") and "100%" not in shown(cell) and "hint" not in shown(cell)
 
 
 @each_notebook

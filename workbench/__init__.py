@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
     from workbench.graph.replay_rehearsal import rehearse
+    from workbench.graph.step_graph import StepGraph, join
+    from workbench.graph.update import Update
+    from workbench.graph.whole_step import WholeStep
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.moments.collective_order import CollectiveOrder
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from workbench.passes.effect import Effect
     from workbench.passes.registry import register_pass
     from workbench.pipeline.build import Built, build
-    from workbench.pipeline.numerics_proof import prove_numerics
+    from workbench.pipeline.proofs.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
     from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
@@ -88,12 +91,15 @@ _HOMES = {
     "graph.read.cost": ("device_spec",),
     "graph.read.launch_bound": ("paced",),
     "graph.replay_rehearsal": ("rehearse",),
+    "graph.step_graph": ("StepGraph", "join"),
+    "graph.update": ("Update",),
+    "graph.whole_step": ("WholeStep",),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
     "graph.read.redistribution": ("redistribution",),
     "passes.registry": ("register_pass",),
-    "pipeline.numerics_proof": ("prove_numerics",),
+    "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "notebook.moments.order_pass": ("order_pass",),
     "tools.propose": ("propose_contract",),

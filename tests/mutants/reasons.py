@@ -26,7 +26,7 @@ REASONS = {
     "drop_argument": "the default does the same here",
     "shift_integer": "a slice ends behind the last element, or the integer marks ignored targets, and no batch has one",
     "drop_from_list": "the readers bring the shape back",
-    "retarget_twin": "a power of 1 is a product with 1, and means rank groups as sums do",
+    "retarget_twin": "`x ** 1` equals `x * 1`, and ranking groups by mean or by sum gives the same order",
     "swap_in_list": "a sum of integers has no order",
     "swap_arguments": "the operator multiplies the two",
     "steal_memory": "the memory gets the value that it holds",

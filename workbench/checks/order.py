@@ -97,6 +97,11 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
         evidence | {"first": bare[0]})
 
 
+def kept_after(order: ChosenOrder, graphs: Graphs, where: str) -> Verdict:
+    """Whether compute hides the collectives in these graphs, called `where`, as the pass of `order` had placed it."""
+    return _kept(order, _in_graphs(graphs, order.costs), where)
+
+
 def in_profile(order: ChosenOrder, step: StepTimeline) -> Verdict:
     """Whether compute ran for half of each hidden collective's time or more, in a step that a GPU ran."""
     spans = {f"{s.part} {s.name}": s for s in step.collectives}

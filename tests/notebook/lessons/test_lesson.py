@@ -212,6 +212,7 @@ def test_what_is_not_passed_is_not_100_percent() -> None:
 def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     todo = lesson.check("sum", None, truth=100)
     assert (todo.passed, todo.hints, todo.message) == (False, (), "to do: Add up.")
+    assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low"
     assert str(lesson.check("sum", 50, truth=100)) == "sum: 50%, too low\nhint 1: one"
     assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
     assert lesson.check("sum", 120, truth=100).message == "too high"
@@ -223,6 +224,7 @@ def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
 def test_a_hint_reacts_to_how_an_answer_was_wrong(lesson: Lesson) -> None:
     point = lesson.checkpoints[0].model_copy(update={"reacts": {"too high": "some do not count"}})
     reacting = lesson.model_copy(update={"checkpoints": (point,)})
+    assert reacting.check("sum", 120, truth=100).hints == ()
     assert reacting.check("sum", 50, truth=100).hints == ("one",)
     assert reacting.check("sum", 120, truth=100).hints == ("some do not count", "one")
     assert reacting.check("sum", 50, truth=100).hints == ("one", "two")
@@ -244,14 +246,20 @@ def test_an_exact_guess_is_right_or_wrong() -> None:
     assert str(Prediction("n?", exact=True).score(141)) == "n? no guess, it is 141"
 
 
+def test_an_answer_is_folded_until_one_guesses() -> None:
+    folded = Prediction("n < 9?").score(7)._repr_html_()
+    assert folded.startswith("<details><summary>n &lt; 9?") and folded.partition("</summary>")[2].count("it is 7") == 1
+    assert Prediction("n?", 6).score(7)._repr_html_().startswith("<div>n? guessed 6, it is 7")
+
+
 def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
     wrong = CheckResult("n", 0.75, "n 4", ("less",), (("n<1", 4, 2), ("m", 1, 1)))
     text, _, data = wrong._repr_html_().partition("base64,")
     assert text.startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
     bars = ElementTree.fromstring(b64decode(data.partition('"')[0])).findall("{*}rect")[1:]
-    assert [(bar.get("width"), bar.get("fill")) for bar in bars[::2]] == [
+    assert [(bar.get("width"), bar.get("fill")) for bar in bars[1::3]] == [
         ("270", "#e69f00"), ("360", "#e69f00"), ("360", "#009e73")]
-    assert [int(limit.get("x", 0)) + 1 - 240 for limit in bars[1::2]] == [360, 180, 360]
+    assert [int(limit.get("x", 0)) + 1 - 240 for limit in bars[2::3]] == [360, 180, 360]
 
 
 def test_scores_are_kept(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

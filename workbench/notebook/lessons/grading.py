@@ -62,6 +62,7 @@ class CheckResult:
             mark = LABEL + round(BAR * (limit / full))
             says = percent(got) if name == "score" else f"{got:,} of at most {limit:,}"
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
+                         f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
                          f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
                          f'fill="{"#009e73" if good else "#e69f00"}"/>'
                          f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>'
@@ -102,6 +103,13 @@ class Prediction:
         return f"{self.ask} {guess}, it is {self.truth}{scored}"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The answer is folded for a reader who has not guessed yet."""
+        text = html.escape(str(self))
+        if self.guess is not None or self.truth is None:
+            return f"<div>{text}</div>"
+        return f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>{text}</details>"
 
 
 def closeness(guess: Any, truth: Any) -> float:

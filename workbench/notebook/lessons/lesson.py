@@ -161,7 +161,8 @@ class Lesson(Declared):
     def check(self, name: str, answer: Any, **context: Any) -> CheckResult:
         """Grade an answer, from 0 to 1. `context` goes to the grader.
 
-        A wrong answer shows the hints that react to its message, or the first hint; each further one reveals the next.
+        The first wrong answer is graded alone: a notebook shows it as shipped. Each further one shows the hints that
+        react to its message, or one hint more.
 
         Raises LessonError for a checkpoint that is not declared. `None` means that the task was not tried yet.
         """
@@ -173,8 +174,8 @@ class Lesson(Declared):
         if score >= 1:
             return CheckResult(name, 1.0, message, figures=figures)
         tried = self._attempts[name] = self._attempts.get(name, 0) + 1
-        told = [hint for words, hint in point.reacts.items() if words in message]
-        return CheckResult(name, score, message, (*told, *point.hints[: tried - bool(told)]), figures)
+        told = [hint for words, hint in point.reacts.items() if words in message] if tried > 1 else []
+        return CheckResult(name, score, message, (*told, *point.hints[: tried - 1 - bool(told)]), figures)
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name. LessonError where there is none."""
