@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from workbench.graph.whole_step import WholeStep
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
+    from workbench.notebook.moments.collective_order import CollectiveOrder
+    from workbench.notebook.moments.order_pass import order_pass
+    from workbench.notebook.moments.partitioner import Partitioner
+    from workbench.notebook.moments.pass_chips import PassChips
+    from workbench.notebook.moments.placement_lab import PlacementLab
+    from workbench.notebook.moments.program_counters import ProgramCounters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
     from workbench.passes.effect import Effect
@@ -49,7 +55,6 @@ if TYPE_CHECKING:
     from workbench.tools.bisect import bisect
     from workbench.tools.export_script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
-    from workbench.tools.order_pass import order_pass
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
     from workbench.tools.what_if import Study, what_if
@@ -72,6 +77,11 @@ _HOMES = {
     "tools.export_script": ("export_script",),
     "tools.inductor_passes": ("Explanation", "inductor_passes"),
     "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
+    "notebook.moments.collective_order": ("CollectiveOrder",),
+    "notebook.moments.partitioner": ("Partitioner",),
+    "notebook.moments.pass_chips": ("PassChips",),
+    "notebook.moments.placement_lab": ("PlacementLab",),
+    "notebook.moments.program_counters": ("ProgramCounters",),
     "authoring.models.causal_lm": ("CausalLM",),
     "authoring.families": ("register_model",),
     "authoring.plans": ("ParallelPlan",),
@@ -91,7 +101,7 @@ _HOMES = {
     "passes.registry": ("register_pass",),
     "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
-    "tools.order_pass": ("order_pass",),
+    "notebook.moments.order_pass": ("order_pass",),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),
