@@ -20,7 +20,6 @@ def tokens_to_hide(weights, layer) -> float:
 
 
 def bucket_plan(inner) -> list[list[str]]:
-    """Buckets end in the middle of a layer: attention comes with the embedding, or with the layer before."""
-    attention, feed_forward = [names[:2] for names in inner], [names[2:] for names in inner]
-    between = [[*feed_forward[i], *attention[i + 1]] for i in range(len(inner) - 1)]
-    return [["tok_embeddings", *attention[0]], *between, [*feed_forward[-1]], ["norm", "output"]]
+    """The first layer is cut in two: its attention comes with the embedding and computes beside the next gather."""
+    first, *others = inner
+    return [["tok_embeddings", *first[:2]], [*first[2:]], *map(list, others), ["norm", "output"]]

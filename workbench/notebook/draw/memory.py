@@ -121,9 +121,12 @@ def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str
     for name, label in marked.items():
         axes.plot(*points[name], "o", markersize=12, markerfacecolor="none", markeredgecolor=ORANGE,
                   markeredgewidth=2, zorder=4)
-        at[points[name]][at[points[name]].index(name)] = label
+        axes.annotate(label, points[name], (9, 9), textcoords="offset points", fontsize=9)
+    told = {points[name] for name in marked}
     for point, names in at.items():
-        if point in (points[name] for name in (*best, *marked)):
+        if point in told:
+            continue
+        if names[0] in best:
             axes.annotate(" or ".join(names), point, (9, 9), textcoords="offset points", fontsize=9)
         elif len(names) > 1:
             axes.annotate(f"{len(names)} choices", point, (6, 4), textcoords="offset points", fontsize=8, color=GREY)
