@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,16 @@ import torch
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Inside, deterministic algorithms are on if `wanted`; afterwards the setting is as before."""
+    """Inside, deterministic algorithms are on if `wanted`; afterwards the setting is as before.
+
+    Torch raises RuntimeError for an operator that has none: with a warning alone, attention on a GPU would add up in
+    another order in each run.
+    """
     before = torch.are_deterministic_algorithms_enabled()
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(wanted or before, warn_only=True)
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it before a matmul
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

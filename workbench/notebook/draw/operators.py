@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
@@ -109,7 +110,7 @@ def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Te
         axes.plot(x.flatten(), ((values - whole) / ulp).flatten(), ".", markersize=2.5, color=BLUE)
         axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
         axes.set_title(f"{name}: {float((values != whole).float().mean()):.0%} have other bits", fontsize=9.5)
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("x", fontsize=8)
         axes.tick_params(labelsize=8)
         lines.append(f"{name}: {'the same bits' if torch.equal(values, whole) else 'other bits'}")
