@@ -18,8 +18,8 @@ def log_on_one_rank():
 
 
 def circle() -> dict[int, list[str]]:
-    """Rank 0 begins with tp, where rank 1 waits for it; then each link of the circle gives way."""
-    return {0: ["tp", "dp"], 1: ["tp", "dp"], 2: ["tp", "dp"], 3: ["dp", "tp"]}
+    """Ranks 0 and 1 then both begin with tp, so their dp may wait for what ranks 2 and 3 ask for."""
+    return {0: ["tp", "dp", "tp"], 1: ["tp", "dp", "tp"], 2: ["dp", "tp", "tp"], 3: ["tp", "tp", "dp"]}
 
 
 def last_batch():

@@ -170,7 +170,7 @@ def build_in_another_order():
 
 
 def test_an_order_that_depends_on_the_rank_is_refused_before_launch(pool2):
-    told = "rank . would run .* as collective 0, where rank . runs .*: the ranks would hang"
+    told = "rank . would run .* as collective 1, where rank . runs .*: the ranks would hang"
     with pytest.raises(RankError, match=told):
         pool2.run(build_in_another_order)
 

@@ -72,7 +72,7 @@ def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
     assert verdict.outcome is Outcome.FAIL and verdict.evidence["rank"] == 1
     sentence, *lines = verdict.message.splitlines()
     assert sentence.startswith("rank 1 would run _c10d_functional.all_gather_into_tensor")
-    assert sentence.endswith("would hang")
+    assert sentence.endswith("would hang, fail or compute wrong values")
     assert [line.split(":")[0].strip() for line in lines] == ["rank 0", "rank 1"]
     places = ("decoder.py:", "llama3.py:", "layers.py:", "parameter ")
     assert all(any(place in line for place in places) for line in lines) and lines[0][8:] != lines[1][8:]

@@ -135,8 +135,9 @@ def difference(lists: Sequence[Sequence[Entry]], ranks: Sequence[int] | None = N
         if len(set(at)) > 1:
             common = Counter(at).most_common(1)[0][0]
             odd = next(r for r, entry in enumerate(at) if entry != common)
-            return odd, i, (f"rank {names[odd]} would run {_shown(at[odd])} as collective {i}, "
-                            f"where rank {names[at.index(common)]} runs {_shown(common)}: the ranks would hang")
+            return odd, i, (f"rank {names[odd]} would run {_shown(at[odd])} as collective {i + 1}, "
+                            f"where rank {names[at.index(common)]} runs {_shown(common)}: "
+                            "the ranks would hang, fail or compute wrong values")
     return None
 
 

@@ -26,7 +26,7 @@ def test_a_rank_that_raised_has_a_frame_where_the_others_wait():
     assert lanes(error).text.splitlines() == [
         "where each rank stands",
         "rank 0: all_reduce, line 7; waits in all_reduce, line 9",
-        "rank 1: all_reduce, line 7; did not reach all_reduce, line 9; ValueError: a bad batch",
+        "rank 1: all_reduce, line 7; ended without all_reduce, line 9; ValueError: a bad batch",
         "rank 2: all_reduce, line 7; waits in all_reduce, line 9"]
 
 
@@ -41,8 +41,8 @@ def test_each_link_of_a_chain_is_found_over_several_groups():
     launches = {0: [launch(1, of=TP, done=False)], 1: [], 2: [launch(1, of=DP, done=False)]}
     assert {rank: [each.axis for each in found] for rank, found in awaited(launches).items()} == {1: ["tp"], 0: ["dp"]}
     text = lanes(failed(launches, r0="waits", r2="waits")).text
-    assert "rank 0: waits in all_reduce over tp, line 7; did not reach all_reduce over dp, line 7" in text
-    assert "rank 1: did not reach all_reduce over tp, line 7; returned" in text
+    assert "rank 0: waits in all_reduce over tp {0, 1}, line 7; did not reach all_reduce over dp {0, 2}, line 7" in text
+    assert "rank 1: ended without all_reduce over tp {0, 1}, line 7; returned" in text
 
 
 def test_only_the_last_collectives_are_drawn_and_a_rank_that_cannot_tell_has_an_empty_lane():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
@@ -12,31 +13,33 @@ from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import RankError
 
 WIDE, HIGH = 0.92, 0.7
+NEVER: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RED, "linewidth": 2.2}
+NOT_YET = NEVER | {"linestyle": "--", "linewidth": 1.6}
 
 
 def lanes(error: RankError, last: int = 6) -> Picture:
     """The last collectives of each rank, in the order in which the rank launched them.
 
-    Green: the rank has left it. Orange: the rank waits in it. A dashed red frame: other ranks wait in it for this
-    rank, which has not launched it. On the right: what the rank did in the end. A rank that could not tell what it
-    launched has an empty lane.
+    Green: the rank has left it. Orange: the rank waits in it. A red frame: other ranks wait in it for this rank, which
+    has not launched it; dashed where the rank waits itself, solid where it has ended. On the right: what the rank did
+    in the end. A rank that could not tell what it launched has an empty lane.
     """
     ranks = sorted({*error.launches, *(failure.rank for failure in error.failures)})
     told = {rank: tuple(error.launches.get(rank, ()))[-last:] for rank in ranks}
     missing = awaited(error.launches)
     several = len({launch.group for own in told.values() for launch in own}) > 1
     columns = max([1, *(len(own) + len(missing.get(rank, ())) for rank, own in told.items())])
-    figure, (axes,) = panels(9.6, 0.9 + 0.55 * len(ranks))
+    figure, (axes,) = panels(9.6, 0.9 + (0.72 if several else 0.55) * len(ranks))
     lines = []
     for row, rank in enumerate(ranks):
         said: list[str] = []
         for launch in told[rank]:
-            _box(axes, len(said), row, _label(launch, several), GREEN if launch.done else ORANGE)
+            _box(axes, len(said), row, _label(launch, several), {"facecolor": GREEN if launch.done else ORANGE})
             said.append(("" if launch.done else "waits in ") + _label(launch, several, ", "))
-        for launch in missing.get(rank, ()):
-            _box(axes, len(said), row, _label(launch, several), None)
-            said.append(f"did not reach {_label(launch, several, ', ')}")
         end = _end(error, rank)
+        for launch in missing.get(rank, ()):
+            _box(axes, len(said), row, _label(launch, several), NOT_YET if end == "waits" else NEVER)
+            said.append(f"{'did not reach' if end == 'waits' else 'ended without'} {_label(launch, several, ', ')}")
         axes.text(columns + 0.1, row + HIGH / 2, end, va="center", fontsize=9, color=INK)
         lines.append(f"rank {rank}: {'; '.join(said + [end] * (end != 'waits' or not said))}")
     axes.set(xlim=(0, columns + 1.5), ylim=(len(ranks), -0.1), xticks=[])
@@ -44,8 +47,9 @@ def lanes(error: RankError, last: int = 6) -> Picture:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.legend(handles=[Patch(facecolor=GREEN, label="has left it"), Patch(facecolor=ORANGE, label="waits in it"),
-                         Patch(facecolor=PAPER, edgecolor=RED, linestyle="--", label="not reached; others wait there")],
-                frameon=False, fontsize=8.5, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+                         Patch(**NOT_YET, label="not reached yet; others wait there"),
+                         Patch(**NEVER, label="ended without it; others wait there")],
+                frameon=False, fontsize=8.5, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return finish(figure, "A lane for each rank, with its collectives in order. " + "; ".join(lines) + ".",
                   "\n".join(["where each rank stands", *lines]))
 
@@ -64,15 +68,13 @@ def awaited(launches: Mapping[int, Sequence[Launch]]) -> dict[int, list[Launch]]
 
 
 def _label(launch: Launch, several: bool, between: str = "\n") -> str:
-    """`all_reduce over tp` and the line of the program."""
-    over = f" over {launch.axis or launch.group}" if several else ""
+    """`all_reduce`, with several groups `over tp {0, 1}`, and the line of the program."""
+    over = f"over {launch.axis or launch.group} {{{', '.join(map(str, launch.ranks))}}}" if several else ""
+    over = over and (" " if between == ", " else between) + over
     return f"{launch.op}{over}" + (f"{between}line {launch.stack[0][1]}" if launch.stack else "")
 
 
-def _box(axes: Axes, column: int, row: int, label: str, color: str | None) -> None:
-    """Filled with the colour; None: a dashed frame."""
-    look = {"facecolor": color} if color else {"facecolor": PAPER, "edgecolor": RED, "linestyle": "--",
-                                               "linewidth": 1.6}
+def _box(axes: Axes, column: int, row: int, label: str, look: dict[str, Any]) -> None:
     axes.add_patch(Rectangle((column, row), WIDE, HIGH, **look))
     axes.text(column + WIDE / 2, row + HIGH / 2, label, ha="center", va="center", fontsize=8.5, color=INK)
 

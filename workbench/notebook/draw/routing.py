@@ -51,6 +51,8 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
     held = [f"e{e}\nrank {e * size // count}" for e in range(count)]
     axes.set_xticks(range(count), held, fontsize=7.5)
     axes.xaxis.tick_top()
+    for label, expert in zip(axes.get_xticklabels(), range(count), strict=True):
+        label.set_bbox({"facecolor": _of(expert * size // count), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
     axes.set_yticks(range(len(rows)), list(map(str, range(len(rows)))), fontsize=7.5)
     for rank, a, b in zip(each, [0, *ends], [*ends, len(rows)], strict=True):
         axes.text(-0.05, (a + b - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), ha="right",
@@ -82,6 +84,9 @@ def slots(
             lines.append(f"rank {rank}: {' | '.join(boxes)}")
         axes.set(xlim=(-0.1, wide + 0.1), ylim=(len(held), -0.1), xticks=[])
         axes.set_yticks([row + 0.45 for row in range(len(held))], [f"rank {rank}" for rank in held], fontsize=9)
+        if owner == "rank":
+            for label, rank in zip(axes.get_yticklabels(), held, strict=True):
+                label.set_bbox({"facecolor": _of(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
         axes.tick_params(length=0)
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[:].set_visible(False)
