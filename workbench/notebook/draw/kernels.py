@@ -157,8 +157,9 @@ def replay(record: PassRecord) -> Table:
         raise WorkbenchError(f"pass {record.name!r} records no CUDA graph: give the record of cudagraph")
     found: list[Replay] = [body.facts for body in made]
     addresses = ["" if x.address is None else f"{x.address:#x}" for f in found for x in f.inputs]
-    rows = [(f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
-            for f in found for x in f.inputs]
+    rows: list[tuple[Any, ...]] = [
+        (f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
+        for f in found for x in f.inputs]
     heads: tuple[str, ...] = ("graph", "input", "parameter", "static or copied", "shape", "bytes")
     known = any(addresses)
     if known:
