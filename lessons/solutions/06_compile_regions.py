@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def one_region(region: Any) -> Callable[..., Any]:
+def one_part(region: Any) -> Callable[..., Any]:
     """The mean comes first, so that nothing lies between the two halves."""
 
     def named(x: Any, w: Any) -> Any:

@@ -148,6 +148,10 @@ def test_options_reach_their_region(pair, monkeypatch):
      "pass 'regional_inductor': Inductor's option 'max_autotune' is true or false, and not 'no'"),
     ({"region_config": {"norm": {"zzz": 1}}},
      "pass 'regional_inductor', region 'norm': Inductor has no option 'zzz': see torch/_inductor/config.py"),
+    ({"fallback": ("mm", "silu_bakward")},
+     "pass 'regional_inductor': fallback: no operator 'silu_bakward': did you mean 'silu_backward'?"),
+    ({"fallback": ("???",)}, "pass 'regional_inductor': fallback: no operator '???': give names without namespace and "
+                             "overload, such as silu_backward"),
 ])
 def test_refused_before_anything_is_compiled(pair, monkeypatch, options, message):
     monkeypatch.setattr(torch._inductor, "standalone_compile", lambda *_, **__: pytest.fail("compiled"))

@@ -9,13 +9,14 @@ from base64 import b64decode
 from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, closeness, grade
+from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, calls_of, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
 
@@ -337,3 +338,21 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
     drawn = CheckResult("a", 0.0, "", (), (("bytes", 1e307, 4.0),))._drawing()
     assert f'width="{BAR}" height="16" fill="#e69f00"' in drawn
+
+
+@pytest.mark.parametrize(("answer", "score", "message"), [
+    ([0, 2], 1.0, "right"),
+    ([0, 1, 2], 2 / 3, "1 not of it"),
+    ([0], 0.5, "1 missing"),
+    ([1], 0.0, "1 not of it; 2 missing"),
+    ([], 0.0, "2 missing"),
+    ([7], 0.0, "give calls of the backward graph, or their numbers"),
+    (None, 0.0, "give calls of the backward graph, or their numbers"),
+    ([[0]], 0.0, "give calls of the backward graph, or their numbers"),
+])
+def test_calls_of_nodes_are_asked_for_and_no_other(answer: object, score: float, message: str) -> None:
+    calls = [SimpleNamespace(number=i, nodes=nodes) for i, nodes in enumerate([("a",), ("b",), ("c", "a")])]
+    graph = SimpleNamespace(graph="backward", kernels=calls)
+    assert calls_of(answer, graph=graph, nodes={"a"}) == (score, message)
+    if answer == [0, 2]:
+        assert calls_of(calls[::2], graph=graph, nodes={"a"}) == (1.0, "right")

@@ -19,6 +19,7 @@ from workbench.torch_api.aot import is_tangent
 
 MOST = 40  # boxes
 DARK = (BLUE, GREEN, RED)  # with light text
+PALE = "#dddddd"  # operators without a name
 
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
@@ -34,8 +35,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     width = 1 + int(max(x for x, _ in at.values()))
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
-    found = dict.fromkeys(label.values())
+    found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # "no name" is last
     palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
+    rest = PALE if name_of else GREY
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
@@ -44,7 +46,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
-        fill = palette.get(label[node], GREY) if node in label else PAPER
+        fill = palette.get(label[node], rest) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
@@ -54,7 +56,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
     axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
-    handles: list[Artist] = [Patch(facecolor=palette.get(name, GREY), label=name or "no name") for name in found]
+    handles: list[Artist] = [Patch(facecolor=palette.get(name, rest), label=name or "no name") for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
                 Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="bold frame: result"),
                 Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]

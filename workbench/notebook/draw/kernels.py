@@ -16,7 +16,7 @@ from workbench.notebook.draw.picture import (
     GREY,
     INK,
     ORANGE,
-    RED,
+    PINK,
     YELLOW,
     Picture,
     Table,
@@ -31,7 +31,7 @@ from workbench.recipe.wording import counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = {"triton": BLUE, "cpp": GREEN, "extern": ORANGE, "collective": RED, "wait": GREY, "other": YELLOW}
+COLORS = {"triton": BLUE, "cpp": GREEN, "extern": ORANGE, "collective": PINK, "wait": GREY, "other": YELLOW}
 MOST = 60
 """The most bars in one picture; later calls are only counted."""
 
@@ -156,8 +156,13 @@ def replay(record: PassRecord) -> Table:
     if not made:
         raise WorkbenchError(f"pass {record.name!r} records no CUDA graph: give the record of cudagraph")
     found: list[Replay] = [body.facts for body in made]
-    rows = tuple((f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes,
-                  "" if x.address is None else f"{x.address:#x}") for f in found for x in f.inputs)
-    heads = ("graph", "input", "parameter", "static or copied", "shape", "bytes", "address")
-    return Table("inputs of the CUDA graphs", heads, rows, notes=tuple(f.summary() for f in found),
-                 hidden=("address",))
+    addresses = ["" if x.address is None else f"{x.address:#x}" for f in found for x in f.inputs]
+    rows: list[tuple[Any, ...]] = [
+        (f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
+        for f in found for x in f.inputs]
+    heads: tuple[str, ...] = ("graph", "input", "parameter", "static or copied", "shape", "bytes")
+    known = any(addresses)
+    if known:
+        heads, rows = (*heads, "address"), [(*row, at) for row, at in zip(rows, addresses, strict=True)]
+    return Table("inputs of the CUDA graphs", heads, tuple(rows), notes=tuple(f.summary() for f in found),
+                 hidden=("address",) if known else ())

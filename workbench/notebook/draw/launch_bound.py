@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.launch_bound import Pace
-from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, PAPER, RED, Picture, finish, panels
+from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, PAPER, Picture, finish, panels
 from workbench.notebook.draw.timeline import bars
 
 COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
@@ -29,15 +30,16 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
         started = [(begin, stop - begin) for begin, stop in found.started] if apart else bars(found.started)
         axes.broken_barh(started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0)
         axes.broken_barh([(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6)
-        axes.broken_barh(bars(found.worked), (0.62, 0.76), facecolor=BLUE, linewidth=0)  # an edge would fill the gaps
-        axes.axvline(found.step_us, color=RED, linewidth=1.2)
+        # an edge would fill the gaps; without snap, a bar thinner than a pixel is a paler one, and none is lost
+        axes.broken_barh(bars(found.worked), (0.62, 0.76), facecolor=BLUE, linewidth=0, snap=False)
+        axes.axvline(found.step_us, color=INK, linewidth=1.6)
         axes.set_yticks([0, 1], ["CPU launches", "device"], fontsize=9)
         axes.set(ylim=(1.5, -0.5), xlim=(0, end))
         axes.set_title(f"{title}: {found}", fontsize=9, loc="left", color=INK)
         lines.append(f"{title}: {found}")
     legend = [Patch(color=ORANGE, label="the CPU launches"), Patch(color=BLUE, label="the device works"),
               Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
-              Patch(color=RED, label="end of the step")]
+              Line2D([], [], color=INK, linewidth=1.6, label="end of the step")]
     figure.legend(handles=legend, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
     shown[-1].set_xlabel(f"µs, {next(iter(paces.values())).source}", fontsize=9)
     text = [f"pace of a step, {next(iter(paces.values())).source}", *lines]

@@ -185,6 +185,21 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
     return score, "; ".join(missed) or "every target met", figures
 
 
+def calls_of(answer: Any, *, graph: Any, nodes: set[str]) -> tuple[float, str]:
+    """Asks for the kernel calls of a graph that compute any of the nodes, and for no other. graph: its `Kernels`."""
+    numbers = {k.number for k in graph.kernels}
+    try:
+        chosen = {getattr(k, "number", k) for k in answer}
+    except TypeError:
+        chosen = {None}
+    if not chosen <= numbers:
+        return 0.0, f"give calls of the {graph.graph} graph, or their numbers"
+    wanted = {k.number for k in graph.kernels if nodes & {*k.nodes}}
+    other, missing = len(chosen - wanted), len(wanted - chosen)
+    parts = [f"{count} {word}" for count, word in ((other, "not of it"), (missing, "missing")) if count]
+    return len(chosen & wanted) / max(1, len(chosen | wanted)), "; ".join(parts) or "right"
+
+
 GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "targets": targets}
 """`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 

@@ -99,8 +99,8 @@ def parts_to_compile(graph: GraphModule, names: Iterable[str] = (), fallback: It
 def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: RegionalOptions) -> GraphModule:
     """Compile each named region of each block on its own; the rest of the graph calls it like an operator.
 
-    Raises WorkbenchError, before anything is compiled, where a region of the options is not in the model, or Inductor
-    does not know one of their options.
+    Raises WorkbenchError, before anything is compiled, where a region of the options is not in the model, or torch does
+    not know one of their operators or of Inductor's options.
     """
     step = facts_of(gm).step
     named = _names(gm).union(step.regions, *step.captured_regions.values())
@@ -109,6 +109,7 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     if unknown := [name for name in asked if name not in named]:
         raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "
                              f"{'it has ' + ', '.join(sorted(named)) if named else 'it names none'}")
+    regions.check_operators(options.fallback, "pass 'regional_inductor': fallback")
     regions.check_options(options.config, "pass 'regional_inductor'")
     for name, config in options.region_config.items():
         regions.check_options(config, f"pass 'regional_inductor', region {name!r}")

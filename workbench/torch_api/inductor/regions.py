@@ -7,7 +7,7 @@ torch/_inductor/__init__.py (`standalone_compile`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -66,6 +66,16 @@ def check_options(config: Mapping[str, Any], where: str) -> None:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "see torch/_inductor/config.py"
             raise WorkbenchError(f"{where}: Inductor has no option {key!r}: {hint}")
+
+
+def check_operators(names: Iterable[str], where: str) -> None:
+    """Raise WorkbenchError for a name that no operator of torch has, with the nearest."""
+    known = {full.partition("::")[2].partition(".")[0] for full in torch._C._dispatch_get_all_op_names()}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise WorkbenchError(f"{where}: no operator {name!r}" + (f": did you mean {near[0]!r}?" if near else
+                                 ": give names without namespace and overload, such as silu_backward"))
 
 
 def parts_of(graph: GraphModule, groups: Mapping[Node, str]) -> list[tuple[str, list[Node]]]:
