@@ -12,7 +12,7 @@ def stones() -> tuple[str, str]:
 
 
 def voices() -> tuple[str, str]:
-    """`bisect` names bass and its new sum, which is right; add_6 is the old sum, and now adds that to itself."""
+    """`bisect` names bass and its new sum, which is right; add_10 is the old sum, and now adds that to itself."""
     return "bass", "add_10"
 
 

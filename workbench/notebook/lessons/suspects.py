@@ -58,7 +58,7 @@ class Suspect(nn.Module):
 
 
 def pipeline(name: str, dim: int = 16) -> Recipe:
-    """One of `PIPELINES` as a recipe: FSDP over 2 ranks on the small model of width `dim`. WorkbenchError names them."""
+    """One of `PIPELINES` as a recipe: FSDP over 2 ranks, a model of width `dim`. WorkbenchError for another name."""
     if name not in PIPELINES:
         raise WorkbenchError(f"no pipeline {name!r}: one of {', '.join(PIPELINES)}")
     register_model("suspect", sizes={"vocab_size": VOCABULARY, "max_seq_len": LENGTH, "dim": dim},
