@@ -114,7 +114,7 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
                     .replace('hints = ["one", "two"]', 'hints = "one"'))
     assert error_of(load_lesson, path).splitlines() == [f"{path}: {line}" for line in (
         "title: this key is required", "minutes: expected a whole number, got text '5'",
-        "checkpoints[0].hints: must not be empty",
+        "checkpoints[0].hints: expected a list, got text 'one'",
         "titel: unknown key; did you mean 'title'?",
     )]
 

@@ -92,7 +92,8 @@ def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphMo
     if pipeline == "winds":
         return "south", by["south"].options.buckets[-1]
     if pipeline == "stones":
-        return "coral", max(gathered_parameters_kept(*graphs), key=lambda row: row.bytes).name
+        forward, backward = graphs
+        return "coral", max(gathered_parameters_kept(forward, backward), key=lambda row: row.bytes).name
     if pipeline == "voices":
         return "bass", next(n.name for n in _sums(by["bass"].after[0]) if n.args[0] is n.args[1])
     return "iron", find_nodes(by["iron"].before[0], op=GATHER)[1].name
