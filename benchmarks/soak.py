@@ -4,8 +4,9 @@
 
 pools: two ranks are started, compute and end; in every tenth, one rank raises, and in every tenth, one is killed.
 changes: `what_if` on a fake world, between lists of passes; every tenth is refused. cells: `%%ranks` in one IPython,
-every tenth fails. restarts: a notebook's kernel opens a pool and is killed. Each is sampled after a tenth of its runs
-and at its end.
+every tenth fails. restarts: a notebook's kernel with an open pool is restarted; before it, in turn, nothing happens, a
+rank raises, a rank is killed, a cell hangs, or the kernel is killed. Each is sampled after every tenth of its runs, and
+once more when all is closed. The exit status is 1 where a figure has grown.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import argparse
 import io
 import os
 import signal
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +28,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
-from result import tell
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.result import tell
 from workbench import WorkbenchError, fake_world, load_recipe, what_if
 from workbench.world.ranks import RankError, ranks
 
@@ -34,24 +41,56 @@ LISTS = [], ["transformer_block_bucketing"], ["overlap_collectives"], ["transfor
 LISTS_JOINT = [], ["reshard_after_forward"]
 
 
+MARK = f"WORKBENCH_SOAK={os.getpid()}"
+MEMORY = 0.02
+"""How much memory may grow between the first and the second half of the samples: a share of it."""
+
+
 def sample() -> dict[str, float]:
-    """Of this process: MB of memory, descriptors, threads, processes below it; and entries of the temporary folder."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    """MB of this process and of those that it started, its descriptors and threads, their number, temporary files."""
+    own, started = Path("/proc/self"), _started()
+    return {"memory_mb": _memory(own), "started_mb": round(sum(map(_memory, started)), 1),
+            "descriptors": len(os.listdir(own / "fd")), "threads": len(os.listdir(own / "task")),
+            "processes": len(started), "temporary_files": len(os.listdir(tempfile.gettempdir()))}
+
+
+def _memory(process: Path) -> float:
+    try:
+        return round(int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
+    except OSError:  # it has ended
+        return 0.0
+
+
+def _started() -> list[Path]:
+    """The processes below this one, and those of them that have lost their parent: they keep the environment's mark."""
+    parents, marked = {}, set()
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            text = stat.read_text()
-        except OSError:  # it has ended
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if MARK.encode() in (process / "environ").read_bytes().split(b"\0"):
+                marked.add(int(process.name))
+        except OSError:  # it has ended, or is another user's
             continue
-        parents[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    below, found = {os.getpid()}, 0
+    below, found = {os.getpid()} | marked, 0
     while found != len(below):
         found = len(below)
         below |= {pid for pid, parent in parents.items() if parent in below}
-    memory = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-    return {"memory_mb": round(memory, 1), "descriptors": len(os.listdir("/proc/self/fd")),
-            "threads": len(os.listdir("/proc/self/task")), "processes": len(below) - 1,
-            "temporary_files": len(os.listdir(tempfile.gettempdir()))}
+    return [Path("/proc") / str(pid) for pid in below - {os.getpid()}]
+
+
+def grown(samples: Sequence[dict[str, float]]) -> list[str]:
+    """One sentence for each figure whose middle is larger in the second half of the samples than in the first.
+
+    The first sample is left out: caches fill.
+    """
+    later = samples[1:]
+    first, second = later[:len(later) // 2], later[len(later) // 2:]
+    found = []
+    for name in later[0]:
+        was, now = (statistics.median(each[name] for each in half) for half in (first, second))
+        if now > was * (1 + (MEMORY if name.endswith("_mb") else 0)):
+            found.append(f"{name} grew from {was:g} to {now:g}")
+    return found
 
 
 def summed(number: int) -> float:
@@ -98,29 +137,47 @@ def cells(count: int) -> Iterator[None]:
     shell.run_line_magic("ranks", "stop")
 
 
+OPEN = "import os, time\nfrom workbench import ranks\npool = ranks(2, echo='none')\nassert pool.run(int) == [0, 0]"
+FAULTS = {"pass": True, "pool.run(lambda: 1 / 0)": True, "pool.run(lambda: os.kill(os.getpid(), 9))": True,
+          "pool.run(lambda: time.sleep(600))": False, "os.kill(os.getpid(), 9)": False}
+"""What a cell does before the restart, and whether it ends."""
+
+
 def restarts(count: int) -> Iterator[None]:
-    for _ in range(count):
-        manager = KernelManager()
-        manager.start_kernel()
+    manager = KernelManager()
+    manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for i in range(count):
         client = manager.blocking_client()
         client.start_channels()
         client.wait_for_ready(60)
-        client.execute("from workbench import ranks\npool = ranks(2)\npool.run(int)")
-        client.get_shell_msg(timeout=120)
+        assert status_of(client, OPEN) == "ok"
+        fault, ends = list(FAULTS.items())[i % len(FAULTS)]
+        if ends:
+            assert status_of(client, fault) == ("ok" if fault == "pass" else "error")
+        else:
+            client.execute(fault)
+            time.sleep(1)
         client.stop_channels()
-        manager.shutdown_kernel(now=True)
+        manager.restart_kernel(now=True)
         yield
+    manager.shutdown_kernel(now=True)
+
+
+def status_of(client: BlockingKernelClient, source: str) -> str:
+    """Run a cell: "ok" or "error"."""
+    return client.execute_interactive(source, timeout=120, output_hook=lambda message: None)["content"]["status"]
 
 
 def soaked(runs: Callable[[int], Iterator[None]], count: int) -> dict[str, Any]:
-    """The samples after a tenth of the runs and after all, with how long they took."""
-    started, first = time.perf_counter(), {}
+    """The samples after each tenth of the runs, and when all is closed, with how long the runs took."""
+    os.environ.setdefault(*MARK.split("="))
+    started, samples, at = time.perf_counter(), [], {max(1, count * i // 10) for i in range(1, 11)}
     for i, _ in enumerate(runs(count), 1):
-        if i == max(1, count // 10):
-            first = sample()
-    time.sleep(3)  # processes of the last run end
+        if i in at:
+            samples.append(sample())
     seconds = round(time.perf_counter() - started)
-    return {"runs": count, "seconds": seconds, "after_a_tenth": first, "at_the_end": sample()}
+    time.sleep(3)  # processes of the last run end
+    return {"runs": count, "seconds": seconds, "samples": samples, "closed": sample(), "grown": grown(samples)}
 
 
 def main() -> None:
@@ -131,9 +188,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     counts = {name: getattr(options, name) for name in every}
-    found = {name: soaked(every[name][0], count) for name, count in counts.items() if count}
+    with tempfile.TemporaryDirectory(prefix="workbench-soak-") as folder:  # where nothing else writes
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        found = {name: soaked(every[name][0], count) for name, count in counts.items() if count}
     said = " ".join(["python benchmarks/soak.py", *(f"--{name} {count}" for name, count in counts.items())])
     tell(said, {"rows": found}, options.json)
+    sys.exit(any(row["grown"] for row in found.values()))
 
 
 if __name__ == "__main__":

@@ -272,7 +272,8 @@ def ranks_table(root: Path = ROOT) -> str:
     said = f"{machine['cores']} cores of {machine['cpu']}, torch {versions['torch'].split('+')[0]}"
     first = max(row["highest"] for row in found["rows"] if (row["way"], row["what"]) == columns[0])
     return (f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`). "
-            f"The first pool, for which torch was imported, took {first * 1e3:,.0f} ms; the later pools fork from that process.")
+            f"The first pool, for which torch was imported, took {first * 1e3:,.0f} ms; the later pools fork from that "
+            "process.")
 
 
 def stamp_table(root: Path = ROOT) -> str:
@@ -308,18 +309,24 @@ def what_if_table(root: Path = ROOT) -> str:
 
 SOAKED = {"pools": "pools of two ranks, every fifth with a rank that raises or is killed",
           "changes": "`what_if` changes, every tenth refused as well",
-          "cells": "`%%ranks` cells, every tenth raises", "restarts": "a kernel with an open pool is killed"}
+          "cells": "`%%ranks` cells, every tenth raises",
+          "restarts": "restarts of a kernel with an open pool, four in five after a fault"}
 
 
 def soak_table(root: Path = ROOT) -> str:
     """What a long session leaves behind, from benchmarks/results/soak.json."""
     found = json.loads((root / "benchmarks" / "results" / "soak.json").read_text(encoding="utf-8"))
-    columns = {"memory_mb": "memory, MB", "descriptors": "descriptors", "threads": "threads",
-               "processes": "child processes", "temporary_files": "temporary files"}
-    rows = [[f"{row['runs']:,} times: {SOAKED[name]}",
-             *(f"{row['after_a_tenth'][key]:g}, {row['at_the_end'][key]:g}" for key in columns)]
+    columns = {"memory_mb": "memory, MB", "started_mb": "memory of started processes, MB", "descriptors": "descriptors",
+               "threads": "threads", "processes": "started processes", "temporary_files": "temporary files"}
+    rows = [[f"{row['runs']:,} {SOAKED[name]}", *(", ".join(
+        f"{each[key]:g}" for each in (row["samples"][0], row["samples"][-1], row["closed"])) for key in columns)]
             for name, row in found["rows"].items()]
-    return table(["what", *columns.values()], rows) + f"\n\n{of_cpu(found)}."
+    grown = "; ".join(f"{name}: {said}" for name, row in found["rows"].items() for said in row["grown"])
+    more = {name: sum(row["samples"][-1][key] - row["samples"][0][key] for key in ("memory_mb", "started_mb"))
+            / (0.9 * row["runs"]) for name, row in found["rows"].items()}
+    each = ", ".join(f"{1e3 * mb:.1f} kB for each of the {name}" for name, mb in more.items())
+    return (table(["what", *columns.values()], rows) + f"\n\nGrown: {grown or 'nothing'}. Memory between the first and "
+            f"the last sample: {each}, in all processes together.\n\n{of_cpu(found)}.")
 
 
 CATCHERS = {"lint": "lint", "collectives": "collectives", "ranks": "order of ranks", "numerics": "numerics",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,7 @@ from workbench.torch_api.devices.profile import MACHINES, load_profile
 from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import accuracy
+from benchmarks import accuracy, soak
 from benchmarks.peers import fsdp2
 from benchmarks.step_time import finite
 
@@ -115,3 +121,62 @@ def test_collectives_of_timelines_join_a_profile() -> None:
     known = load_profile(MACHINES / "h200x2.json")
     assert joined.collectives == known.collectives and joined.collective_slowdown == known.collective_slowdown
     assert {row.ranks for row in joined.collectives} == {2} and joined.matmuls == known.matmuls
+
+
+SOAK = {"pools": 300, "changes": 300, "cells": 1000, "restarts": 50}
+
+
+def test_the_committed_soak_is_whole_and_flat() -> None:
+    rows = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))["rows"]
+    assert {name: row["runs"] for name, row in rows.items()} == SOAK
+    for row in rows.values():
+        assert len(row["samples"]) == 10 and soak.grown(row["samples"]) == row["grown"] == []
+        after, last = row["closed"], row["samples"][-1]
+        assert all(after[name] <= last[name] for name in ("processes", "descriptors", "threads", "temporary_files"))
+    assert rows["restarts"]["closed"]["processes"] == rows["pools"]["closed"]["processes"]
+
+
+KEPT: list[Any] = []
+LEAKS: dict[str, Callable[[Path], Any]] = {
+    "memory_mb": lambda folder: bytearray(b"x") * 12_000_000,
+    "descriptors": lambda folder: (folder / "held").open("w"),
+    "threads": lambda folder: started_thread(),
+    "processes": lambda folder: subprocess.Popen(  # which ends, and what it started lives on without a parent
+        ["sh", "-c", "sleep 60 & exec sleep 0"], start_new_session=True),
+    "temporary_files": lambda folder: (folder / str(len(KEPT))).touch(),
+}
+STOP = threading.Event()
+
+
+def started_thread() -> threading.Thread:
+    thread = threading.Thread(target=STOP.wait, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_leak_is_seen(leak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(soak.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv(*soak.MARK.split("="))
+
+    def runs(count: int, leaking: bool) -> Iterator[None]:
+        for _ in range(count):
+            if leaking:
+                KEPT.append(LEAKS[leak](tmp_path))
+            yield
+
+    assert soak.soaked(lambda count: runs(count, False), 20)["grown"] == []
+    try:
+        found = soak.soaked(lambda count: runs(count, True), 20)
+    finally:
+        STOP.set()
+        for each in KEPT:
+            if isinstance(each, subprocess.Popen):
+                each.wait()
+                os.killpg(each.pid, signal.SIGKILL)
+            elif hasattr(each, "close"):
+                each.close()
+        KEPT.clear()
+        STOP.clear()
+    assert any(said.startswith(leak) for said in found["grown"]), found

@@ -27,14 +27,23 @@ if TYPE_CHECKING:
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
     from workbench.graph.replay_rehearsal import rehearse
+    from workbench.graph.step_graph import StepGraph, join
+    from workbench.graph.update import Update
+    from workbench.graph.whole_step import WholeStep
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
+    from workbench.notebook.moments.collective_order import CollectiveOrder
+    from workbench.notebook.moments.order_pass import order_pass
+    from workbench.notebook.moments.partitioner import Partitioner
+    from workbench.notebook.moments.pass_chips import PassChips
+    from workbench.notebook.moments.placement_lab import PlacementLab
+    from workbench.notebook.moments.program_counters import ProgramCounters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
     from workbench.passes.effect import Effect
     from workbench.passes.registry import register_pass
     from workbench.pipeline.build import Built, build
-    from workbench.pipeline.numerics_proof import prove_numerics
+    from workbench.pipeline.proofs.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
     from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
@@ -46,7 +55,6 @@ if TYPE_CHECKING:
     from workbench.tools.bisect import bisect
     from workbench.tools.export_script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
-    from workbench.tools.order_pass import order_pass
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
     from workbench.tools.what_if import Study, what_if
@@ -69,6 +77,11 @@ _HOMES = {
     "tools.export_script": ("export_script",),
     "tools.inductor_passes": ("Explanation", "inductor_passes"),
     "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
+    "notebook.moments.collective_order": ("CollectiveOrder",),
+    "notebook.moments.partitioner": ("Partitioner",),
+    "notebook.moments.pass_chips": ("PassChips",),
+    "notebook.moments.placement_lab": ("PlacementLab",),
+    "notebook.moments.program_counters": ("ProgramCounters",),
     "authoring.models.causal_lm": ("CausalLM",),
     "authoring.families": ("register_model",),
     "authoring.plans": ("ParallelPlan",),
@@ -78,14 +91,17 @@ _HOMES = {
     "graph.read.cost": ("device_spec",),
     "graph.read.launch_bound": ("paced",),
     "graph.replay_rehearsal": ("rehearse",),
+    "graph.step_graph": ("StepGraph", "join"),
+    "graph.update": ("Update",),
+    "graph.whole_step": ("WholeStep",),
     "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
     "graph.read.redistribution": ("redistribution",),
     "passes.registry": ("register_pass",),
-    "pipeline.numerics_proof": ("prove_numerics",),
+    "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
-    "tools.order_pass": ("order_pass",),
+    "notebook.moments.order_pass": ("order_pass",),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),

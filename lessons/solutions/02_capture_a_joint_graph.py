@@ -16,8 +16,9 @@ def find_gathered():
     return lambda row: row.root.startswith("all_gather")
 
 
-def worth_it(rows) -> int:
-    """g / (g + a n) = 9 %, with g the gathered bytes and a the activations' bytes for one of the 64 tokens."""
+def worth_it(rows, pair, live_bytes) -> int:
+    """Solve g / (inputs + g + a n) = 9 % for n; g: the gathered bytes, a: the bytes for one of the 64 tokens."""
     gathered = sum(row.held_bytes for row in rows if row.gathered)
-    for_a_token = sum(row.held_bytes for row in rows if not row.gathered) / 64
-    return round(gathered * 91 / 9 / for_a_token / 4) * 4
+    at = live_bytes(pair.forward)
+    for_a_token = (at.peak_bytes - at.input_bytes - gathered) / 64
+    return round((gathered / 0.09 - at.input_bytes - gathered) / for_a_token / 4) * 4

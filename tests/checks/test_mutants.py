@@ -116,6 +116,17 @@ def test_the_committed_table_meets_its_bounds(table):
     assert set(table["operators"]) == set(OPERATORS)
 
 
+def test_the_table_is_the_sum_of_its_mutants(table):
+    """Each row says which verdict caught the mutant, and whether its sentence or bisect names the node."""
+    path = ROOT / "benchmarks" / "results" / "mutants.csv"
+    rows = judge.committed(path)
+    assert len({row["key"] for row in rows}) == len(rows) >= 2000
+    assert json.loads(json.dumps(judge.table_of(rows))) == {name: table[name] for name in judge.table_of(rows)}
+    assert {row["by"] for row in rows} == {*judge.LIGHT, "numerics", "running", "equivalent", "false PASS"} - {
+        "effect", "memory"}
+    assert all(bool(row["caught"]) == (row["by"] not in ("equivalent", "false PASS")) for row in rows)
+
+
 def test_a_table_that_misses_a_bound_is_told(table):
     name = next(iter(table["operators"]))
     for way, value, said in (

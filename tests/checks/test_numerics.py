@@ -6,7 +6,7 @@ from graphs_by_hand import C10D, group_name, named, trace
 from workbench.checks.numerics import compare, reduction_order_bound
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
-from workbench.pipeline.numerics_proof import _compared
+from workbench.pipeline.proofs.numerics_proof import _compared
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
 from workbench.world.fake import fake_world

@@ -13,6 +13,7 @@ different there, it is a false PASS.
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import sys
@@ -35,7 +36,7 @@ from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool, ranks
 
 SEED = 25
-MUTANTS = 2400
+MUTANTS = 2700
 LEAST, LEAST_EACH = 0.99, 0.95  # of all mutants that are not equivalent, and of those of each operator
 ALONE = 0.25  # of the mutants that change what a rank computes: planted on one rank
 SECONDS = 30.0  # of a run on ranks that have the subject
@@ -229,11 +230,35 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def write_table(rows: Path, target: Path) -> None:
-    """Draw the run's rows together, as benchmarks/results keeps them."""
+    """Draw the run's rows together, as benchmarks/results keeps them, and put the rows beside that, as CSV."""
     import torch
 
     head = {"torch": torch.__version__, "seed": SEED, "ranks": 2, "command": "python tests/mutants/judge.py"}
-    target.write_text(json.dumps(head | table_of(read(rows)), indent=1) + "\n", encoding="utf-8")
+    found = read(rows)
+    target.write_text(json.dumps(head | table_of(found), indent=1) + "\n", encoding="utf-8")
+    with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([row["key"], " ".join(row["nodes"]), row["by"], " ".join(row["caught"]), " ".join(row["told"]),
+                          named(row)] for row in found)
+
+
+COLUMNS = ("mutant", "touches", "verdict", "fails", "tells", "named by")
+
+
+def named(row: dict[str, Any]) -> str:
+    """What names a touched node: the sentence of the verdict, bisect, or nothing."""
+    return "sentence" if row["named"] else "bisect" if row["located"] else ""
+
+
+def committed(path: Path) -> list[dict[str, Any]]:
+    """The rows that `write_table` wrote, without their sentences."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{"key": row["mutant"], "subject": row["mutant"].split("/")[0], "operator": row["mutant"].split("/")[2],
+             "kind": OPERATORS[row["mutant"].split("/")[2]].kind, "nodes": row["touches"].split(), "by": row["verdict"],
+             "caught": dict.fromkeys(row["fails"].split(), ""), "told": dict.fromkeys(row["tells"].split(), ""),
+             "named": row["named by"] == "sentence", "located": row["named by"] == "bisect"} for row in rows]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import waits_of
-from workbench.torch_api.ops import collective_kind, is_wait
+from workbench.torch_api.ops import collective_kind, is_wait, multiplies
 
 WAIT = "_c10d_functional.wait_tensor"
 
@@ -21,14 +21,14 @@ def _place(node: Node, name: str) -> int | None:
 
 
 def _given(gm: GraphModule, rng: Random, name: str, change):
-    """One collective's argument `name` becomes `change(old)`."""
+    """The argument `name` of one operator that sends becomes `change(old)`."""
     def use(node: Node):
         place = _place(node, name)
         if place is None or (new := change(node.args[place])) is None:
             return None
         with_argument(node, place, new)
         return [node]
-    return first(rng, [n for n in calls(gm) if is_start(n)], use)
+    return first(rng, [n for n in calls(gm) if is_start(n) or multiplies(n.target)], use)
 
 
 @mutation("waits")

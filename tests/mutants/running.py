@@ -21,18 +21,20 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
 from workbench.passes.registry import graph_changed
-from workbench.pipeline.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
+from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare
 from workbench.recipe.wording import first_line
 from workbench.tools.bisect import first_departure
 from workbench.torch_api.distributed.fake import without_log
+from workbench.torch_api.distributed.symmetric_memory import as_two_operators
 from workbench.world.mesh import current_world
 
 NAME = "mutant"
 OTHER_INPUTS = 3
 _HELD: dict[str, Subject] = {}
+_FUSED: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ def prepare(name: str) -> int:
     """Capture a subject on this rank, and run its graphs once. Every rank must call it."""
     if name not in _HELD:
         _HELD.clear()
+        if not _FUSED:  # operators with CUDA kernels alone, for as long as this rank lives
+            _FUSED.append(as_two_operators("CPU"))
+            _FUSED[0].__enter__()
         _HELD[name] = subject(name, current_world())
     return len(_HELD[name].inputs)
 

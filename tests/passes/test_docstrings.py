@@ -19,6 +19,8 @@ from workbench import author_module, capture, fake_world, partition, region, run
 from workbench.authoring.plans import ParallelPlan
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.program import program
+from workbench.graph.step_graph import join
+from workbench.graph.update import Update
 from workbench.passes.cudagraph import Replayed
 from workbench.recipe.contracts import Stage, package_contracts
 from workbench.recipe.sections import PassSpec
@@ -55,9 +57,12 @@ def gather(x: torch.Tensor) -> torch.Tensor:
 
 
 def made(
-    name: str, block: Block, layers: int, width: int, ranks: int, axis: str, options: dict[str, Any] | None
+    name: str, block: Block, layers: int, width: int, ranks: int, axis: str, options: dict[str, Any] | None,
+    clip: float | None,
 ) -> tuple[list[str], ...]:
-    """What the pass makes of forward and backward, without values; the graphs without it where options is None."""
+    """What the pass makes of forward and backward, or of the whole step, without values; the graphs without it where
+    options is None.
+    """
     contract = package_contracts()[name]
     listed = [] if options is None else [PassSpec(name=name, options=options)]
     joint_passes = [*sorted(contract.requires), *(listed if contract.stage is Stage.JOINT else [])]
@@ -70,6 +75,10 @@ def made(
         joint = capture(author_module(model, world, mesh, ParallelPlan(units=("layers.*",)), batch=lambda: batch))
         run_joint(joint, joint_passes)
         pair = partition(joint)
+        if contract.stage is Stage.STEP:
+            whole = join(pair, Update(clip))
+            run_partitioned(whole, listed)
+            return (program(whole.graph).splitlines(),)
         bodies = run_partitioned(pair, [] if contract.stage is Stage.JOINT else listed)[1]
         return tuple(map(shown, bodies or pair.graphs, pair.graphs))
 
@@ -86,10 +95,10 @@ def shown(result: Any, graph: GraphModule) -> list[str]:
 
 
 def example(name: str, block: Block, *, layers: int = 1, width: int = 4, ranks: int = 1, graph: str = "forward",
-            axis: str = "dp_shard", **options: Any) -> None:
-    """Print one graph of the model before and after the pass `name` with these options."""
+            axis: str = "dp_shard", clip: float | None = 1.0, **options: Any) -> None:
+    """Print one graph of the model before and after the pass `name` with these options; clip: of the whole step."""
     for title, given in (("before", None), ("after", options)):
-        lines = made(name, block, layers, width, ranks, axis, given)[graph == "backward"]
+        lines = made(name, block, layers, width, ranks, axis, given, clip)[graph == "backward"]
         print(f"{title}:", *lines, sep="\n  ")
 
 

@@ -15,7 +15,7 @@ from on_ranks import FSDP4, FSDP_TP, build_with, calls, insert, outcomes, small,
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import build, check_buildable
-from workbench.pipeline.numerics_proof import loosest, prove_numerics
+from workbench.pipeline.proofs.numerics_proof import loosest, prove_numerics
 from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
@@ -291,7 +291,7 @@ def checked_then_trained(kind, passes):
     """Level full and time: what differs from a module that nothing has run, then after three steps from eager."""
     from workbench.authoring.author import author
     from workbench.graph.replay_rehearsal import rehearse
-    from workbench.pipeline.time_proof import prove_time
+    from workbench.pipeline.proofs.time_proof import prove_time
     from workbench.pipeline.train import train
 
     normed(kind)

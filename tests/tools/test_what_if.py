@@ -197,6 +197,14 @@ def test_what_was_asked_before_is_kept(study):
     assert facts_of(study.pair.forward).step is facts_of(study.pair.backward).step is study.pair.facts
 
 
+def test_a_chosen_order_stays_with_its_variant(study):
+    study.change({"passes.overlap_collectives.device": "h200"})
+    study.change(passes=["transformer_block_bucketing"])
+    assert facts_of(study.pair.forward).step.order is None
+    study.change(passes=LATER)
+    assert facts_of(study.pair.forward).step.order.device.startswith("h100,")
+
+
 def test_revert_goes_back_at_once(study):
     first, graphs = study.now, study.pair.graphs
     study.change({"passes.overlap_collectives.horizon": 2})

@@ -15,7 +15,8 @@ class Net(nn.Module):
         self.inner = nn.Module()
         self.inner.register_buffer("mean", torch.zeros(4))
         self.inner.register_buffer("other", torch.ones(4))
-        self.inner.calls, self.inner.seen, self.step = 0, [], step
+        self.inner.calls, self.inner.seen, self.inner.counts, self.step = 0, [], [0], step
+        self.inner.by_name, self.inner.before = {}, None
 
     def forward(self, x):
         self.step(self.inner, x)
@@ -48,7 +49,26 @@ def keeps(m, x):
     m.last = x
 
 
+def counts_in_a_list(m, x):
+    m.counts[0] += 1
+
+
+def counts_by_name(m, x):
+    m.by_name["calls"] = 1
+
+
+def registers(m, x):
+    m.register_buffer("late", x + 1)
+
+
+def reads_the_last(m, x):
+    x if m.before is None else x + m.before
+    m.before = x
+
+
 @pytest.mark.parametrize(("step", "found"), [
+    (counts_in_a_list, SideEffect("inner", "counts", False)), (counts_by_name, SideEffect("inner", "by_name", False)),
+    (registers, SideEffect("inner", "late", True)), (reads_the_last, SideEffect("inner", "before", False)),
     (rebinds, SideEffect("inner", "mean", True)), (counts, SideEffect("inner", "calls", False)),
     (names, SideEffect("inner", "last", False)), (writes, None), (writes_out, None), (keeps, None),
 ])

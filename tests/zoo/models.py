@@ -26,13 +26,14 @@ MIXED = "module body cannot be captured at models.py:.* reads a sharded paramete
 @dataclass(frozen=True)
 class Odd:
     """make: the module. tokens: its input are tokens. refused: why it is not taken, as a pattern. cut_refused,
-    shard_refused: why not under tensor parallelism, or under FSDP."""
+    shard_refused: why not under tensor parallelism, or under FSDP. slow: left to the slow tests."""
 
     make: Callable[[], nn.Module]
     tokens: bool = False
     refused: str = ""
     cut_refused: str = ""
     shard_refused: str = ""
+    slow: bool = False
 
 
 ZOO: dict[str, Odd] = {}
@@ -308,30 +309,3 @@ odd("renormed embeddings", tokens=True,
 odd("sparse embeddings", tokens=True, refused="body.embed .*sparse gradients")(
     lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))
 odd("a bag of embeddings", tokens=True)(lambda: Looked(nn.EmbeddingBag(VOCAB, DIM)))
-
-
-# families of transformers, built without a download
-
-_SIZES = dict(vocab_size=VOCAB, hidden_size=DIM, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-
-
-def of_transformers(name: str, **sizes: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import transformers
-
-        config = getattr(transformers, f"{name}Config")(**sizes)
-        return getattr(transformers, f"{name}Model")(config)
-
-    return make
-
-
-for family, own in {
-    "Llama": {"num_key_value_heads": 1, "max_position_embeddings": 32},
-    "Qwen3": {"num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 32},
-    "Bert": {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    "GPTNeoX": {"max_position_embeddings": 32},
-}.items():
-    odd(f"{family} of transformers", tokens=True)(of_transformers(family, **_SIZES, **own))
-odd("GPT2 of transformers", tokens=True)(of_transformers(
-    "GPT2", vocab_size=VOCAB, n_embd=DIM, n_layer=1, n_head=2, n_positions=32, resid_pdrop=0.0, embd_pdrop=0.0,
-    attn_pdrop=0.0))

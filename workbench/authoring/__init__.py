@@ -6,6 +6,7 @@
     materialise      fill shards, from the meta device
     models           the families' modules
     plans            ParallelPlan: a layout as data
+    shardable        what a module's parameters must be like
     simple_fsdp      FSDP by parametrised parameters (SimpleFSDP)
     tensor_parallel  tensor and sequence parallelism from a plan
 """

@@ -21,6 +21,7 @@ from workbench.authoring.materialise import (
     whole_parameter,
 )
 from workbench.authoring.plans import AuthoringError, ParallelPlan, expand_units, matching
+from workbench.authoring.shardable import require_shardable
 from workbench.authoring.simple_fsdp import Gather, Precision, parametrise
 from workbench.authoring.tensor_parallel import apply_tensor_plan
 from workbench.errors import no_exit
@@ -88,7 +89,7 @@ def author_module(
     axes = axis_sizes(mesh)
     if unknown := set(axes) - {"dp_replicate", "dp_shard", "tp"}:
         raise AuthoringError(f"mesh axis {sorted(unknown)[0]!r} is unknown; axes are dp_replicate, dp_shard, tp")
-    _require_own_precision(module, precision)
+    require_shardable(module, precision)
     experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
     values = {
@@ -109,17 +110,6 @@ def author_module(
     theirs = _group_names(expert_mesh).items()
     groups |= {f"{axis}.experts" if axis in groups else axis: name for axis, name in theirs}
     return Authored(module, world, mesh, buckets, groups, batch=batch, expert_mesh=expert_mesh)
-
-
-def _require_own_precision(module: nn.Module, precision: Precision) -> None:
-    """AuthoringError for a parameter that is neither float32 nor of the dtype in which the step computes."""
-    for name, param in module.named_parameters():
-        if param.dtype.is_floating_point and param.dtype not in (torch.float32, precision.param):
-            own, other = (str(dtype).removeprefix("torch.") for dtype in (param.dtype, precision.param))
-            raise AuthoringError(
-                f"model {type(module).__name__}: parameter {name} is {own}, and the step would compute in {other}: "
-                "call .float() on the model, and give the dtype to compute in as precision.param"
-            )
 
 
 def _group_names(mesh: DeviceMesh | None) -> dict[str, str]:

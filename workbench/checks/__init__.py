@@ -3,6 +3,7 @@
     bisect       the first pass and node that break their contract
     collectives  bytes conserved, one order on all ranks
     effect       whether the pass had its intended effect
+    joining      the join of forward, backward and optimizer
     lineage      a node through every pass
     lint         whether the next stage can run the graph
     matching     match nodes of two runs by value

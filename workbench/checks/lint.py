@@ -13,13 +13,15 @@ from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.snapshot import Snapshot, snapshot
 from workbench.recipe.wording import counted, differing, first_line
+from workbench.torch_api import aot
 from workbench.torch_api.ops import aliased_inputs, blocks, calls_of, collective_kind, is_wait, writes, written_inputs
 
 MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
-def _form(gm: torch.fx.GraphModule) -> list[str]:
+def form(gm: torch.fx.GraphModule) -> list[str]:
+    """What makes a graph malformed, one sentence each."""
     try:
         gm.graph.lint()
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
@@ -128,19 +130,38 @@ def _overlap(one: torch.fx.Node, other: torch.fx.Node) -> bool:
     return a < d and c < b
 
 
+def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
+    """Reads of a parameter or a state behind the update that writes it, in the graph of a whole step."""
+    owner, written, problems = roots(gm), dict[torch.fx.Node, torch.fx.Node](), dict[torch.fx.Node, str]()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or _views(node):
+            continue
+        for read in node.all_input_nodes:
+            root = owner[read]
+            if root in written and root.name != "step":  # the update reads the count that it has just advanced
+                name = aot.parameter_of(root) or root.name
+                problems.setdefault(root, f"{name} is read by {node.name} after {written[root].name} has updated it")
+        for root in (owner[n] for n in written_inputs(node)):
+            if root.op == "placeholder":
+                written.setdefault(root, node)
+    return list(problems.values())
+
+
 def problems_of(
     before: torch.fx.GraphModule, after: object, read: Callable[[torch.fx.GraphModule], Snapshot]
 ) -> tuple[list[str], list[str]]:
     """What is wrong with one graph after a pass, one sentence each: what no later stage can take, and the rest."""
     if not isinstance(after, torch.fx.GraphModule):
         return [f"the pass returned {type(after).__name__}, not a GraphModule"], []
-    unusable = _form(after)
+    unusable = form(after)
     if unusable:
         return unusable, []
     old, new = read(before), read(after)
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after)
     problems += unwaited(after) + wrong_results(before, after)
+    if facts_of(after).part == "step":
+        problems += stale_reads(after)
     if (more := len(new.unused_waits) - len(old.unused_waits)) > 0:
         problems.append(f"{counted(more, 'wait')} more than before {'is' if more == 1 else 'are'} not used by anything"
                         + differing(old.unused_waits, new.unused_waits))

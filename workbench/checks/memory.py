@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import live_bytes, saved_tensors
 from workbench.passes.registry import Graphs
 
 
 def estimate(graphs: Graphs) -> dict[str, int]:
     """`peak_<graph>` bytes for each graph, and `saved` bytes where both forward and backward are given."""
-    names = ["joint"] if len(graphs) == 1 else ["forward", "backward"]
+    names = [facts_of(graphs[0]).part] if len(graphs) == 1 else ["forward", "backward"]
     peaks = {f"peak_{name}": live_bytes(gm).peak_bytes for name, gm in zip(names, graphs, strict=True)}
     if len(graphs) == 2:
         peaks["saved"] = sum(row.held_bytes for row in saved_tensors(*graphs))

@@ -38,7 +38,8 @@ def check(item: RegisteredPass, record: PassRecord) -> None:
     step = facts_of(graph_of(record.before[0])).step
     graphs = all(isinstance(a, GraphModule) for a in record.after)
     if item.order_costs is not None and graphs:
-        step.order, verdict = _choose(item.name, record.after, partial(item.order_costs, record.options))
+        chosen, verdict = _choose(item.name, record.after, partial(item.order_costs, record.options))
+        facts_of(graph_of(record.after[0])).step.order = chosen  # not of the graph before, which other variants use
         record.verdicts.append(verdict)
     elif step.order is not None and step.order.hidden and record.stage is not Stage.REPLAY:
         chosen = step.order
@@ -91,10 +92,15 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
         return Verdict("order", Outcome.PASS, f"{kept}, as {order.by} has placed it", evidence)
     first = now[bare[0]]
     return Verdict("order", Outcome.FAIL, (
-        f"{kept}, and {order.by} had placed it behind {len(seen)}; the first lost one is {bare[0]}, with "
+        f"{kept}, where {order.by} had hidden {len(seen)}; the first lost one is {bare[0]}, with "
         f"{first.ms:.3f} ms of compute for its {first.needed_ms:.3f} ms, and {first.products} matmuls or attentions "
         f"(estimated for {order.device})"),
         evidence | {"first": bare[0]})
+
+
+def kept_after(order: ChosenOrder, graphs: Graphs, where: str) -> Verdict:
+    """Whether compute hides the collectives in these graphs, called `where`, as the pass of `order` had placed it."""
+    return _kept(order, _in_graphs(graphs, order.costs), where)
 
 
 def in_profile(order: ChosenOrder, step: StepTimeline) -> Verdict:

@@ -17,8 +17,8 @@ from workbench.recipe.contracts import Stage
 class PassRecord:
     """One pass of one run: its input, its output, how long it took and what was proved.
 
-    `before` and `after` are one joint graph, or the forward and the backward. A pass works on a copy, so both stay
-    unchanged. Seconds are wall time; copying the graph counts as verification.
+    `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
+    so both stay unchanged. Seconds are wall time; copying the graph counts as verification.
     """
 
     name: str
@@ -59,8 +59,10 @@ class PassRecord:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of its graphs: ("joint",), or ("forward", "backward")."""
-        return ("joint",) if len(self.before) == 1 else ("forward", "backward")
+        """The names of its graphs: ("joint",), ("forward", "backward"), or ("step",)."""
+        if len(self.before) == 2:
+            return ("forward", "backward")
+        return ("joint",) if self.stage is Stage.JOINT else ("step",)
 
     def __repr__(self) -> str:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"

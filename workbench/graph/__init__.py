@@ -14,4 +14,7 @@
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
     stamping          capture a few alike blocks, copy the rest
+    step_graph        join forward, backward and optimizer in one graph
+    update            norm, clipping and AdamW as graph nodes
+    whole_step        the joined graph as a step that trains
 """

@@ -1,4 +1,4 @@
-"""One direction of a step as a callable, with the graph that names its inputs."""
+"""One direction of a step, or all of it, as a callable, with the graph that names its inputs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class Body:
         return find_kernels(self.function, self.graph)
 
     def keeps_address(self, node: torch.fx.Node) -> bool:
-        """Whether an input has the same address in each step: parameters, buffers, and tensors that the forward saved.
+        """Whether an input has the same address in each step: parameters, buffers, the optimizer's state, and tensors
+        that the forward saved.
         """
+        if self.part == "step" and aot.is_state(node):
+            return True
         return not aot.is_tangent(node) if self.backward else aot.parameter_of(node) is not None
 
 
@@ -71,9 +74,8 @@ def kernels_of(before: Sequence[Any], after: Sequence[Any]) -> tuple[Kernels, ..
 
 
 def bodies_of(
-    graphs: tuple[GraphModule, GraphModule], lowered: tuple[Any, Any] | None, step: StepFacts
-) -> tuple[Body, Body]:
+    graphs: tuple[GraphModule, ...], lowered: tuple[Any, ...] | None, step: StepFacts
+) -> tuple[Body, ...]:
     """The bodies that a replay pass receives: `lowered`, or functions that run the graphs node by node."""
     made = lowered or tuple(aot.boxed(graph) for graph in graphs)
-    forward, backward = (Body(function, graph, step) for function, graph in zip(made, graphs, strict=True))
-    return forward, backward
+    return tuple(Body(function, graph, step) for function, graph in zip(made, graphs, strict=True))

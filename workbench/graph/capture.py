@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
@@ -21,7 +23,15 @@ from workbench.graph.stamping import capture_few
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.ops import calls_of, collective_kind, is_wait, keep_expected_sizes, reads_shape
+from workbench.torch_api.ops import (
+    calls_of,
+    collective_kind,
+    draws,
+    is_wait,
+    keep_expected_sizes,
+    may_draw,
+    reads_shape,
+)
 
 
 @dataclass
@@ -176,10 +186,23 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
 
 
 def settle(graph: GraphModule) -> None:
-    """What every joint graph gets before its first pass, in place: hints of sizes, and modules of gradient sums."""
+    """What every joint graph gets before its first pass, in place: hints of sizes, and modules of gradient sums.
+
+    Random numbers are saved where the model's own checkpoints would draw them a second time.
+    """
     keep_expected_sizes(graph)
+    _save_draws(graph)
     _read_sizes_of_results(graph)
     _place_gradient_sums(graph)
+
+
+def _save_draws(graph: GraphModule) -> None:
+    """The backward recomputes no draw: torch's partitioner would save the generator's state in its place."""
+    for node in calls_of(graph.graph, may_draw):
+        if draws(node):
+            for each in (node, *(user for user in node.users if user.target is operator.getitem)):
+                if "recompute" in each.meta:
+                    each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _read_sizes_of_results(graph: GraphModule) -> None:

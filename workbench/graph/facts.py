@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-Part = Literal["joint", "forward", "backward", "graph"]
+Part = Literal["joint", "forward", "backward", "step", "graph"]
 _KEY = "workbench_facts"
 
 
@@ -28,7 +28,8 @@ class ChosenOrder:
 
 @dataclass
 class StepFacts:
-    """What the stages of one step tell each other. Forward and backward share one; a fork of the pair has its own.
+    """What the stages of one step tell each other. Forward and backward share one; a fork of the pair has its own, and
+    so has the whole step in one graph.
 
     The partitioner states results (outputs of the step that the forward returns, before the saved tensors),
     saved_order (for each input of the backward before the tangents, its place among the saved tensors; None for their

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import Authored
@@ -16,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
+from workbench.torch_api.ops import storage_key
 from workbench.torch_api.refusals import place, reason, refused_module
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
@@ -28,7 +30,7 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     module without a recipe may return anything that its caller can call `backward` on.
     """
     problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph),
-                     _of_side_effects(graph))
+                     _of_side_effects(graph), _of_writes(authored.module, graph))
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -47,6 +49,13 @@ _REMEDIES = {
         "what it does next depends on a tensor's value: choose with torch.where, or decide outside of the forward"),
     r"RNN, GRU, or LSTM": (
         "Dynamo does not trace RNN, GRU and LSTM: write the recurrence as a loop over nn.LSTMCell or nn.GRUCell"),
+    r"Module-level backwards hooks": (
+        "a module has a hook on its gradient: take the hook off, or write it as a torch.autograd.Function"),
+    r"Random\.|random\.": "it draws Python's random numbers: draw them with torch, as torch.rand does",
+    r"share storage but are not": (
+        "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
+    r"expected to have an entirely functional graph": (
+        "it writes into a tensor that is no buffer: give it to register_buffer"),
     r"has been modified inplace": (
         "it writes into a parameter: write between the steps, and build an embedding without max_norm"),
 }
@@ -118,6 +127,43 @@ def _of_side_effects(graph: GraphModule) -> Iterator[str]:
         remedy = "" if effect.buffer else "make it a buffer, and "
         yield (f"{where} assigns its {what} {effect.attribute!r} in its forward, which the compiled step would not do: "
                f"{remedy}write into it in place, with copy_, add_ or lerp_")
+
+
+def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
+    """Parameters that the forward writes after a gather: the written memory is a copy, and the shards stay as they are.
+
+    Views and detached tensors share their version counter with what they are views of, and `.data` does not.
+    """
+    names = {_as_input(name): name for name, _ in module.named_parameters(remove_duplicate=False)}
+    for node in graph.graph.find_nodes(op="placeholder"):
+        if str(node.target) not in names:
+            continue
+        todo, own = list(node.users), {_key(_value(node))}
+        while todo:
+            read = todo.pop()
+            name = read.target if isinstance(read.target, str) else getattr(read.target, "__name__", "")
+            if name not in _READS or not isinstance(value := _value(read), torch.Tensor):
+                continue
+            todo += read.users
+            if node.users and read in node.users:
+                own.add(_key(value))
+            elif value._version and _key(value) not in own:
+                yield (f"parameter {names[str(node.target)]} is written in the forward, where it is a gathered copy, "
+                       "and its shards would keep their values: write between the steps, under torch.no_grad()")
+
+
+_READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_attr"}
+"""What lies between a parameter and what its module reads; `.data` too."""
+
+
+def _as_input(name: str) -> str:
+    """What Dynamo calls the placeholder of a parameter."""
+    *path, own = name.split(".")
+    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"parameters_{own}_"
+
+
+def _key(value: Any) -> Any:
+    return storage_key(value.to_local() if isinstance(value, DTensor) else value)
 
 
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -33,6 +33,7 @@ class Partitioned:
     slots: tuple[aot.LateBound, aot.LateBound]
     facts: StepFacts = field(default_factory=StepFacts, init=False, repr=False)
     broken: UnusableGraph | None = field(default=None, init=False, repr=False)
+    parts: ClassVar[tuple[Part, ...]] = PARTS
 
     def require_usable(self) -> None:
         """Raise UnusableGraph where a pass left graphs that no later stage can take."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from workbench.graph.partition import Partitioned
+from workbench.torch_api.unchanged import kept
 
 Pair = TypeVar("Pair", bound=Partitioned)
 
@@ -35,7 +36,8 @@ class Rehearsal:
         self._kept += [v.detach() for v in inputs if isinstance(v, torch.Tensor) and _address(v) not in made]
         given = set(map(_address, inputs))
         fixed = [_at_address(value) for value in inputs]
-        outputs = list(body(list(fixed)))
+        with kept(dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))):  # the step may write its inputs
+            outputs = list(body(list(fixed)))
         fresh = [value for value in outputs if isinstance(value, torch.Tensor) and _address(value) not in given]
         for value in fresh:
             if value.is_floating_point():
@@ -44,9 +46,9 @@ class Rehearsal:
         self.recorded += 1
 
         def replay() -> None:
-            for kept, new in zip(outputs, body(list(fixed)), strict=True):
-                if isinstance(kept, torch.Tensor):
-                    kept.copy_(new)
+            for old, new in zip(outputs, body(list(fixed)), strict=True):
+                if isinstance(old, torch.Tensor):
+                    old.copy_(new)
 
         return replay, outputs
 

@@ -1,88 +1,144 @@
 """Join: forward, backward, gradient clipping and AdamW of one step become one FX graph.
 
-The saved tensors and the gradients are values inside this graph, neither inputs nor outputs. The parameters and the
-optimizer's state are inputs that the graph updates in place.
+The saved tensors and the gradients are values inside this graph, neither inputs nor outputs. The parameters, the
+buffers and the optimizer's state are inputs that the graph updates in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.errors import WorkbenchError
+from workbench.authoring.author import Authored
+from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import title
-from workbench.graph.facts import facts_of, set_facts
+from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
 from workbench.graph.partition import ForwardBackward, output_nodes, saved_nodes
+from workbench.graph.update import Update, append_update, shards_of
 from workbench.torch_api import aot
-from workbench.torch_api.inductor import lowering
 
-BETAS, EPS, WEIGHT_DECAY = (0.9, 0.999), 1e-8, 1e-2  # of torch.optim.AdamW
-STATE = ("exp_avg", "exp_avg_sq")
+PAIR = 'set training.step to "pair"'
+"""What to do where a step cannot be joined."""
 
 
 @dataclass
 class StepGraph:
     """The whole step. `graph` takes the forward's inputs, then `exp_avg` and `exp_avg_sq` of each trained parameter,
-    then the step count and the learning rate (float32 scalars), and returns the loss and the gradients' norm.
+    then the step count and the learning rate, and returns the loss and the gradients' norm.
 
-    trained: qualified names of the parameters, in the order of their states. copies: for each, how many ranks hold the
-    same shard.
+    trained: qualified names of the parameters, in the order of their states. parameters: their nodes' names.
+    gradients: the name of the node of each one's gradient before clipping. body: what runs the graph, once lowered.
     """
 
     pair: ForwardBackward
     graph: GraphModule = field(repr=False)
     trained: tuple[str, ...]
+    parameters: tuple[str, ...] = field(repr=False)
+    gradients: dict[str, str] = field(repr=False)
+    update: Update
+    body: Any = field(default=None, repr=False)
+    broken: UnusableGraph | None = field(default=None, repr=False)
+    parts: tuple[Part, ...] = ("step",)
+
+    @property
+    def graphs(self) -> tuple[GraphModule, ...]:
+        return (self.graph,)
+
+    @property
+    def facts(self) -> StepFacts:
+        return facts_of(self.graph).step
+
+    def replace(self, which: Part, graph: GraphModule) -> None:
+        self.graph = graph
+
+    def require_usable(self) -> None:
+        """Raise UnusableGraph where a pass left a graph that no later stage can take."""
+        if self.broken is not None:
+            raise self.broken
+
+    @contextlib.contextmanager
+    def context(self, which: Part = "step") -> Iterator[list[Any]]:
+        """The tracing state around the graph; gives its example inputs (fake tensors)."""
+        with self.pair.context("forward"):
+            yield [node.meta.get("val") for node in self.graph.graph.find_nodes(op="placeholder")]
+
+    def fork(self) -> StepGraph:
+        """Another step graph on the same graph, for passes to work on; this one stays as it is."""
+        other = replace(self)
+        other.graph = aot.clone(self.graph)
+        facts = facts_of(self.graph)
+        set_facts(other.graph, facts.of("step", facts.step.fork()))
+        return other
 
     def __repr__(self) -> str:
         return (f"StepGraph({title(self.pair.authored)}: {len(self.graph.graph.nodes)} nodes, {len(self.trained)} "
                 "parameters trained)")
 
 
-def join(pair: ForwardBackward, *, clip: float | None, decompositions: dict[Any, Any] | None = None) -> StepGraph:
-    """Join the pair, clipping to the norm `clip` (None: the norm is taken, and nothing is scaled) and AdamW.
+def join(pair: ForwardBackward, update: Update, *, decompositions: dict[Any, Any] | None = None) -> StepGraph:
+    """Join the pair, the norm, clipping and AdamW. The pair stays as it is.
 
-    decompositions: the table that the pair's operators were decomposed by, for clipping.
-    Raises WorkbenchError where a trained parameter has no gradient, or where the forward writes buffers.
+    decompositions: the table that the pair's operators were decomposed by, for the operators of clipping.
+    Raises WorkbenchError where a trained parameter has no gradient, or the forward returns more than the loss.
     """
     pair.require_usable()
-    if pair.written:
-        raise WorkbenchError(f"the whole step of {title(pair.authored)}: the forward writes {pair.written[0]}, which a "
-                             "joined graph does not do yet: keep the optimizer outside the graph")
     forward, backward = pair.graphs
-    graph, copied = Graph(), dict[Node, Any]()
-    _copy(forward, graph, copied)
+    graph, copied, attributes = Graph(), dict[Node, Any](), dict[str, Any]()
+    _copy(forward, "forward", graph, copied, attributes)
     taken = [n for n in backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
     copied |= {node: copied[saved] for node, saved in zip(taken, saved_nodes(forward, backward), strict=True)}
     for node in backward.graph.find_nodes(op="placeholder"):
         if aot.is_tangent(node):
             copied[node] = _ones(graph, node)
-    _copy(backward, graph, copied)
-    parameters = {aot.parameter_of(n): copied[n] for n in forward.graph.find_nodes(op="placeholder")
-                  if aot.is_parameter(n)}
+    _copy(backward, "backward", graph, copied, attributes)
+    inputs = {aot.parameter_of(n): copied[n] for n in forward.graph.find_nodes(op="placeholder")
+              if aot.parameter_of(n) is not None and isinstance(n.meta.get("val"), torch.Tensor)}
     gradients = _gradients(backward, copied)
-    missing = [name for name in parameters if name not in gradients]
-    if missing:
-        raise WorkbenchError(f"the whole step of {title(pair.authored)}: parameter {missing[0]} gets no gradient: "
-                             "freeze it, or use it in the loss")
-    names = tuple(gradients)
-    inputs = _state(graph, [parameters[name] for name in names])
-    norm = _update(pair, graph, names, [parameters[n] for n in names], [gradients[n] for n in names], inputs, clip, decompositions)
-    results = output_nodes(forward)[: facts_of(forward).step.results]
-    graph.output((copied[results[0]], norm))
-    made = aot.like(forward, graph)
-    set_facts(made, facts_of(forward).of("graph", pair.facts))
-    return StepGraph(pair, made, names)
+    names = _trained(pair, gradients)
+    norm = append_update(graph, update, [inputs[n] for n in names], [gradients[n] for n in names],
+                         shards_of(pair.authored, names), decompositions)
+    loss = _results(pair, forward, graph, copied, inputs)
+    graph.output((loss, norm))
+    step = _facts(pair, copied)
+    made = aot.like(forward, graph, attributes)
+    set_facts(made, facts_of(forward).of("step", step))
+    return StepGraph(pair, made, names, tuple(inputs[name].name for name in names),
+                     {name: gradients[name].name for name in names}, update)
 
 
-def _copy(source: GraphModule, graph: Graph, copied: dict[Node, Any]) -> None:
+def require_joinable(authored: Authored) -> None:
+    """Raise WorkbenchError, before anything is captured, for a module whose step cannot be joined."""
+    where, names = f"the whole step of {title(authored)}", dict[int, str]()
+    for name, parameter in authored.module.named_parameters(remove_duplicate=False):
+        if (first := names.setdefault(id(parameter), name)) != name:
+            raise WorkbenchError(f"{where}: {first!r} and {name!r} are one parameter (tied weights), which a joined "
+                                 f"graph would update twice: untie them, or {PAIR}")
+        if not parameter.requires_grad:
+            raise WorkbenchError(f"{where}: parameter {name!r} is frozen, and a joined graph updates every parameter: "
+                                 f"set requires_grad to True, or {PAIR}")
+
+
+def _copy(source: GraphModule, part: str, graph: Graph, copied: dict[Node, Any], attributes: dict[str, Any]) -> None:
+    """Append the nodes of `source` that have no copy yet; its attributes get names of their own."""
     for node in source.graph.nodes:
-        if node.op != "output" and node not in copied:
-            copied[node] = graph.node_copy(node, copied.__getitem__)
+        if node.op == "output" or node in copied:
+            continue
+        made = copied[node] = graph.node_copy(node, copied.__getitem__)
+        made.meta["custom"] = dict(node.meta.get("custom") or {})
+        if node.op == "get_attr":
+            made.target = f"{part}_{str(node.target).replace('.', '_')}"
+            attributes[made.target] = _attribute(source, str(node.target))
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
 
 
 def _ones(graph: Graph, tangent: Node) -> Node:
@@ -102,79 +158,42 @@ def _gradients(backward: GraphModule, copied: dict[Node, Any]) -> dict[str, Node
     return found
 
 
-def _state(graph: Graph, parameters: Sequence[Node]) -> list[list[Node]]:
-    """Placeholders behind the forward's: [exp_avg of each, exp_avg_sq of each, [step, lr]]."""
-    last = graph.find_nodes(op="placeholder")[-1]
-    mode = lowering.detect_fake_mode([p.meta["val"] for p in parameters])
-    with mode:
-        scalar = torch.empty((), device=parameters[0].meta["val"].device)
-        kinds = [[(f"{kind}_{i}", torch.empty_like(p.meta["val"])) for i, p in enumerate(parameters)]
-                 for kind in STATE] + [[("step", scalar), ("lr", scalar if scalar.is_cuda else scalar.double())]]
-    made = []
-    for kind in kinds:
-        made.append([])
-        for name, value in kind:
-            with graph.inserting_after(last):
-                last = graph.placeholder(name)
-            last.meta["val"] = value
-            made[-1].append(last)
-    return made
+def _trained(pair: ForwardBackward, gradients: dict[str, Node]) -> tuple[str, ...]:
+    """The module's parameters in their order, which is the order in which the eager loop takes the norm."""
+    names = tuple(name for name, _ in pair.authored.module.named_parameters())
+    missing = [name for name in names if name not in gradients]
+    if missing:
+        raise WorkbenchError(f"the whole step of {title(pair.authored)}: parameter {missing[0]!r} gets no gradient, "
+                             f"and every parameter must: use it in the loss, drop it, or {PAIR}")
+    return names
 
 
-def _update(pair: ForwardBackward, graph: Graph, names: Sequence[str], parameters: list[Node], gradients: list[Node],
-            state: list[list[Node]], clip: float | None, decompositions: dict[Any, Any] | None) -> Node:
-    """Append the norm, clipping and AdamW; gives the norm's node."""
-    given = [parameters, gradients, *state]
-    traced = make_fx(_step_of(_copies(pair, names), clip), decompositions)(*([n.meta["val"] for n in nodes] for nodes in given))
-    traced.graph.eliminate_dead_code()
-    inside: dict[Node, Any] = dict(zip(traced.graph.find_nodes(op="placeholder"),
-                                       [n for nodes in given for n in nodes], strict=True))
-    for node in traced.graph.nodes:
-        if node.op == "call_function":
-            inside[node] = graph.node_copy(node, inside.__getitem__)
-    (norm,) = output_nodes(traced)
-    return inside[norm]
+def _results(pair: ForwardBackward, forward: GraphModule, graph: Graph, copied: dict[Node, Any],
+             inputs: dict[Any, Node]) -> Node:
+    """The loss; what the forward returns as new values of buffers is written into them."""
+    count = facts_of(forward).step.results
+    descs = forward.graph.output_node().meta["desc"]
+    losses = []
+    for node, desc in zip(output_nodes(forward)[:count], descs[:count], strict=True):
+        name = aot.written_by(desc)
+        if name is None:
+            losses.append(node)
+            continue
+        write = graph.call_function(torch.ops.aten.copy_.default, (inputs[name], copied[node]))
+        write.meta["val"] = inputs[name].meta["val"]
+    if len(losses) != 1 or losses[0].meta["val"].numel() != 1:
+        raise WorkbenchError(f"the whole step of {title(pair.authored)}: the module returns {len(losses)} results, and "
+                             f"a whole step takes one loss: return the loss alone, or {PAIR}")
+    loss: Node = copied[losses[0]]
+    return loss
 
 
-def _copies(pair: ForwardBackward, names: Sequence[str]) -> list[int]:
-    """How many ranks hold the same shard of each parameter."""
-    from torch.distributed.tensor import DTensor
-
-    held, ranks = dict(pair.authored.module.named_parameters(remove_duplicate=False)), pair.authored.world.size
-    found = []
-    for name in names:
-        shards = 1
-        if isinstance(parameter := held[name], DTensor):
-            for placement, size in zip(parameter.placements, parameter.device_mesh.shape, strict=True):
-                shards *= 1 if placement.is_replicate() else size
-        found.append(ranks // shards)
-    return found
-
-
-def _step_of(copies: Sequence[int], clip: float | None) -> Callable[..., torch.Tensor]:
-    """What `pipeline.train` does to gradients and parameters, as one function of lists of tensors."""
-    ranks = max(copies, default=1)
-
-    def run(parameters: Any, gradients: Any, exp_avg: Any, exp_avg_sq: Any, scalars: Any) -> torch.Tensor:
-        step, lr = scalars
-        groups: dict[int, list[torch.Tensor]] = {}
-        for same, gradient in zip(copies, gradients, strict=True):
-            groups.setdefault(same, []).append(gradient)
-        total: Any = sum(torch.nn.utils.get_total_norm(found).double() ** 2 / same for same, found in groups.items())
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            from torch.distributed import _functional_collectives as functional
-
-            total = functional.all_reduce(total, "sum", torch.distributed.group.WORLD)
-            total = functional.wait_tensor(total)
-        norm = total.sqrt().to(gradients[0].dtype)
-        if clip is not None:
-            scale = torch.clamp(clip / (norm + 1e-6), max=1.0)
-            gradients = [gradient * scale for gradient in gradients]
-        step.add_(1)
-        torch.ops.aten._fused_adamw_.tensor_lr(
-            parameters, gradients, exp_avg, exp_avg_sq, [], [step] * len(parameters), lr=lr, beta1=BETAS[0],
-            beta2=BETAS[1], weight_decay=WEIGHT_DECAY, eps=EPS, amsgrad=False, maximize=False)
-        return norm
-
-    assert ranks
-    return run
+def _facts(pair: ForwardBackward, copied: dict[Node, Any]) -> StepFacts:
+    """The step's facts for the joined graph, whose nodes have other names where both graphs used one."""
+    step = replace(pair.facts.fork(), results=2, saved_order=(), recorder=None, replayed_forward=None)
+    if step.order is not None:
+        names = {f"{part} {node.name}": f"step {copied[node].name}"
+                 for part, graph in zip(pair.parts, pair.graphs, strict=True)
+                 for node in graph.graph.nodes if isinstance(copied.get(node), Node)}
+        step.order = replace(step.order, hidden={names[name]: n for name, n in step.order.hidden.items()})
+    return step

@@ -6,10 +6,12 @@
     cudagraph                    record a direction once, replay it with one launch
     effect                       Effect: what a pass's predicate found
     full_inductor_compilation    each graph becomes one compiled callable
+    fused_clip_adamw             clipping scales gradients inside the optimizer's update
     graph_cleanup                views and dead code that do nothing
     inductor_decomposition       operators become primitives that Inductor lowers
     merged_collectives           what both bucketing passes need
     overlap_collectives          independent work moves behind collectives
+    overlap_update               parameters are updated behind the rest of the backward
     regional_inductor            named regions are compiled by Inductor
     registry                     @register_pass, and `find_pass` by name
     reshard_after_forward        free gathered parameters after the forward

@@ -1,13 +1,14 @@
 """The way from a recipe to a report: build, run, train, prove.
 
     build           recipe to compiled step
+    checkpoints     save and resume a training run
     expert_load     tokens that each expert got
     gpu_communication  which events of a GPU's profile communicate
     graph_files     graphs of a build as Python files
     machine         machine and versions of a figure
     measured_run    a profiled step, compared with the simulated one
-    numerics_proof  numerics verdicts on real ranks
     progress        progress bars of runs
+    proofs          verdicts that run a step on real ranks
     recipe_ranks    whose ranks a recipe runs on
     report          Report: what `run` returns
     report_data     a run as plain data
@@ -18,6 +19,5 @@
     run_passes      run a list of passes, with a record of each
     step_profile    one step under torch's profiler
     text_data       byte-level text to train on
-    time_proof      time verdicts on real ranks
     train           the training loop
 """

@@ -15,13 +15,14 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.lower import CompiledStep
 from workbench.graph.read.cost import flops
+from workbench.graph.whole_step import WholeStep
 from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
-from workbench.pipeline.numerics_proof import prove_numerics
+from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.route import TIMED, Progress, route, upto, walk
 from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
-from workbench.pipeline.train import deterministic
-from workbench.recipe.contracts import Stage, check_passes
+from workbench.pipeline.train import deterministic, optimizer_of
+from workbench.recipe.contracts import Stage, check_passes, check_step
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.rules import cuda_reasons
 from workbench.torch_api.garbage import uncollected
@@ -32,11 +33,12 @@ from workbench.world.mesh import World
 class Built:
     """A compiled step and what was proved on the way. `seconds` is wall time by stage.
 
-    captured: the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
+    step: a WholeStep where the recipe asks for it. pipeline: verdicts on the list of passes, and on the join. captured:
+    the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
     """
 
     authored: Authored
-    step: CompiledStep
+    step: CompiledStep | WholeStep
     records: list[PassRecord]
     schedule: Verdict
     pipeline: list[Verdict] = field(default_factory=list)
@@ -65,7 +67,8 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
         if "fsdp" in needs and not recipe.mesh.fsdp:
             raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
     # again, since a user's own pass may have been registered after the recipe was read
-    if problems := check_passes(*lists, free_order=recipe.free_order):
+    problems = check_passes(*lists, free_order=recipe.free_order)
+    if problems := problems + [message for _, message in check_step(lists[1], recipe.training.step)]:
         raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
 
 
@@ -92,7 +95,7 @@ def build(
         if level == "full":
             progress("numerics")
             started = time.perf_counter()
-            built.pipeline = prove_numerics(built.records, built.step)
+            built.pipeline += prove_numerics(built.records, built.step)
             built.seconds["numerics"] = time.perf_counter() - started
     _refuse_no_effect(recipe, built.records)
     return built
@@ -109,8 +112,10 @@ def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[Joi
             note(joint)
         walk(stages[until_capture:], state, progress=progress, seconds=seconds)
     pair = state.forward_backward
-    return Built(state.authored, CompiledStep(pair), state.records, state.schedule, seconds=seconds,
-                 saved_bytes=saved_bytes(pair), captured=state.captured, flop=sum(flops(state.captured).values()))
+    whole = hasattr(state, "joined")
+    step = WholeStep(state.joined, optimizer_of(state.authored)) if whole else CompiledStep(pair)
+    return Built(state.authored, step, state.records, state.schedule, state.joining, seconds, saved_bytes(pair),
+                 state.captured, sum(flops(state.captured).values()))
 
 
 def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:

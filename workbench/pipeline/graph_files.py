@@ -12,7 +12,10 @@ import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.callables import graph_of
 from workbench.graph.facts import facts_of
+from workbench.graph.partition import PARTS
+from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built
 from workbench.recipe.contracts import Stage
 from workbench.torch_api import aot
@@ -35,7 +38,8 @@ def dump_graphs(built: Built, folder: Path) -> list[Path]:
         for old in here.glob("[0-9][0-9]_*.py"):
             old.unlink()
         for number, (name, graphs) in enumerate(stages(built)):
-            kinds = ("joint",) if len(graphs) == 1 else ("forward", "backward")
+            first = graphs[0]
+            kinds = PARTS if len(graphs) == 2 else (facts_of(first).part if isinstance(first, GraphModule) else "step",)
             for kind, graph in zip(kinds, graphs, strict=True):
                 path = here / f"{number:02d}_{name}_{kind}.py"
                 title = f"{built.authored.recipe.name if built.authored.recipe else 'module'}: {kind} graph, {name}"
@@ -48,16 +52,22 @@ def dump_graphs(built: Built, folder: Path) -> list[Path]:
 
 
 def stages(built: Built) -> Iterator[tuple[str, Sequence[Any]]]:
-    """(name, graphs) of each stage: one joint graph, or the forward and the backward."""
+    """(name, graphs) of each stage: one joint graph, the forward and the backward, or the whole step."""
     joint = [r for r in built.records if r.stage is Stage.JOINT]
     later = [r for r in built.records if r.stage is not Stage.JOINT]
     if built.captured is not None:
         yield "captured", (built.captured,)
     for record in joint:
         yield record.name, record.after
-    yield "partitioned", later[0].before if later else built.step.pair.graphs
-    for record in later:
+    pair = [r for r in later if len(r.before) == 2]
+    yield "partitioned", pair[0].before if pair else built.step.pair.graphs
+    for record in pair:
         yield record.name, record.after
+    if isinstance(built.step, WholeStep):
+        whole = later[len(pair) :]
+        yield "joined", tuple(graph_of(given) for given in whole[0].before) if whole else built.step.joined.graphs
+        for record in whole:
+            yield record.name, record.after
 
 
 def module_text(graph: Any, title: str, size: int, rank: int) -> str:

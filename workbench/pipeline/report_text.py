@@ -104,6 +104,8 @@ def figures(report: ReportData) -> list[str]:
     losses = training.losses
     lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps; "
                  f"gradient norm {training.norms[0]:.3f} to {training.norms[-1]:.3f}")
+    if warning := training.warning():
+        lines.append(f"warning: {warning}")
     if training.load is not None:
         lines.append(f"experts: {training.load.summary()}")
     if training.peak_bytes is not None:

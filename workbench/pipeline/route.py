@@ -8,6 +8,9 @@ A tool may stop before the last stage, start after the first, or add a stage of 
     partition   the joint graph: forward and backward
     (a stage for each other pass, which transforms both graphs, lowers them or replays them)
     lower       the ranks compare their collectives; both graphs get the functions that run them
+
+Where the recipe asks for the whole step in one graph, a stage `join` stands behind the passes of the partitioned stage,
+and the passes behind it work on the joined graph.
 """
 
 from __future__ import annotations
@@ -23,18 +26,21 @@ from torch.fx import GraphModule
 from workbench.authoring.author import Authored, author, author_module, random_tokens
 from workbench.authoring.families import find_family
 from workbench.authoring.plans import ParallelPlan
-from workbench.checks import static
+from workbench.checks import joining, static
 from workbench.checks.order import take_back
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import bind
 from workbench.graph.partition import ForwardBackward, Partitioned, partition
+from workbench.graph.step_graph import StepGraph, join, require_joinable
+from workbench.graph.update import Update
 from workbench.passes.inductor_decomposition.transform import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import (
     JOINT,
     PARTITIONED,
+    WHOLE,
     Joint,
     agree_on_collectives,
     choose,
@@ -45,14 +51,16 @@ from workbench.pipeline.run_passes import (
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec
+from workbench.torch_api import aot
+from workbench.torch_api.inductor import lowering
 from workbench.world.mesh import World
 
 Progress = Callable[[str], None]
 TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
-Kind = Stage | Literal["author", "capture", "partition", "lower"]
+Kind = Stage | Literal["author", "capture", "partition", "join", "lower"]
 _LATER: dict[str, Any] = {
     **dict.fromkeys(("name", "about", "strict", "free_order", "expect", "joint_passes", "passes"), True),
-    "training": {"steps", "optimizer", "lr", "clip"}, "data": {"path"},
+    "training": {"steps", "step", "nan_norm", "read_loss_every", "optimizer", "lr", "clip"}, "data": {"path"},
 }
 """What neither the model nor its graph depends on; any other change of a recipe needs a new model."""
 
@@ -62,13 +70,16 @@ class StepState:
     """What the stages have made so far; an attribute is missing until its stage has run.
 
     captured: the joint graph before its first pass. bodies: what a lowering or replay pass made of both graphs.
-    schedule: whether the collectives of all ranks agree.
+    schedule: whether the collectives of all ranks agree. joined: the whole step in one graph, where the recipe asks for
+    it, and joining: what the checks found of the join.
     """
 
     authored: Authored = field(init=False)
     joint: Joint = field(init=False)
     captured: GraphModule = field(init=False)
     pair: Partitioned = field(init=False)
+    joined: StepGraph = field(init=False)
+    joining: list[Verdict] = field(default_factory=list)
     bodies: tuple[Any, ...] | None = None
     schedule: Verdict = field(init=False)
     records: list[PassRecord] = field(default_factory=list)
@@ -86,14 +97,18 @@ class StepState:
 
     @property
     def graphs(self) -> tuple[GraphModule, ...]:
-        """The graphs as they are now: joint, or forward and backward."""
+        """The graphs as they are now: joint, forward and backward, or the whole step."""
+        if hasattr(self, "joined"):
+            return self.joined.graphs
         return self.pair.graphs if hasattr(self, "pair") else (self.joint.graph,) if hasattr(self, "joint") else ()
 
     def fork(self) -> StepState:
         """Another state that later stages may change, while this one stays as it is."""
         other = copy.copy(self)
         other.records = list(self.records)
-        if hasattr(self, "pair"):
+        if hasattr(self, "joined"):
+            other.joined = self.joined.fork()
+        elif hasattr(self, "pair"):
             other.pair = self.forward_backward.fork()
         elif hasattr(self, "joint"):
             other.joint = self.joint_graph.fork()
@@ -120,7 +135,7 @@ class RouteStage:
     @property
     def timed(self) -> str:
         """The row of `Built.seconds` that its time belongs to, one of TIMED."""
-        if self.kind in PARTITIONED:
+        if self.kind == "join" or self.kind in (*PARTITIONED, *WHOLE):
             return "passes"
         return "joint passes" if self.kind is Stage.JOINT else "compile" if self.kind == "lower" else self.name
 
@@ -131,8 +146,9 @@ def route(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> 
     plan: placements in the place of the model family's own. Raises WorkbenchError for an unknown pass or a wrong
     option, before anything has run.
     """
-    return [_author(recipe, world, plan), _capture(recipe.joint_passes), *joint_stages(recipe.joint_passes),
-            _partition(recipe.joint_passes), *pair_stages(recipe.passes), LOWER]
+    whole = recipe.training.step == "whole"
+    return [_author(recipe, world, plan), _capture(recipe.joint_passes, whole), *joint_stages(recipe.joint_passes),
+            _partition(recipe.joint_passes), *(whole_stages(recipe) if whole else pair_stages(recipe.passes)), LOWER]
 
 
 def walk(
@@ -164,7 +180,7 @@ def upto(stages: Sequence[RouteStage], kind: Kind) -> int:
     return next(i for i, stage in enumerate(stages) if order.index(stage.kind) >= order.index(kind))
 
 
-_ORDER: tuple[Kind, ...] = ("author", "capture", Stage.JOINT, "partition", *PARTITIONED, "lower")
+_ORDER: tuple[Kind, ...] = ("author", "capture", Stage.JOINT, "partition", Stage.PARTITIONED, "join", *WHOLE, "lower")
 
 
 def _author(recipe: Recipe, world: World, plan: ParallelPlan | None) -> RouteStage:
@@ -176,14 +192,16 @@ def _author(recipe: Recipe, world: World, plan: ParallelPlan | None) -> RouteSta
                                                 "code": code})
 
 
-def _capture(specs: Sequence[PassSpec]) -> RouteStage:
+def _capture(specs: Sequence[PassSpec], whole: bool) -> RouteStage:
     table = capture_decompositions(specs)
 
     def run(state: StepState) -> None:
+        if whole:
+            require_joinable(state.authored)
         state.joint = capture(state.authored, decompositions=table)
         state.captured = state.joint.graph
 
-    return RouteStage("capture", "capture", run, {"recipe": table is not None,
+    return RouteStage("capture", "capture", run, {"recipe": (table is not None, whole),
                                                   "code": (capture, capture_decompositions)})
 
 
@@ -195,6 +213,38 @@ def joint_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
 def pair_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
     """A stage for each pass on forward and backward."""
     return [_of_pass(spec, PARTITIONED, _run_on_pair(spec)) for spec in specs]
+
+
+def whole_stages(recipe: Recipe) -> list[RouteStage]:
+    """A stage for each pass on forward and backward, the join, and a stage for each pass on the joined graph."""
+    stages = [find_pass(spec.name).contract.stage for spec in recipe.passes]
+    before = next((i for i, stage in enumerate(stages) if stage in WHOLE), len(stages))
+    specs = recipe.passes[before:]
+    return [*pair_stages(recipe.passes[:before]), _join(recipe),
+            *[_of_pass(spec, WHOLE, _run_on_step(spec)) for spec in specs]]
+
+
+def _join(recipe: Recipe) -> RouteStage:
+    spec = recipe.training
+    decomposed = any(each.name == "inductor_decomposition" for each in recipe.joint_passes)
+    update = Update(spec.clip, spec.nan_norm == "skip")
+
+    def run(state: StepState) -> None:
+        table = lowering.decomposition_table() if decomposed else None
+        state.joined = join(state.forward_backward, update, decompositions=table)
+        state.joining = joining.check(state.joined)
+        state.seen = static.Seen()
+
+    return RouteStage("join", "join", run, {"recipe": (update, decomposed), "code": (join,)})
+
+
+def _run_on_step(spec: PassSpec) -> Callable[[StepState], None]:
+    def run(state: StepState) -> None:
+        records, state.bodies = run_partitioned(state.joined, [spec], seen=state.seen, bodies=state.bodies)
+        state.records = take_back([*state.records, *records])
+        state.forget_old_graphs()
+
+    return run
 
 
 def _of_pass(spec: PassSpec, stages: Sequence[Stage], run: Callable[[StepState], None]) -> RouteStage:
@@ -236,6 +286,11 @@ def take_pair(state: StepState, pair: Partitioned) -> None:
 
 
 def _lower(state: StepState) -> None:
+    if hasattr(state, "joined"):
+        state.schedule = agree_on_collectives(state.joined)
+        state.joined.require_usable()
+        (state.joined.body,) = state.bodies or map(aot.boxed, state.joined.graphs)
+        return
     state.schedule = agree_on_collectives(state.pair)
     bind(state.pair, state.bodies)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from workbench.checks.collectives import gathered
 from workbench.checks.order import in_profile
 from workbench.checks.verdicts import Outcome, Verdict
+from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post
+from workbench.pipeline.proofs.time_proof import prove_time
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
 from workbench.pipeline.report_data import PassRow, median_step
@@ -23,7 +26,6 @@ from workbench.pipeline.roofline import matmul_ceiling, roofline
 from workbench.pipeline.run_passes import Level, prove_replay
 from workbench.pipeline.step_profile import StepProfile, profile_step
 from workbench.pipeline.text_data import load_text
-from workbench.pipeline.time_proof import prove_time
 from workbench.pipeline.train import Batches, Training, recipe_of, train
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import Recipe
@@ -70,7 +72,8 @@ def run(
     """
     recipe = runnable(recipe, world)
     folder = Path(dump).absolute() if dump is not None else None
-    stages = 3 + len(recipe.pass_names) + (0 if level == "light" else 1 if world == "fake" else 2)
+    stages = 3 + len(recipe.pass_names) + (recipe.training.step == "whole")
+    stages += 0 if level == "light" else 1 if world == "fake" else 2
     if world != "fake":
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     here, results = on_ranks(recipe, world, on_rank, level, folder, stages=stages, steps=recipe.training.steps,
@@ -126,9 +129,12 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
         prove_replay(built.records)
         if world.device.type == "cuda":
             batch = Batches(built.authored).at(0)
-            profile = profile_step(lambda: built.step(*batch).backward(), built.authored.module,
-                                   built.step.pair.written)
-            seen = _order_in_profile(built, batch)
+            once = partial(_once, built, batch)
+            if isinstance(built.step, WholeStep):
+                profile = profile_step(once, built.authored.module, built.step.joined.trained)
+            else:
+                profile = profile_step(once, built.authored.module, built.step.pair.written)
+                seen = _order_in_profile(built, batch)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
@@ -138,6 +144,14 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
                       built.flop, training, ceiling, profile)
 
 
+def _once(built: Built, batch: tuple[Any, ...]) -> None:
+    """Forward and backward, or the whole step."""
+    if isinstance(built.step, WholeStep):
+        built.step(*batch)
+    else:
+        built.step(*batch).backward()
+
+
 def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
     """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; empty without such a pass.
     """
@@ -145,7 +159,7 @@ def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
 
     def step() -> None:
         module.zero_grad(set_to_none=True)
-        built.step(*batch).backward()
+        _once(built, batch)
 
     chosen = pair.facts.order
     return [in_profile(chosen, measured(step, pair))] if chosen is not None and chosen.hidden else []

@@ -16,9 +16,10 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of, graph_of
 from workbench.graph.facts import StepFacts, facts_of, set_facts
-from workbench.graph.partition import PARTS, ForwardBackward, Partitioned
+from workbench.graph.partition import ForwardBackward, Partitioned
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path
+from workbench.graph.step_graph import StepGraph
 from workbench.passes.registry import RegisteredPass, find_pass
 from workbench.recipe.contracts import Stage
 from workbench.recipe.sections import PassSpec, listed
@@ -28,6 +29,7 @@ from workbench.torch_api.ops import is_symbolic
 
 Level = Literal["light", "full"]
 JOINT, PARTITIONED = (Stage.JOINT,), (Stage.PARTITIONED, Stage.LOWERING, Stage.REPLAY)
+WHOLE = (Stage.STEP, Stage.LOWERING, Stage.REPLAY)
 
 
 class Joint(Protocol):
@@ -168,19 +170,21 @@ def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
 
 
 def run_partitioned(
-    pair: Partitioned,
+    pair: Partitioned | StepGraph,
     specs: Sequence[PassSpec | str],
     *,
     progress: Callable[[str], None] = lambda _: None,
     seen: static.Seen | None = None,
     bodies: tuple[Any, ...] | None = None,
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
-    """Run the passes on forward and backward; the second result holds the bodies of a lowering or replay pass, or None.
+    """Run the passes on forward and backward, or on the whole step; the second result holds the bodies of a lowering or
+    replay pass, or None.
 
     A pass that raises, on either graph, leaves both as it received them. seen, bodies: what an earlier call read from
     the same graphs, and the bodies that it returned.
     """
-    chosen = [choose(spec, PARTITIONED, "run_partitioned") for spec in listed(specs, "run_partitioned")]
+    stages = WHOLE if isinstance(pair, StepGraph) else PARTITIONED
+    chosen = [choose(spec, stages, "run_partitioned") for spec in listed(specs, "run_partitioned")]
     records: list[PassRecord] = []
     seen = seen or static.Seen()
     for item, options in chosen:
@@ -188,11 +192,11 @@ def run_partitioned(
         progress(item.name)
         stage = item.contract.stage
         before: tuple[Any, ...] = bodies_of(pair.graphs, bodies, pair.facts) if stage is Stage.REPLAY else pair.graphs
-        record = _run_pass(item, options, before, map(pair.context, PARTS), pair.facts)
+        record = _run_pass(item, options, before, map(pair.context, pair.parts), pair.facts)
         if stage in (Stage.LOWERING, Stage.REPLAY):
             bodies = record.after
         else:
-            for which, result in zip(PARTS, record.after, strict=True):
+            for which, result in zip(pair.parts, record.after, strict=True):
                 pair.replace(which, result)
         static.check(item.effect, item.contract, record, seen)
         pair.broken = static.unusable(record)
@@ -211,7 +215,7 @@ def prove_replay(records: Sequence[PassRecord]) -> None:
             record.verdicts[:] = [found if v.check == "effect" else v for v in record.verdicts]
 
 
-def agree_on_collectives(pair: Partitioned) -> Verdict:
+def agree_on_collectives(pair: Partitioned | StepGraph) -> Verdict:
     """Compare the ordered collectives of all ranks, before any of them runs. Every rank must call it.
 
     Raises WorkbenchError on every rank, naming the first difference.

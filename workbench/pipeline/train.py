@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from workbench.authoring.author import Authored
 from workbench.errors import WorkbenchError
+from workbench.graph.update import copies_of, scalar_dtype, squares
+from workbench.graph.whole_step import WholeStep
+from workbench.pipeline.checkpoints import Checkpoints
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
@@ -29,7 +33,7 @@ def recipe_of(authored: Authored) -> Recipe:
     return authored.recipe
 
 
-__all__ = ["Batches", "Training", "deterministic", "optimizer_of", "total_norm", "train"]
+__all__ = ["Batches", "Training", "apart", "clip", "deterministic", "optimizer_of", "total_norm", "train"]
 
 
 class Batches:
@@ -52,7 +56,7 @@ class Batches:
         return batch[0].to(self.device), batch[1].to(self.device)
 
 
-Step = Callable[..., torch.Tensor]
+Step = Callable[..., torch.Tensor] | WholeStep
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,10 @@ class Training:
     """What a run measured on this rank.
 
     losses: mean over the data-parallel ranks, one for each step. norms: total gradient norm before clipping.
-    step_seconds: wall time of each step, the device synchronised. peak_bytes: the CUDA allocator's peak, or None.
-    load: what the experts got, of all ranks; None for a model without experts.
+    step_seconds: wall time of each step, the device synchronised; of steps whose loss was read together, their mean.
+    peak_bytes: the CUDA allocator's peak, or None. load: what the experts got, of all ranks; None for a model without
+    experts. first_step: how many steps the checkpoint had taken that the run resumed from. nan_norms: the steps whose
+    norm was NaN or infinite, and nan_norm what the recipe does then.
     """
 
     losses: list[float]
@@ -70,15 +76,27 @@ class Training:
     tokens_per_step: int
     peak_bytes: int | None
     load: ExpertLoad | None = None
+    first_step: int = 0
+    nan_norms: list[int] = field(default_factory=list)
+    nan_norm: str = "apply"
+
+    def warning(self) -> str:
+        """One sentence where a gradient norm was NaN or infinite, or else nothing."""
+        if not self.nan_norms:
+            return ""
+        did = "the update was skipped" if self.nan_norm == "skip" else "the update was applied all the same"
+        steps = ", ".join(map(str, self.nan_norms[:5])) + (" ..." if len(self.nan_norms) > 5 else "")
+        return f"the gradient norm was NaN or infinite in step {steps}: {did} (training.nan_norm)"
 
 
 def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
-    """The optimizer of the recipe over the module's parameters: AdamW, fused on a GPU; one group for each mesh."""
-    spec = recipe_of(authored).training
-    fused = authored.world.device.type == "cuda"
-    foreach = None if fused else False
-    groups = [{"params": same} for same in _by_mesh(authored.module.parameters())]
-    return torch.optim.AdamW(groups, lr=spec.lr, fused=fused, foreach=foreach)
+    """The optimizer of the recipe over the module's parameters: fused AdamW; one group for each mesh.
+
+    Its learning rate is a tensor, of the dtype in which the whole step in one graph reads it.
+    """
+    device = authored.world.device
+    lr = torch.tensor(recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device)
+    return torch.optim.AdamW([{"params": same} for same in _by_mesh(authored.module.parameters())], lr=lr, fused=True)
 
 
 def _by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
@@ -94,70 +112,95 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
     Each rank adds its shards' squares, divided by how many ranks hold the same shard.
     """
-    copies: dict[int, list[torch.Tensor]] = {}
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    for gradient in gradients:
-        local, same = gradient, ranks
-        if isinstance(gradient, DTensor):
-            sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
-            shards = math.prod(size for placement, size in sizes if not placement.is_replicate())
-            local, same = gradient.to_local(), ranks // shards
-        copies.setdefault(same, []).append(local)
-    total = sum(torch.nn.utils.get_total_norm(found).double() ** 2 / same for same, found in copies.items())
-    assert isinstance(total, torch.Tensor)
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    total = squares(local, [copies_of(g, ranks) for g in gradients])
     if ranks > 1:
         dist.all_reduce(total)
     return total.sqrt().to(gradients[0].dtype)
 
 
-def _clip(authored: Authored, optimizer: torch.optim.Optimizer, limit: float | None) -> float:
-    parameters = [p for p in authored.module.parameters() if p.grad is not None]
-    norm = total_norm([p.grad for p in parameters])  # type: ignore[misc]
+def clip(authored: Authored, optimizer: torch.optim.Optimizer, limit: float | None) -> torch.Tensor:
+    """Scale the gradients to a norm of at most `limit`; returns the norm before, which is not read yet."""
+    norm = total_norm([p.grad for p in authored.module.parameters() if p.grad is not None])
     if limit is not None:
         for group in optimizer.param_groups:
             torch.nn.utils.clip_grads_with_norm_(group["params"], limit, norm)
-    return float(norm)
+    return norm
 
 
-def _average(loss: torch.Tensor, size: int) -> float:
-    value = loss.detach().to(torch.float64).clone()
+def apart(
+    authored: Authored, run: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """A step of a forward, eager or compiled, whose optimizer runs outside of any graph: returns loss and norm."""
+    spec = recipe_of(authored).training
+
+    def step(*batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = run(*batch)
+        loss.backward()
+        norm = clip(authored, optimizer, spec.clip)
+        if spec.nan_norm == "apply" or math.isfinite(norm):
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach(), norm
+
+    return step
+
+
+def _read(pending: list[tuple[torch.Tensor, torch.Tensor]], size: int) -> tuple[list[float], list[float]]:
+    """Losses, their mean over all ranks, and norms of the steps since the last read."""
+    losses = torch.stack([loss.detach().reshape(()).to(torch.float64) for loss, _ in pending])
     if size > 1:
-        dist.all_reduce(value)
-        value /= size
-    return float(value)
+        dist.all_reduce(losses)
+        losses /= size
+    return losses.tolist(), torch.stack([norm for _, norm in pending]).tolist()
 
 
 def train(
-    authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None
+    authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None,
+    folder: Path | str | None = None, save_every: int | None = None,
 ) -> Training:
-    """Train for `recipe.training.steps` steps; every rank calls it.
+    """Train up to step `recipe.training.steps`; every rank calls it.
 
-    `step(tokens, targets)` is a CompiledStep, or None for the module itself, eagerly. `progress(step, loss)` is called
-    after each step.
+    `step(tokens, targets)` is a CompiledStep, a WholeStep, or None for the module itself, eagerly. `progress(step,
+    loss)` is called for each step, once its loss is read. folder: of checkpoints, which all ranks share: the run
+    resumes from the newest one there, and writes one every `save_every` steps and at the end.
     """
     recipe, world = recipe_of(authored), authored.world
-    run: Step = authored.module if step is None else step
+    spec = recipe.training
+    if save_every is not None and (folder is None or save_every < 1):
+        raise WorkbenchError(f"train(..., save_every={save_every!r}): give a folder too, and 1 step or more")
+    whole = step if isinstance(step, WholeStep) else None
+    optimizer = optimizer_of(authored) if whole is None else whole.optimizer
+    run = whole or apart(authored, step or authored.module, optimizer)  # type: ignore[arg-type]
+    saved = None if folder is None else Checkpoints(folder, authored, optimizer, whole)
     batches = Batches(authored)
-    optimizer = optimizer_of(authored)
     cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(world.device)
-    losses, norms, seconds = [], [], []
+    losses, norms, seconds = list[float](), list[float](), list[float]()
     load = ExpertLoad(list(routed_layers(authored.module)))
-    with deterministic(recipe.training.deterministic):
-        for index in range(recipe.training.steps):
-            started = time.perf_counter()
-            loss = run(*batches.at(index))
-            loss.backward()
-            norms.append(_clip(authored, optimizer, recipe.training.clip))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+    with deterministic(spec.deterministic):
+        first = saved.resume() if saved is not None else 0
+        pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        started = time.perf_counter()
+        for index in range(first, spec.steps):
+            pending.append(run(*batches.at(index)))
             balance(authored.module, load)
-            losses.append(_average(loss, world.size))
+            due = saved is not None and (index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0)
+            if (index + 1) % spec.read_loss_every and index + 1 < spec.steps and not due:
+                continue
+            for found, more in zip((losses, norms), _read(pending, world.size), strict=True):
+                found += more
             if cuda:
                 torch.cuda.synchronize(world.device)
-            seconds.append(time.perf_counter() - started)
-            progress(index, losses[-1])
+            seconds += [(time.perf_counter() - started) / len(pending)] * len(pending)
+            for i in range(len(losses) - len(pending), len(losses)):
+                progress(first + i, losses[i])
+            if due and saved is not None:
+                saved.save(index + 1)
+            pending, started = [], time.perf_counter()
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
-    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None)
+    odd = [first + i for i, norm in enumerate(norms) if not math.isfinite(norm)]
+    return Training(losses, norms, seconds, tokens, peak, load if load.layers else None, first, odd, spec.nan_norm)

@@ -25,6 +25,7 @@ class Stage(StrEnum):
 
     JOINT = "joint"
     PARTITIONED = "partitioned"
+    STEP = "step"
     LOWERING = "lowering"
     REPLAY = "replay"
 
@@ -60,8 +61,8 @@ class EstimateOptions(Options):
 class PassContract:
     """The promise of one pass.
 
-    `after` names passes that must stand earlier in the list where both are listed; `needs` names
-    what the recipe or the machine must have: "fsdp", "cuda", "compiler", "static_shapes".
+    `after` names passes that must stand earlier in the list where both are listed; `needs` names what the recipe or
+    the machine must have: "fsdp", "cuda", "compiler", "static_shapes", "pair" (forward and backward apart).
     `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient. `fewer_bytes`: the pass may
     take bytes out of the step's collectives, as one does that gathers a weight once and not twice.
     """
@@ -147,6 +148,21 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_ord
     lowering = [c.name for c in known if c.stage is Stage.LOWERING]
     if len(lowering) > 1:
         problems.append(f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them")
+    return problems
+
+
+def check_step(passes: Sequence[str], step: str) -> list[tuple[int, str]]:
+    """(place in the list, problem) of each pass that cannot run where the step is a "pair" or one "whole" graph."""
+    problems = []
+    for i, contract in enumerate(map(CONTRACTS.get, passes)):
+        if contract is None:
+            continue
+        if contract.stage is Stage.STEP and step == "pair":
+            problems.append((i, f"pass {contract.name!r} runs on the whole step in one graph, and training.step is "
+                                '"pair": set it to "whole", or drop the pass'))
+        if "pair" in contract.needs and step == "whole":
+            problems.append((i, f"pass {contract.name!r} needs forward and backward apart, and training.step is "
+                                '"whole": set it to "pair", or drop the pass'))
     return problems
 
 

@@ -102,7 +102,8 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
     recipe, problems = check(Recipe, data)
     if recipe is None:  # valid sections are still checked against each other
         sections: dict[str, type[Declared]] = {
-            "model": ModelSpec, "mesh": MeshSpec, "data": DataSpec, "expect": Expectations,
+            "model": ModelSpec, "mesh": MeshSpec, "data": DataSpec, "training": TrainingSpec,
+            "expect": Expectations,
         }
         sound: dict[str, Declared | None] = {k: check(m, data.get(k, {}))[0] for k, m in sections.items()}
         lists = {k: _sound_passes(data.get(k, ())) for k in ("joint_passes", "passes")}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.recipe.contracts import CONTRACTS, check_passes
+from workbench.recipe.contracts import CONTRACTS, check_passes, check_step
 from workbench.recipe.strict_toml import Problem, check, freeze
 
 
@@ -37,6 +37,9 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
         if longest is not None and data["seq_len"] > longest:
             problems.append(Problem("data.seq_len", f"{data['seq_len']} is more than model.max_seq_len "
                                                     f"{longest}: make it smaller, or that larger"))
+    if (training := parts.get("training")) is not None:
+        problems += [Problem(f"passes[{i}]", message)
+                     for i, message in check_step([p["name"] for p in passes], training["step"])]
     if expect is not None:
         listed = [p["name"] for p in (*joint, *passes)]
         problems += [

@@ -176,8 +176,13 @@ class TrainingSpec(Declared):
     """Steps and optimizer. `clip` is the largest gradient norm; "off" does not clip."""
 
     steps: PositiveInt = 10
+    step: Literal["pair", "whole"] = Field("pair", description="whole: forward, backward, clipping and the optimizer "
+                                                               "in one graph; pair: the optimizer runs outside")
+    nan_norm: Literal["apply", "skip"] = Field("apply", description="a step whose gradient norm is NaN or infinite: "
+                                                                    "update all the same, or leave all as it is")
+    read_loss_every: PositiveInt = Field(1, description="steps between two reads of loss and norm from the device")
     optimizer: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     clip: float | None = Field(1.0, gt=0)
     seed: NonNegativeInt = 0
     deterministic: bool = True

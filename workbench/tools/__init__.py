@@ -13,7 +13,6 @@
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
     moved_names      new paths of old imports
-    order_pass       an order made by hand, as a pass
     propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives
     source_code      source of a user's functions and files

@@ -187,6 +187,9 @@ def as_backend(
         if contract.stage is Stage.REPLAY:
             raise WorkbenchError(f"pass {spec.name!r} cannot run under torch.compile, which may compile again and drop "
                                  "the graphs that it recorded: drop the pass, or build a recipe with it")
+        if contract.stage is Stage.STEP:
+            raise WorkbenchError(f"pass {spec.name!r} runs on the whole step, and torch.compile hands over a forward "
+                                 'and a backward: drop the pass, or build a recipe with training.step "whole"')
         if "compiler" in contract.needs:
             require_compiler()
     joint = [spec for spec in specs if find_pass(spec.name).contract.stage is Stage.JOINT]

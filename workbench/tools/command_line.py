@@ -148,6 +148,8 @@ def parser() -> argparse.ArgumentParser:
                         help="seconds of one notebook (default 900)")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
                         help="folder for the results (default: out/course)")
+    course.add_argument("--site", type=Path, metavar="DIR", help="run nothing: write the lessons as they were executed "
+                        "to this folder, as pages that need no kernel and no network")
 
     commands.add_parser("lessons", help="list the lessons, and your scores")
     check = commands.add_parser("check", help="grade your answers in a notebook",

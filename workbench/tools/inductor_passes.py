@@ -120,9 +120,13 @@ def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) 
 
     config: options of Inductor in addition to those of the recipe's full_inductor_compilation.
 
-    Raises WorkbenchError for an unknown option, and where the recipe cannot be built on a fake world.
+    Raises WorkbenchError for an unknown option, a step in one graph, and where the recipe cannot be built on a fake
+    world.
     """
     check_options(config or {}, "explain")
+    if recipe.training.step == "whole":
+        raise WorkbenchError(f"explain looks at a forward and a backward, and recipe {recipe.name!r} joins them: set "
+                             'training.step to "pair", and drop its passes of the step stage')
     reached, left_out = _before_inductor(recipe)
     check_buildable(reached, "fake")
     with fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}):

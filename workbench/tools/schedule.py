@@ -124,7 +124,7 @@ def _scheduled(recipe: Recipe, size: int, rank: int) -> tuple[list[Entry], list[
     """The ordered collectives of one rank, and the source line of each."""
     with fake_world(size, rank) as world:
         stages = route(recipe, world)
-        graphs = walk(stages[: upto(stages, Stage.LOWERING)]).pair.graphs
+        graphs = walk(stages[: upto(stages, Stage.LOWERING)]).graphs
         lines = []
         for graph in graphs:
             nodes = {node.name: node for node in graph.graph.nodes}

@@ -165,7 +165,7 @@ class Study:
             if last not in self._figures:
                 self._figures[last] = figures_of(state.forward_backward, state.seen, self.device,
                                                  fused=state.bodies is not None)
-            schedule = collectives.exchange(state.pair.graphs)  # every time, so that no rank waits for another
+            schedule = collectives.exchange(state.graphs)  # every time, so that no rank waits for another
         self._stages = stages
         self._forget([stage.key for stage in stages])
         return Variant(recipe, plan, verdicts_of(state.records), schedule, self._figures[last]), ran

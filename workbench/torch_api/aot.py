@@ -27,6 +27,7 @@ from torch.fx.graph import _BoxedCodeGen
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
 from workbench.torch_api.side_effects import noted_side_effects
+from workbench.torch_api.unchanged import same_tensors
 
 Graph = torch.fx.GraphModule
 
@@ -136,7 +137,7 @@ def export_joint(
     """
     context = graph.meta["tracing_context"]
     contexts.enter_context(tracing(context))
-    with cached(graph.graph, context.fake_mode):
+    with cached(graph.graph, context.fake_mode), same_tensors(graph):
         return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
 
 
@@ -239,6 +240,11 @@ def is_parameter(node: torch.fx.Node) -> bool:
     return desc is not None and desc.is_param() and isinstance(node.meta.get("val"), torch.Tensor)
 
 
+def is_state(node: torch.fx.Node) -> bool:
+    """Whether a placeholder of a whole step is the optimizer's: a state, the step count or the learning rate."""
+    return node.op == "placeholder" and "desc" not in node.meta
+
+
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether a placeholder is a tangent, or a component of one."""
     desc = node.meta.get("desc")
@@ -283,9 +289,10 @@ def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs:
     return node
 
 
-def like(graph: Graph, new: torch.fx.Graph) -> Graph:
-    """A module of the graph `new`, with the calling convention, attributes and metadata of `graph`."""
+def like(graph: Graph, new: torch.fx.Graph, attributes: dict[str, Any] | None = None) -> Graph:
+    """A module of the graph `new`, with the calling convention, metadata and attributes of `graph`, or these."""
     new.set_codegen(graph.graph._codegen)
-    module = _LazyGraphModule(graph, new)  # writes its code when that is first needed
+    root = graph if attributes is None else attributes
+    module = _LazyGraphModule(root, new)  # type: ignore[arg-type]  # writes its code when that is first needed
     module.meta = dict(graph.meta)
     return module

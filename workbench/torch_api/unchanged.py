@@ -55,6 +55,21 @@ def unchanged(module: nn.Module, written: Collection[str] = (), batch: Sequence[
 
 
 @contextlib.contextmanager
+def same_tensors(module: nn.Module) -> Iterator[None]:
+    """Put parameters and buffers back at the end, without their values.
+
+    An export leaves its own tensors in a module that is registered under two names.
+    """
+    held = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, parameters, buffers in held:
+            part._parameters.update(parameters)
+            part._buffers.update(buffers)
+
+
+@contextlib.contextmanager
 def kept(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Restore the values of these tensors at the end, at the same addresses."""
     undo = [act for tensor in tensors for act in _undo_of_tensor(tensor, True)]

@@ -44,7 +44,7 @@ def test_a_mesh_without_names_and_a_number() -> None:
         assert draw.placements(matrix, "w").text.splitlines()[2] == "rank 1: dim 0 [0:2], dim 1 [3:6]"
         loss = DTensor.from_local(torch.tensor(1.0), mesh, [Replicate(), Partial()], run_check=False)
         assert draw.placements(loss, "loss").text == (
-            "loss []: 0 repeats it, 1 holds partial sums\nranks 0, 1, 2, 3: the number")
+            "loss []: 0 replicates it, 1 holds partial sums\nranks 0, 1, 2, 3: the number")
         whole = draw.redistribute(loss, [Replicate(), Replicate()]).text
         assert "all-reduce over 1, 4 B in, 4 B out" in whole
         part = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
@@ -56,7 +56,7 @@ def test_the_text_says_who_holds_what() -> None:
     assert draw.placements(on_four(Shard(0)), "w").text.splitlines() == [
         "w [8, 6]: tp cuts dim 0", *(f"rank {r}: dim 0 [{2 * r}:{2 * r + 2}], dim 1 [0:6]" for r in range(4))]
     assert draw.placements(on_four(Replicate(), Shard(1)), "w").text.splitlines() == [
-        "w [2, 12]: dp_shard repeats it, tp cuts dim 1", "ranks 0, 2: dim 0 [0:2], dim 1 [0:6]",
+        "w [2, 12]: dp_shard replicates it, tp cuts dim 1", "ranks 0, 2: dim 0 [0:2], dim 1 [0:6]",
         "ranks 1, 3: dim 0 [0:2], dim 1 [6:12]"]
     assert draw.placements(on_four(Partial()), "w").text.startswith("w [2, 6]: tp holds partial sums")
 
@@ -91,6 +91,6 @@ def test_a_redistribution_shows_what_is_sent() -> None:
         tensor = DTensor.from_local(torch.empty(4, 4), mesh, [Shard(0), Shard(1)], run_check=False)
     lines = draw.redistribute(tensor, [Replicate(), Shard(1)], "w").text.splitlines()
     assert lines[:4] == ["w [8, 8]", "before: dp_shard cuts dim 0, tp cuts dim 1",
-                         "all-gather over dp_shard, 64 B in, 128 B out", "after: dp_shard repeats it, tp cuts dim 1"]
+                         "all-gather over dp_shard, 64 B in, 128 B out", "after: dp_shard replicates it, tp cuts dim 1"]
     assert lines[4:] == ["ranks 0, 2: dim 0 [0:8], dim 1 [0:4]", "ranks 1, 3: dim 0 [0:8], dim 1 [4:8]"]
     assert "no collective" in draw.redistribute(tensor, [Shard(0), Shard(1)]).text

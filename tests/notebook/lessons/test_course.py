@@ -19,7 +19,8 @@ pytestmark = pytest.mark.integration
 CHECK = """
 from workbench import load_lesson
 lesson = load_lesson("00_tour")
-lesson.check("save_less", {"saved bytes": 500_000}, at_most={"saved bytes": 250_000})"""
+lesson.check("save_less", {"bytes too many": max(0, 500_000 - 250_000)}, truth={"bytes too many": 0})
+lesson.check("unnoticed", 0, truth=0)"""
 
 
 @pytest.fixture
@@ -96,12 +97,12 @@ def test_what_needs_gpus_is_left_out(notebooks: Path, tmp_path: Path, monkeypatc
 def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notebook(notebooks, CHECK)
     assert main(["check", "0"]) == 1
-    assert capsys.readouterr().out == "save_less: 50% (workbench hint 00 save_less)\n"
+    assert capsys.readouterr().out == "save_less: 0% (workbench hint 00 save_less)\nunnoticed: 100%\n"
     mine = tmp_path / "mine.ipynb"
     whole: dict[str, Any] = json.loads((notebooks / "00_tour.ipynb").read_text())
     mine.write_text(json.dumps(whole).replace("500_000", "200_000"))
     assert main(["check", "00_tour", "--notebook", str(mine)]) == 0
-    assert capsys.readouterr().out == "save_less: 100%\n"
+    assert capsys.readouterr().out == "save_less: 100%\nunnoticed: 100%\n"
     assert load_scores()["00_tour"]["save_less"]["score"] == 1
     own = json.dumps(whole).replace("steps = 20", "steps = 7").replace("500_000", "500_000 if steps != 7 else 1")
     mine.write_text(own)

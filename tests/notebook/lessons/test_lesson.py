@@ -332,6 +332,9 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
         0.75, "n 4, wanted at most 2", (("n", 4, 2), ("m", 1, 1)))
     assert grade("targets", {"n": 2, "m": 0}, {"at_most": {"n": 2, "m": 0}})[:2] == (1.0, "every target met")
     assert grade("targets", {"n": 3}, {"at_most": {"n": 0}})[0] == 0
+    limits = {"at_most": {"n": 2, "m": 1}, "start": {"n": 6, "m": 1}}
+    given = [grade("targets", {"n": n, "m": m}, limits)[0] for n, m in ((6, 1), (8, 0), (4, 1), (4, 2), (2, 2), (2, 1))]
+    assert given == [0.0, 0.0, 0.5, 0.25, 0.5, 1.0]  # as shipped, worse, half the way; what was met must stay met
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
     named = "close, equal, exact, targets, even, or workbench.module:function"

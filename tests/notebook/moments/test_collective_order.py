@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -122,7 +123,12 @@ def test_an_order_becomes_a_pass_with_verdicts(pair, view):
         "lint": "PASS", "effect": "PASS", "collectives": "PASS", "order": "PASS"} | {
         v.check: str(v.outcome) for v in record.verdicts if v.check not in ("lint", "effect", "collectives", "order")}
     (record,), _ = run_partitioned(pair.fork(), [order_pass(view.given, device="h200x2")])
-    assert str(record.verdict("effect").outcome) == "NO_EFFECT"
+    exposed = view.measure(view.given)["exposed ms"] + CollectiveOrder(pair.backward, "h200x2").figures["exposed ms"]
+    effect = record.verdict("effect")
+    assert str(effect.outcome) == "NO_EFFECT"
+    said = re.fullmatch(r"forward and backward expose ([\d.]+) ms, and ([\d.]+) ms in the order before, as estimated",
+                        effect.message)
+    assert said and said[1] == said[2] and float(said[1]) == pytest.approx(exposed, abs=2e-4)
     before = [n.name for n in pair.backward.graph.nodes]
     assert [n.name for n in record.after[1].graph.nodes] == before
 
@@ -140,7 +146,7 @@ def test_controls_and_size(view):
     controls["race overlap_collectives"].value = True
     assert view.race
     view.selected = next(name for name in view.given if name.startswith("all_gather"))
-    assert controls["collective"].value == view.selected
+    assert controls["selected"].value == view.selected
     view.order = view.rival
     controls["as captured"].click()
     assert view.order == view.given
@@ -156,4 +162,16 @@ def test_its_figures_can_be_graded(view):
     limit = {"exposed ms": view.measure(view.rival)["exposed ms"], "peak bytes": view.figures["peak bytes"] * 2}
     assert grade("targets", view.figures, {"at_most": limit})[0] < 1
     view.order = view.rival
-    assert grade("targets", view.figures, {"at_most": limit})[0] == 1
+    assert grade("targets", view.result(), {"at_most": limit})[0] == 1
+
+
+def test_what_is_no_order_of_this_graph_is_refused_where_it_is_graded(pair, view):
+    view.order = view.given[1:]
+    with pytest.raises(WorkbenchError, match=r"no permutation .*: 1 nodes are missing, " + view.given[0]):
+        view.result()
+    view.order = CollectiveOrder(pair.backward, "h200x2").order
+    with pytest.raises(WorkbenchError, match=r"\d+ names are not in the graph"):
+        view.result()
+    view.order = [*view.given[:5], *reversed(view.given[5:-1]), view.given[-1]]
+    with pytest.raises(WorkbenchError, match=r"^lint: FAIL \(the graph is malformed"):
+        view.result()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,9 +21,15 @@ from workbench.torch_api.distributed.dtensor import local_shape
 FLOAT = 4
 
 
-@pytest.fixture
-def lab():
+@pytest.fixture(scope="module")
+def made():
     return PlacementLab()
+
+
+@pytest.fixture
+def lab(made):
+    made.x_0, made.x_1, made.w_0, made.w_1 = "rows", "columns", "rows", "columns"
+    return made
 
 
 def test_all_placements_of_two_factors_over_two_axes_are_there(lab):
@@ -74,6 +82,13 @@ def test_what_is_chosen_is_graded_and_the_least_can_be_reached(lab):
 def test_factors_that_do_not_multiply_are_refused():
     with pytest.raises(WorkbenchError, match=r"x \[4, 8\] @ w \[4, 8\] on .*as many columns of x as w has rows"):
         PlacementLab((4, 8), (4, 8))
+
+
+def test_making_it_prints_no_warnings_and_leaves_logging_as_it_was():
+    code = ("import logging; from workbench.notebook.moments.placement_lab import PlacementLab; PlacementLab();"
+            "assert logging.root.manager.disable == 0; logging.warning('seen')")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == "WARNING:root:seen\n"
 
 
 def test_show_has_a_picture_and_little_is_saved(lab):

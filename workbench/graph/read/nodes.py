@@ -75,6 +75,19 @@ def is_compute(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and (_kind(node.target) in ("matmul", "attention") or multiplies(node.target))
 
 
+def updates_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The optimizer's updates in the graph of a whole step, in node order."""
+    return [node for node in gm.graph.nodes if node.op == "call_function" and op_name(node.target) == _UPDATE]
+
+
+def lists_of_update(update: torch.fx.Node) -> list[list[Any]]:
+    """Nodes of an update: parameters, gradients, exp_avg, exp_avg_sq, nothing (max_exp_avg_sq), step counts."""
+    return [list(nodes) for nodes in update.args[:6]]  # type: ignore[arg-type]
+
+
+_UPDATE = "aten._fused_adamw_"
+
+
 def is_backward(node: torch.fx.Node) -> bool:
     """Whether a node of a joint graph belongs to the backward."""
     return node.meta.get("partitioner_tag") == "is_backward"

@@ -14,10 +14,11 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook.draw.graphs import LANES
-from workbench.notebook.draw.picture import GREY, INK, PAPER, RANK_COLORS, Picture, finish, new_figure
+from workbench.notebook.draw.picture import BLUE, GREEN, GREY, INK, PAPER, RANK_COLORS, RED, Picture, finish, new_figure
 from workbench.torch_api.aot import is_tangent
 
 MOST = 40  # boxes
+DARK = (BLUE, GREEN, RED)  # with light text
 
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
@@ -38,7 +39,8 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     figure = new_figure(max(8.0, 1.12 * width), 3.4)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(-0.8 - 0.07 * max(0, longest - 5), 1.95))
+    low = -0.8 - 0.07 * max(0, longest - 5)
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(low - 0.15, 1.95))
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
@@ -47,11 +49,11 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
             (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
         axes.text(x, y, _label(node), ha="center", va="center", fontsize=7, zorder=4,
-                  color=INK if fill == PAPER or (name_of and fill == GREY) else PAPER)
+                  color=PAPER if fill in DARK else INK)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
-    axes.text(width - 0.5, -0.78, "backward, to the left", fontsize=9, style="italic", ha="right")
+    axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [Patch(facecolor=palette.get(name, GREY), label=name or "no name") for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
                 Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="bold frame: result"),

@@ -63,7 +63,7 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
         axes.vlines(at, lane - 0.4, lane + 0.4, color=color, linewidth=1.1)
         counts[kind] = [sum(not later[i] for i in at), sum(later[i] for i in at)]
     axes.set_yticks(range(len(LANES)), list(LANES))
-    axes.set(xlim=(-1, len(calls)), ylim=(len(LANES) - 0.4, -0.6), xlabel="nodes, in their order")
+    axes.set(xlim=(-1, len(calls)), ylim=(len(LANES) - 0.4, -0.6), xlabel="operators, in their order")
     if any(later) and not all(later):
         start = later.index(True)
         axes.axvspan(start - 0.5, len(calls), color="#e9ecef", zorder=0)

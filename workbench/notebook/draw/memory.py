@@ -12,7 +12,7 @@ from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import MemoryProfile, live_bytes
 from workbench.notebook.draw.graphs import by_title
-from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, PAPER, RED, Picture, finish, panels, shortened
+from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, RED, Picture, finish, panels, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,16 +59,17 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
                      f"{top.input_bytes:,} B of it inputs")
     last = list(found.values())[-1]
     starts = {start: part for live in found.values() for part, start in _starts(live).items()}
+    longest = max(len(live.curve) for live in found.values())
     for i, (start, part) in enumerate(starts.items()):
         if start:
             axes.axvline(start, color=GREY, linestyle="--", linewidth=0.9)
         of = f" {list(found)[i - 1].split(' ')[0]}" if len(starts) > len(last.parts) and start else ""
-        axes.text(start, 1.0, f" {part}{of}", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
-                  style="italic")
+        left = start and any(start < other < start + 0.3 * longest for other in starts)  # of its line, beside another
+        axes.text(start, 1.0, f" {part}{of} ", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
+                  ha="right" if left else "left", style="italic")
     if measured is not None:
         axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
-    axes.set(xlabel="nodes, in their order", ylabel="MiB alive", ylim=(0, None),
-             xlim=(0, max(len(live.curve) for live in found.values())))
+    axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None), xlim=(0, longest))
     if len(found) > 1 or measured is not None:
         axes.legend(frameon=False, fontsize=8, loc="upper right")
     part, top = last.peak
@@ -88,9 +89,8 @@ def _holders(axes: Axes, top: MemoryProfile) -> None:
     sizes = [size / 2**20 for _, size, _ in top.holders]
     axes.barh(range(len(sizes)), sizes, 0.72, color="#bfdcee")
     for i, (name, _, module) in enumerate(top.holders):
-        said = " · ".join(filter(None, (shortened(name, 20, 12), shortened(module, 28))))
-        axes.text(0, i, f" {said}", va="center", fontsize=8, color=INK,
-                  bbox={"facecolor": PAPER, "alpha": 0.0, "edgecolor": "none"})
+        said = f"{shortened(name, 26, 16)}  {sizes[i]:.2f}\n{shortened(module, 34)}".rstrip()
+        axes.text(0, i, said, va="center", fontsize=7.5, linespacing=1.1, color=INK)
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlabel("MiB held at the peak ▼", fontsize=9)
@@ -104,7 +104,7 @@ def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str], x: str, y: str) -> Picture:
-    """A point for each name, a line through the unbeaten ones, and a label for each name in `marked`.
+    """A point for each name, a line through the unbeaten ones, and labels for these and for the names in `marked`.
 
     x, y: what the figures are. Text: the unbeaten points, and the marked ones. KeyError for an unknown marked name.
     """
@@ -114,10 +114,21 @@ def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str
     axes.scatter(xs, ys, color=GREY, s=28, zorder=2, label="a choice")
     axes.plot(*zip(*(points[name] for name in best), strict=True), color=BLUE, marker="o", drawstyle="steps-post",
               zorder=3, label="no other is better in both")
+    at: dict[tuple[float, float], list[str]] = {}
+    for name, point in points.items():
+        at.setdefault(point, []).append(name)
     for name, label in marked.items():
         axes.plot(*points[name], "o", markersize=12, markerfacecolor="none", markeredgecolor=ORANGE,
                   markeredgewidth=2, zorder=4)
         axes.annotate(label, points[name], (9, 9), textcoords="offset points", fontsize=9)
+    told = {points[name] for name in marked}
+    for point, names in at.items():
+        if point in told:
+            continue
+        if names[0] in best:
+            axes.annotate(" or ".join(names), point, (9, 9), textcoords="offset points", fontsize=9)
+        elif len(names) > 1:
+            axes.annotate(f"{len(names)} choices", point, (6, 4), textcoords="offset points", fontsize=8, color=GREY)
     most, worst = max(xs) or 1, max(ys) or 1
     axes.set(xlabel=x, ylabel=y, xlim=(-0.05 * most, 1.2 * most), ylim=(-0.06 * worst, 1.2 * worst))
     axes.legend(frameon=False, fontsize=8, loc="upper right")

@@ -18,6 +18,7 @@ from workbench.notebook.draw.picture import INK, PAPER, RANK_COLORS, Picture, Ta
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+STRIPES = 6  # of each rank
 Slice = tuple[tuple[int, int], ...]
 
 
@@ -56,7 +57,7 @@ def words(tensor: DTensor, placements: Sequence[Placement] | None = None) -> str
     axes = mesh.mesh_dim_names or map(str, range(mesh.ndim))
     for axis, placement in zip(axes, placements or tensor.placements, strict=True):
         dim = _dim(placement)
-        whole = "holds partial sums" if placement.is_partial() else "repeats it"
+        whole = "holds partial sums" if placement.is_partial() else "replicates it"
         said.append(f"{axis} {whole if dim is None else f'cuts dim {dim}'}")
     return ", ".join(said)
 
@@ -72,7 +73,7 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
     whole, ranks = figure.subplots(1, 2, width_ratios=(1.6, 1))
     held = _whole(whole, tensor, tensor.placements)
     whole.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
-    _mesh(ranks, tensor, {rank: who[0] for who in held.values() for rank in who})
+    _mesh(ranks, tensor)
     lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *_holdings(held)]
     return finish(figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines))
 
@@ -80,10 +81,11 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
 def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
     """The collectives of a change of placements, with the bytes of one rank; see `redistribution`."""
     moves = redistribution(tensor, placements)
-    figure = new_figure(9.6, 3)
+    figure = new_figure(9.6, 3.2)
     before, between, after = figure.subplots(1, 3, width_ratios=(1, 0.8, 1))
     titles = (words(tensor), words(tensor, placements))
     held = [_whole(axes, tensor, placed) for axes, placed in ((before, tensor.placements), (after, placements))]
+    figure.suptitle(f"{name}  {list(tensor.shape)}", fontsize=10)
     for axes, title in zip((before, after), titles, strict=True):
         axes.set_title(title.replace(", ", ",\n"), fontsize=9)
     between.axis("off")
@@ -105,8 +107,11 @@ def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict
     for bounds, who in held.items():
         (top, rows), (left, columns) = (*bounds, (0, 1), (0, 1))[:2]
         if rows and columns:
-            axes.add_patch(Rectangle((left, top), columns, rows, facecolor=RANK_COLORS[who[0] % 8], edgecolor=PAPER,
-                                     linewidth=2))
+            stripes = 1 if len(who) == 1 else STRIPES * len(who)  # of a part that several ranks hold
+            for i in range(stripes):
+                axes.add_patch(Rectangle((left + i * columns / stripes, top), columns / stripes, rows, linewidth=0,
+                                         facecolor=RANK_COLORS[who[i % len(who)] % 8]))
+            axes.add_patch(Rectangle((left, top), columns, rows, fill=False, edgecolor=PAPER, linewidth=2))
             axes.text(left + columns / 2, top + rows / 2, _ranks(who), ha="center", va="center", color=INK, fontsize=9,
                       bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     shape = tuple(tensor.shape)
@@ -123,13 +128,13 @@ def _holdings(held: dict[Slice, list[int]]) -> list[str]:
             for bounds, who in held.items()]
 
 
-def _mesh(axes: Axes, tensor: DTensor, color: dict[int, int]) -> None:
+def _mesh(axes: Axes, tensor: DTensor) -> None:
     mesh = tensor.device_mesh
     names = list(mesh.mesh_dim_names or map(str, range(mesh.ndim)))
     columns = mesh.shape[-1]
     for rank in range(mesh.size()):
         row, column = divmod(rank, columns)
-        axes.add_patch(Rectangle((column, row), 0.94, 0.94, facecolor=RANK_COLORS[color[rank] % 8]))
+        axes.add_patch(Rectangle((column, row), 0.94, 0.94, facecolor=RANK_COLORS[rank % 8]))
         axes.text(column + 0.47, row + 0.47, str(rank), ha="center", va="center", fontsize=11, color=INK,
                   bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     axes.set(xlim=(0, columns), ylim=(mesh.size() / columns, 0), aspect="equal", xticks=[], yticks=[])

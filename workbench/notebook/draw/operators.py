@@ -101,14 +101,15 @@ def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Te
 
     Text: whether any bit differs.
     """
-    figure, shown = panels(9, 2.7, 1, len(others))
+    figure, shown = panels(9, 2.7, 1, len(others), sharey=True)
     size = whole.abs()
     ulp = torch.nextafter(size, torch.full_like(size, torch.inf)) - size
     lines = []
     for axes, (name, values) in zip(shown, others.items(), strict=True):
         axes.plot(x.flatten(), ((values - whole) / ulp).flatten(), ".", markersize=2.5, color=BLUE)
         axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
-        axes.set_title(name, fontsize=9.5)
+        axes.set_title(f"{name}: {float((values != whole).float().mean()):.0%} have other bits", fontsize=9.5)
+        axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("x", fontsize=8)
         axes.tick_params(labelsize=8)
         lines.append(f"{name}: {'the same bits' if torch.equal(values, whole) else 'other bits'}")

@@ -97,7 +97,7 @@ def _chip(axes: Axes, x: float, y: float, name: str, badge: tuple[str, str]) -> 
     left, high = x - _CHIP / 2, _STEP - 0.08
     axes.add_patch(FancyBboxPatch((left, y - high / 2), _CHIP, high, boxstyle="round,pad=0,rounding_size=0.05",
                                   facecolor=fill, edgecolor=GREY, linewidth=0.8))
-    axes.text(x, y + 0.075, name, ha="center", va="center", fontsize=8, color=INK, family="monospace")
-    axes.text(x, y - 0.085, word, ha="center", va="center", fontsize=7, color=INK,
+    axes.text(x, y + 0.075, name, ha="center", va="center", fontsize=9, color=INK, family="monospace")
+    axes.text(x, y - 0.085, word, ha="center", va="center", fontsize=8, color=INK,
               weight="bold" if fill != FAINT else "normal")
 

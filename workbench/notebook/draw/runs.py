@@ -49,13 +49,13 @@ def losses(what: Report | Mapping[str, Report]) -> Picture:
     """
     runs = {"": what} if isinstance(what, Report) else dict(what)
     figure, (axes,) = panels(7, 2.8)
-    fell = []
+    fell: list[str] = []
     for (name, run), color, line in zip(runs.items(), (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
         if run.training is None:
             raise ValueError(f"a {run.world['kind']} world trains nothing: run on real ranks")
         values = run.training.losses
         axes.plot(range(1, len(values) + 1), values, line, color=color, marker="o", markersize=3, label=name)
-        axes.axhline(values[0], color=GREY, linestyle=":", linewidth=1)
+        axes.axhline(values[0], color=GREY, linestyle=":", linewidth=1, label="" if fell else "loss of the first step")
         expected = run.recipe.override({"expect.loss_falls": True})
         fell.append(f"{name} {check_expectations(expected, run.training, run.saved_bytes)[0].outcome}".strip())
     axes.set(xlabel="step", ylabel="loss (nats a byte)")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _COLORS = {COMPUTE: BLUE, "dp_shard": ORANGE, "dp_shard.gather": YELLOW, "tp": GREEN, "ep": PINK,
            "dp_replicate": SKY, "ep_shard": "#8c564b"}
 _FREE = HIDDEN, BEHIND_OTHERS
+_EDGE = "#222222"  # of an exposed collective
 _WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]
         | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
@@ -58,19 +59,21 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     """Simulated by the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
 
     Each process group has its own colour. Hatched parts of the compute lane wait for a collective: exposed
-    communication. Such a collective has a dark edge. Text: how many collectives of each lane have which limit.
+    communication. Such a collective has a black edge. Text: how many collectives of each lane have which limit.
     """
     runs = runs_of(what, device)
-    lanes = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
-    figure, shown = panels(9.6, 0.75 + len(runs) * (0.55 + 0.34 * len(lanes)), len(runs), sharex=True)
+    order = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
+    lanes = [sorted(run.lanes, key=order.index) for run in runs.values()]
+    heights = [0.55 + 0.34 * len(own) for own in lanes]
+    figure, shown = panels(9.6, 0.75 + sum(heights), len(runs), sharex=True, height_ratios=heights)
     lines = []
-    for axes, (title, run) in zip(shown, runs.items(), strict=True):
-        _panel(axes, run, lanes)
+    for axes, (title, run), own in zip(shown, runs.items(), lanes, strict=True):
+        _panel(axes, run, own)
         axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
                        fontsize=9.5, loc="left")
         lines += _lines(title, run)
     legend = [Patch(color=BLUE, label="compute"), Patch(**_WAITS, label="compute waits: exposed"),
-              Patch(facecolor=PAPER, edgecolor=RED, label="exposed collective")]
+              Patch(facecolor=PAPER, edgecolor=_EDGE, label="exposed collective")]
     figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     shown[-1].set_xlabel("ms, " + "; ".join(dict.fromkeys(run.source for run in runs.values())))
     return finish(figure, "A timeline with a lane for compute and one for each process group. "
@@ -88,17 +91,17 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
     waits = [(s.end - s.exposed, s.exposed) for s in run.collectives if s.exposed > 0]
     axes.broken_barh(waits, (-0.4, 0.8), **_WAITS)
     for i, lane in enumerate(lanes[1:], 1):
-        for edge, shown in (("none", False), (RED, True)):
+        for edge, shown in (("none", False), (_EDGE, True)):
             spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit not in _FREE) == shown]
-            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=lane_color(lane), edgecolor=edge, linewidth=0.9)
+            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=lane_color(lane), edgecolor=edge, linewidth=1.1)
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
-    axes.set(ylim=(len(lanes) - 0.45, -0.55))
+    axes.set(ylim=(len(lanes) - 0.2, -0.55))
     axes.set_xlim(left=0)
     late = next((s.begin for s in run.spans if s.part == "backward"), None)
     if late:
         axes.axvline(late, color=GREY, linewidth=0.9, linestyle="--")
-        axes.annotate("backward", (late, 0), (2, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
-                      fontsize=8, va="top", style="italic", color="#555555")
+        axes.annotate("backward", (late, 0), (2, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+                      fontsize=7.5, va="bottom", style="italic", color="#555555")
 
 
 def bars(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

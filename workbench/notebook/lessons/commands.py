@@ -24,6 +24,11 @@ def course(args: argparse.Namespace) -> int:
     if args.record is not None and args.record.exists() and not args.record.is_dir():
         raise WorkbenchError(f"--record {args.record}: is a file: give a folder")
     names = [lesson_named(text) for text in args.lessons] or lesson_names()
+    if args.site is not None:
+        from workbench.notebook.lessons.course_site import write_site
+
+        print(f"site: {write_site(names, args.site, tell=lambda name: print(name, file=sys.stderr, flush=True))}")
+        return 0
     texts: dict[str, dict[str, str]] = {}
     for key, text in args.set:
         name, dot, parameter = key.partition(".")

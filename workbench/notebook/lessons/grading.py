@@ -165,15 +165,24 @@ def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
     return close(answer, truth=truth, within=0.0)
 
 
-def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float]) -> tuple[float, str, Figures]:
-    """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure."""
+def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
+            start: Mapping[str, float] | None = None) -> tuple[float, str, Figures]:
+    """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure.
+
+    start: the figures of the answer as shipped, which scores 0. Those above their limit score by the way to it.
+    """
     if not isinstance(answer, Mapping) or not all(_number(answer.get(name)) for name in at_most):
         return 0.0, f"give a number for each of {', '.join(at_most)}", ()
     shares = {name: 1.0 if answer[name] <= limit else limit / answer[name] if answer[name] > limit else 0.0
               for name, limit in at_most.items()}  # NaN is neither
     missed = [f"{name} {answer[name]:,}, wanted at most {at_most[name]:,}" for name, s in shares.items() if s < 1]
     figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
-    return sum(shares.values()) / len(shares), "; ".join(missed) or "every target met", figures
+    score = sum(shares.values()) / len(shares)
+    if start and missed and (gaps := {name: start[name] - limit for name, limit in at_most.items()
+                                      if start[name] > limit}):
+        way = [min(1.0, max(0.0, (start[name] - answer[name]) / gap)) for name, gap in gaps.items()]
+        score = sum(way) / len(way) * math.prod(share for name, share in shares.items() if name not in gaps)
+    return score, "; ".join(missed) or "every target met", figures
 
 
 GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "targets": targets}

@@ -2,7 +2,10 @@
 
     collective_order  move a collective's start and wait
     moment            the base of all of them
+    order_pass        an order made by hand, as a pass
     page              what makes them work in a page without a kernel
     partitioner       save a tensor, or compute it again
+    pass_chips        passes on and off, and their order
     placement_lab     mesh axes on the dimensions of two factors
+    program_counters  which rank launches which collective next
 """

@@ -21,10 +21,10 @@ from workbench.graph.read.timeline import costs_of
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.draw.timeline import lane_color, timeline
 from workbench.notebook.moments.moment import Moment
+from workbench.notebook.moments.order_pass import difference, reorder
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.passes.overlap_collectives.transform import overlap_collectives
 from workbench.pipeline.run_passes import copy_graph
-from workbench.tools.order_pass import difference, reorder
 from workbench.torch_api.ops import own_bytes
 
 
@@ -39,7 +39,6 @@ class CollectiveOrder(Moment):
     order = traitlets.List(traitlets.Unicode()).tag(sync=True)
     selected = traitlets.Unicode().tag(sync=True)
     race = traitlets.Bool().tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, graph: GraphModule, device: str | DeviceSpec = "h100", title: str = ""):
         self._graph, self._spec, self.part = copy_graph(graph), device_spec(device), facts_of(graph).part

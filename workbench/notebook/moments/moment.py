@@ -10,7 +10,8 @@ from typing import Any
 
 import traitlets
 
-from workbench.notebook.draw.picture import Picture
+from workbench.errors import WorkbenchError
+from workbench.notebook.draw.picture import Picture, Table
 from workbench.notebook.views.controls import Controlled
 
 STATIC = Path(__file__).parents[1] / "views" / "static"
@@ -20,6 +21,7 @@ class Moment(Controlled):
     """A view whose state holds the drawing module and all data, so that a saved page needs no kernel.
 
     message: what is wrong with the state, in the words of the check that refuses it; the page shows it.
+    figures: what the state costs, for a checkpoint; empty where there is a message.
     """
 
     _esm = (STATIC / "moments.js").read_text(encoding="utf-8")
@@ -27,11 +29,18 @@ class Moment(Controlled):
     title = traitlets.Unicode().tag(sync=True)
     message = traitlets.Unicode().tag(sync=True)
     data = traitlets.Unicode().tag(sync=True)
+    figures = traitlets.Dict()
 
     def __init__(self, kind: str, title: str, data: Any, **traits: Any):
         super().__init__(kind=kind, title=title, data=packed(data), **traits)
 
-    def picture(self) -> Picture:
+    def result(self) -> dict[str, float]:
+        """The figures, to be graded. WorkbenchError with the message where there are none."""
+        if self.message:
+            raise WorkbenchError(self.message)
+        return dict(self.figures)
+
+    def picture(self) -> Picture | Table:
         """The static picture beside the view, for where no script runs."""
         raise NotImplementedError
 

@@ -35,7 +35,6 @@ class Partitioner(Moment):
 
     saved = traitlets.List(traitlets.Unicode()).tag(sync=True)
     reveal = traitlets.Bool().tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, joint: JointGraph, names: Mapping[str, str], title: str = "be the partitioner"):
         known = {n.name for n in joint.graph.graph.nodes}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 import traitlets
 from ipywidgets import Checkbox, Dropdown, IntSlider
+from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workbench.errors import WorkbenchError
@@ -17,11 +20,11 @@ from workbench.notebook.draw.mesh import placements
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.moments.moment import Moment
 from workbench.torch_api.distributed.dtensor import CollectiveLog, local_shape
-from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.fake import fake_world
 
 CHOICES: dict[str, Placement] = {"replicate": Replicate(), "rows": Shard(0), "columns": Shard(1)}
 Pair = tuple[str, str]
+Key = tuple[str, str, str, str]
 
 
 class PlacementLab(Moment):
@@ -35,7 +38,6 @@ class PlacementLab(Moment):
     x_0, x_1, w_0, w_1 = (traitlets.Enum(list(CHOICES), "replicate").tag(sync=True) for _ in range(4))
     rank = traitlets.Int().tag(sync=True)
     reveal = traitlets.Bool().tag(sync=True)
-    figures = traitlets.Dict()
 
     def __init__(self, x: Sequence[int] = (256, 128), w: Sequence[int] = (128, 512), *,
                  mesh: Mapping[str, int] | None = None, given: tuple[Pair, Pair] = (("rows", "columns"),
@@ -44,7 +46,7 @@ class PlacementLab(Moment):
         if len(mesh) != 2 or x[1] != w[0]:
             raise WorkbenchError(f"x {list(x)} @ w {list(w)} on {mesh}: the lab takes two axes, and as many columns of "
                                  "x as w has rows")
-        self.table = _enumerated(tuple(x), tuple(w), mesh, given)
+        self.table = _enumerated(x, w, mesh, given)
         best = min(each["bytes"] for each in self.table.values() if not each["added"])
         self.best = best
         super().__init__("placement", "x @ w", {
@@ -65,9 +67,8 @@ class PlacementLab(Moment):
     def picture(self) -> Picture:
         with fake_world(_size(self._mesh)) as world:
             axes = world.mesh_of(self._mesh)
-            shape, given = self._shapes[1], [CHOICES[each] for each in self._given[1]]
-            local = torch.empty(local_shape(shape, axes.shape, [0, 0], given))
-            return placements(DTensor.from_local(local, axes, given, run_check=False), "w, as given")
+            assert axes is not None
+            return placements(_sharded(axes, self._shapes[1], self._given[1]), "w, as given")
 
 
 def _size(mesh: Mapping[str, int]) -> int:
@@ -75,33 +76,44 @@ def _size(mesh: Mapping[str, int]) -> int:
     return first * second
 
 
-def _enumerated(x: tuple[int, ...], w: tuple[int, ...], mesh: dict[str, int],
-                given: tuple[Pair, Pair]) -> dict[tuple[str, str, str, str], dict[str, Any]]:
+def _sharded(axes: DeviceMesh, shape: Sequence[int], places: Sequence[str]) -> DTensor:
+    """A factor of that shape, as rank 0 holds it."""
+    wanted = [CHOICES[each] for each in places]
+    local = torch.empty(local_shape(shape, axes.shape, [0, 0], wanted))
+    return DTensor.from_local(local, axes, wanted, run_check=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch does not warn of slow collectives: the table names them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _enumerated(x: Sequence[int], w: Sequence[int], mesh: dict[str, int], given: tuple[Pair, Pair]) -> dict[Key, Any]:
     """By the placements of x and w: what moves them there, what DTensor adds, and what sums partial results."""
-    found = {}
-    with fake_world(_size(mesh)) as world:
+    found: dict[Key, Any] = {}
+    with fake_world(_size(mesh)) as world, _quiet():
         axes = world.mesh_of(mesh)
+        assert axes is not None
         names = {axes.get_group(i).group_name: axis for i, axis in enumerate(mesh)}
-
-        def make(shape: tuple[int, ...], pair: Sequence[str]) -> DTensor:
-            wanted = [CHOICES[each] for each in pair]
-            local = torch.empty(local_shape(shape, axes.shape, [0, 0], wanted))
-            return DTensor.from_local(local, axes, wanted, run_check=False)
-
-        pairs = list(product(CHOICES, repeat=2))
-        with new_fake_mode():
-            moves = [{pair: redistribution(make(shape, start), [CHOICES[each] for each in pair]) for pair in pairs}
-                     for shape, start in ((x, given[0]), (w, given[1]))]
-            for one, other in product(pairs, pairs):
-                with CollectiveLog() as log:
-                    result = make(x, one) @ make(w, other)
-                added = [Move(kind, names.get(group, group), a, b) for kind, group, a, b in log.seen]
-                whole = [Replicate() if each.is_partial() else each for each in result.placements]
-                summed = redistribution(result, whole)
-                every = [*moves[0][one], *moves[1][other], *added, *summed]
-                found[(*one, *other)] = {
-                    "x": list(map(str, moves[0][one])), "w": list(map(str, moves[1][other])),
-                    "added": list(map(str, added)), "summed": list(map(str, summed)),
-                    "result": list(map(str, result.placements)),
-                    "bytes": sum(max(move.bytes_in, move.bytes_out) for move in every)}
+        pairs = [(first, second) for first in CHOICES for second in CHOICES]
+        xs, ws = ({pair: _sharded(axes, shape, pair) for pair in pairs} for shape in (x, w))
+        moves = [{pair: redistribution(made[start], [CHOICES[each] for each in pair]) for pair in pairs}
+                 for made, start in zip((xs, ws), given, strict=True)]
+        for one, other in product(pairs, pairs):
+            with CollectiveLog() as log:
+                result = cast(DTensor, xs[one] @ ws[other])
+            added = [Move(kind, names.get(group, group), a, b) for kind, group, a, b in log.seen]
+            summed = redistribution(result, [Replicate() if each.is_partial() else each for each in result.placements])
+            every = [*moves[0][one], *moves[1][other], *added, *summed]
+            found[(*one, *other)] = {
+                "x": list(map(str, moves[0][one])), "w": list(map(str, moves[1][other])),
+                "added": list(map(str, added)), "summed": list(map(str, summed)),
+                "result": list(map(str, result.placements)),
+                "bytes": sum(max(move.bytes_in, move.bytes_out) for move in every)}
     return found

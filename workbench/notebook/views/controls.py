@@ -35,7 +35,8 @@ class Controlled(anywidget.AnyWidget):
         options = getattr(control, "options", None)
         values = options and [each[1] if isinstance(each, tuple) else each for each in options]
         self.linked = [*self.linked, [control, "index" if values else name, trait, values]]
-        control.layout = Layout(**CONTROL)
+        slides = hasattr(control, "readout")
+        control.layout = Layout(**CONTROL, min_width="300px" if slides else None)
         return control
 
     @property

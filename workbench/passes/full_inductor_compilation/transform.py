@@ -21,7 +21,7 @@ from workbench.torch_api.inductor.kept_order import graph_order
 
 
 def compiled_to_a_callable(before: Any, after: Any, options: InductorOptions) -> Effect:
-    """Both graphs are compiled callables now."""
+    """Every graph is a compiled callable now."""
     left = [type(a).__name__ for a in after if isinstance(a, GraphModule)]
     return Effect(not left, f"{len(left)} of {len(after)} are still FX graphs" if left else "", {
         "callables": [type(a).__name__ for a in after]
@@ -66,7 +66,8 @@ def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, 
         gm,
         example_inputs,
         is_backward=backward,
-        static=[i for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if aot.is_parameter(n)],
+        static=[i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))
+                if aot.is_parameter(n) or (facts.part == "step" and aot.is_state(n))],
         visible=len(output_nodes(gm)) if backward else facts.step.results,
         config=config,
         build=facts.world != "fake",

@@ -1,10 +1,12 @@
 // Views whose data stand in the widget's state: they draw with a kernel and without.
 import { STYLE, make } from "../dom.js";
+import { chips } from "./chips.js";
+import { counters } from "./counters.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
 import { placement } from "./placement.js";
 
-const VIEWS = { order, partitioner, placement };
+const VIEWS = { chips, counters, order, partitioner, placement };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
@@ -50,8 +52,10 @@ export default {
     };
     await join(model);
     VIEWS[model.get("kind")]({ root, note, tell, traits, data: await unpack(model.get("data")), title: model.get("title") });
-    const still = el.closest(".jp-OutputArea-child")?.previousElementSibling?.querySelector(".jp-RenderedImage");
-    if (still) still.style.display = "none"; // the static picture of what is now shown live
+    const before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
+    const still = before?.querySelector(".jp-RenderedImage") // the static picture of what is now shown live
+      ?? [...before?.querySelectorAll(".jp-RenderedHTMLCommon") ?? []].find((each) => each.querySelector("b")?.textContent === model.get("title"));
+    if (still) still.style.display = "none";
     root.dataset.ready = "true";
     return () => ends.forEach((end) => end());
   },

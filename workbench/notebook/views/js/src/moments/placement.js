@@ -86,11 +86,12 @@ export function placement({ root, note, data: d, traits, tell }) {
         : line("the placements fit: DTensor adds", [], GREEN),
       line("to sum partial results (Σ)", found.summed),
       make("b", {}, `${count(found.bytes)} bytes moved in all`),
-      traits.get("reveal") ? make("span", {}, ` · the least is ${count(d.best)}`) : undefined);
+      make("span", {}, traits.get("reveal") ? ` · the least is ${count(d.best)}` : ""));
     root.dataset.bytes = String(found.bytes);
     root.dataset.added = String(found.added.length);
     tell(`Drag an axis to the left edge (rows), the top (columns) or the middle (replicate); or press Enter on it. Blue: the `
-      + `shard of rank ${traits.get("rank")}. Bytes: of the larger side of each collective, on one rank.`);
+      + `shard of rank ${traits.get("rank")}. Bytes: of the larger side of each collective, on one rank. As on `
+      + "CPUs: there, DTensor moves a cut from rows to columns by an all-gather, and on GPUs by an all-to-all.");
   }
 
   traits.follow(["x_0", "x_1", "w_0", "w_1", "rank", "reveal"], show);

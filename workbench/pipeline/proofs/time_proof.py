@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.lower import CompiledStep
-from workbench.pipeline.numerics_proof import real_inputs, run_graphs, written_inputs
+from workbench.graph.whole_step import WholeStep
+from workbench.pipeline.proofs.numerics_proof import inputs_by_parts, of_record, run_graphs, written_inputs
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic, recipe_of
 from workbench.world.mesh import World
@@ -20,7 +21,7 @@ from workbench.world.mesh import World
 REPEATS = 3
 
 
-def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
+def prove_time(records: Sequence[PassRecord], step: CompiledStep | WholeStep) -> None:
     """Add a time verdict to each record: the graph it received and the one it made, run on all ranks.
 
     Every rank calls it, on a world with values. Joint graphs and partitioned pairs run node by node, compiled ones as
@@ -30,10 +31,10 @@ def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
     recipe = recipe_of(authored)
     known: dict[tuple[int, ...], float] = {}
     with deterministic(recipe.training.deterministic), torch.no_grad():
-        with torch.enable_grad():
-            primals, tangents = real_inputs(step, Batches(authored).at(0))
+        given = inputs_by_parts(step, Batches(authored).at(0))
         for record in records:
             took = []
+            primals, tangents = of_record(given, record)
             written = written_inputs(record, primals, tangents)
             for graphs in (record.before, record.after):
                 key = tuple(map(id, graphs))
@@ -41,7 +42,8 @@ def prove_time(records: Sequence[PassRecord], step: CompiledStep) -> None:
                     run = partial(run_graphs, record, graphs, primals, tangents, written)
                     known[key] = _least(run, authored.world)
                 took.append(known[key])
-            text = f"forward and backward {took[0] * 1e3:,.1f} ms before, {took[1] * 1e3:,.1f} ms after"
+            what = "the whole step" if record.parts == ("step",) else "forward and backward"
+            text = f"{what} {took[0] * 1e3:,.1f} ms before, {took[1] * 1e3:,.1f} ms after"
             record.verdicts.append(Verdict("time", Outcome.PASS, text, {"before": took[0], "after": took[1]}))
 
 

@@ -17,9 +17,11 @@ from workbench.checks.values import copies
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.callables import graph_of
 from workbench.graph.lower import CompiledStep
-from workbench.graph.partition import saved_order
+from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
+from workbench.graph.whole_step import WholeStep
+from workbench.pipeline.proofs.whole_proof import whole_steps
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
@@ -144,12 +146,12 @@ def run_graphs(
     def once() -> list[Any]:
         with kept(written.values()):
             found = (_joint(graphs[0], primals, tangents) if record.stage is Stage.JOINT
-                     else _pair(record, graphs, primals, tangents))
+                     else _call(graphs[0], primals) if len(graphs) == 1 else _pair(record, graphs, primals, tangents))
             return found + copies(list(written.values()))
 
     with seeded(0):
         if record.stage is Stage.REPLAY and graphs is record.after:
-            while not graphs[1].replays:  # the first calls are not replays yet
+            while not graphs[-1].replays:  # the first calls are not replays yet
                 once()
         return once()
 
@@ -205,7 +207,7 @@ def group_size(authored: Authored) -> int:
 
 
 def prove_numerics(
-    records: Sequence[PassRecord], step: CompiledStep, batch: tuple[Any, ...] | None = None
+    records: Sequence[PassRecord], step: CompiledStep | WholeStep, batch: tuple[Any, ...] | None = None
 ) -> list[Verdict]:
     """Add a numerics verdict to each record; returns the verdict of the whole list against eager.
 
@@ -225,17 +227,38 @@ def prove_numerics(
         batch = authored.example_batch()
     size = group_size(authored)
     with deterministic(recipe.training.deterministic if recipe is not None else True), torch.no_grad():
-        with torch.enable_grad():
-            primals, tangents = real_inputs(step, batch)
-        with revealing(primals, tangents) as tangents:
+        given = inputs_by_parts(step, batch)
+        values = [value for primals, _ in given.values() for value in primals]
+        with revealing(values, given[PARTS][1]) as tangents:
+            given[PARTS] = given[PARTS][0], tangents
             for record in records:
                 if record.options.at_capture:
                     why = "done while tracing, so this pass received no other graph: see the whole list against eager"
                     record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
                     continue
-                record.verdicts.append(_compared(record, primals, tangents, size))
-        with torch.enable_grad():
-            eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
+                record.verdicts.append(_compared(record, *of_record(given, record), size))
+            if isinstance(step, WholeStep):
+                eager, compiled = whole_steps(step, batch)
+        if isinstance(step, CompiledStep):
+            with torch.enable_grad():
+                eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
     names = list(eager | compiled)
     return [numerics.compare([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
                              group_size=size, names=names)]
+
+
+Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]
+
+
+def inputs_by_parts(step: CompiledStep | WholeStep, batch: tuple[Any, ...]) -> Inputs:
+    """The flat inputs and tangents of one step, by the parts of the records that take them."""
+    apart = CompiledStep(step.pair) if isinstance(step, WholeStep) else step
+    with torch.enable_grad():
+        found: Inputs = {PARTS: real_inputs(apart, batch)}
+    if isinstance(step, WholeStep):
+        found["step",] = step.inputs(*batch), []
+    return found
+
+
+def of_record(given: Inputs, record: PassRecord) -> tuple[list[Any], list[Any]]:
+    return given[PARTS if record.parts == ("joint",) else record.parts]

@@ -1,0 +1,87 @@
+"""The course's site, walked page by page without a kernel and without a network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+from test_moments_in_pages import on
+
+from workbench.notebook.lessons.course_site import write_site
+from workbench.notebook.lessons.lesson import lesson_names
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+VIEWS = {"00_tour": "chips", "01_author_with_dtensor": "placement", "03_split_forward_and_backward": "partitioner",
+         "05_bucket_and_overlap": "order", "10_run_on_real_ranks": "counters"}
+LINKS = "found => found.map(each => each.getAttribute('href')).filter(each => each && !/^\\w+:/.test(each))"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_site(lesson_names(), tmp_path_factory.mktemp("site") / "course").parent
+
+
+@pytest.fixture
+def alone(page: Page) -> dict[str, list[str]]:
+    """The page has no network; what it asks for beyond the folder, and its errors."""
+    found: dict[str, list[str]] = {"errors": [], "beyond": []}
+    page.on("pageerror", lambda error: found["errors"].append(str(error)))
+    page.on("request", lambda r: None if re.match("(file|data|blob):", r.url) else found["beyond"].append(r.url))
+    page.context.set_offline(True)
+    return found
+
+
+def test_every_page_is_reached_and_every_link_leads_somewhere(site, page, alone) -> None:  # type: ignore[no-untyped-def]
+    todo, seen, wanted = ["index.html"], {}, []
+    while todo:
+        name = todo.pop()
+        page.goto((site / name).as_uri(), wait_until="domcontentloaded")
+        seen[name] = set(page.eval_on_selector_all("[id]", "found => found.map(each => each.id)"))
+        for link in page.eval_on_selector_all("a", LINKS):
+            target, _, anchor = link.partition("#")
+            wanted.append((name, target or name, anchor))
+            if target and target not in seen and target not in todo and (site / target).is_file():
+                todo.append(target)
+    assert {path.name for path in site.glob("*.html")} - set(seen) == {"design.html"}  # usage links to it, as text
+    assert not [(name, target) for name, target, _ in wanted if target not in seen]
+    assert not [each for each in wanted if each[2] and each[1] == "glossary.html" and each[2] not in seen[each[1]]]
+    assert alone == {"errors": [], "beyond": []}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_each_view_is_used(name, site, page, alone) -> None:  # type: ignore[no-untyped-def]
+    page.goto((site / f"{name}.html").as_uri(), wait_until="domcontentloaded")
+    view = page.wait_for_selector(f".wb[data-view={VIEWS[name]}][data-ready]")
+    figure = {"chips": "launches", "placement": "bytes", "partitioner": "bytes", "order": "exposed",
+              "counters": "deadlock"}[VIEWS[name]]
+    before = view.get_attribute(f"data-{figure}")
+    key, press = {"chips": ("transformer_block_bucketing", "Enter"), "placement": ("w_0", "Enter"),
+                  "partitioner": ("silu", "Enter"), "counters": ("0: tp", "Escape")}.get(VIEWS[name], ("", ""))
+    if key:
+        on(view, key, press)
+    else:
+        view.query_selector_all("rect[role=button]")[1].focus()
+        page.keyboard.press("ArrowLeft")
+    assert view.get_attribute(f"data-{figure}") != before is not None
+    assert alone == {"errors": [], "beyond": []}
+
+
+def test_search_and_index(site, page, alone, looked_at) -> None:  # type: ignore[no-untyped-def]
+    page.goto((site / "index.html").as_uri())
+    assert "checkpoints passed" in page.inner_text("body")
+    assert page.locator("table a").count() == len(lesson_names())
+    looked_at("site_index")
+    page.click("nav a:has-text('Search')")
+    page.fill("input", "reduce-scatter shard")
+    hits = page.locator("ul li a")
+    assert hits.count() > 2
+    looked_at("site_search")
+    hits.first.click()
+    assert page.evaluate("document.getElementById(decodeURIComponent(location.hash.slice(1))) !== null")
+    assert "reduce-scatter" in page.inner_text("body").lower()
+    page.goto((site / "search.html").as_uri())
+    page.fill("input", "no such word at all")
+    assert page.locator("ul li").count() == 0
+    assert alone == {"errors": [], "beyond": []}

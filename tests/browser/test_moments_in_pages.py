@@ -1,0 +1,200 @@
+"""Moments in a page without kernel and network: each is used by the keyboard, and shows Python's figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from jupyter import run_all, write_notebook
+from playwright.sync_api import ElementHandle, Page
+from test_pages_without_kernel import STATE, nbconvert
+
+from workbench.notebook.moments.moment import unpacked
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+CELLS = (
+    "from workbench import RankError, author_module, capture, fake_world, load_recipe, ranks, show, what_if\n"
+    "from workbench.notebook.moments.partitioner import Partitioner\n"
+    "from workbench.notebook.moments.pass_chips import PassChips\n"
+    "from workbench.notebook.moments.placement_lab import PlacementLab\n"
+    "from workbench.notebook.moments.program_counters import ProgramCounters\n"
+    "from notebook.moments.all_reduces import all_reduces\n"
+    "from notebook.moments.test_partitioner import GatedMLP, NAMES",
+    'recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, "joint_passes": [\n'
+    '    "activation_checkpointing", "reshard_after_forward"]})\n'
+    "with fake_world(2) as world:\n"
+    '    chips = PassChips(what_if(recipe.override({"joint_passes": [], "passes": []}), world), recipe)\n'
+    "show(chips)",
+    "import torch\nwith fake_world(1) as world:\n"
+    "    joint = capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))\n"
+    "show(Partitioner(joint, NAMES))",
+    "show(PlacementLab())",
+    'with ranks(4, backend="gloo", timeout=5, echo="none") as four:\n'
+    "    def record(order):\n"
+    "        try:\n"
+    "            four.run(all_reduces, order)\n"
+    "        except RankError as error:\n"
+    "            return error\n"
+    '    counters = ProgramCounters({"dp": 2, "tp": 2}, record)\n'
+    "show(counters)",
+)
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("moments") / "moments.ipynb"
+    write_notebook(path, CELLS)
+    nbconvert("--config", str(ROOT / ".ci" / "execute_notebooks.py"), "--execute", "--to", "notebook", "--inplace",
+              str(path))
+    nbconvert("--to", "html", str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(notebook: Path) -> dict[str, dict[str, object]]:
+    """What Python recorded, by the kind of view."""
+    models = json.loads(notebook.read_text())["metadata"]["widgets"][STATE]["state"]
+    views = [each["state"] for each in models.values() if each["model_name"] == "AnyModel"]
+    assert all(len(json.dumps(each)) < 100_000 for each in views)
+    return {each["kind"]: unpacked(each["data"]) for each in views}
+
+
+@pytest.fixture
+def views(notebook: Path, page: Page) -> dict[str, ElementHandle]:
+    """Each view in the page, by its kind."""
+    html = notebook.with_suffix(".html")
+    assert html.stat().st_size < 3_000_000
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.context.set_offline(True)
+    page.goto(html.as_uri(), wait_until="domcontentloaded")
+    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 4")
+    assert errors == []
+    found = page.query_selector_all(".wb[data-ready]")
+    return {each.get_attribute("data-view") or "": each for each in found}
+
+
+def on(view: ElementHandle, key: str, *presses: str) -> None:
+    """Focus what has this key, and press; the focus stays with it when the view draws again."""
+    for each in presses:
+        found = view.query_selector(f"[data-key='{key}']")
+        assert found is not None, key
+        found.focus()
+        found.press(each)
+
+
+def test_pass_chips(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
+    view, runs = views["chips"], data["chips"]["runs"]
+    declared = "activation_checkpointing reshard_after_forward|transformer_block_bucketing"
+    assert int(view.get_attribute("data-launches")) == runs[declared]["figures"]["launches"]
+    on(view, "transformer_block_bucketing", "Enter")
+    off = runs["activation_checkpointing reshard_after_forward|"]["figures"]
+    assert int(view.get_attribute("data-launches")) == off["launches"] > runs[declared]["figures"]["launches"]
+    assert int(view.get_attribute("data-saved")) == off["bytes saved"]
+    on(view, "transformer_block_bucketing", "Enter")
+    still = view.evaluate("each => each.getRootNode().querySelector('.jp-RenderedHTMLCommon table').checkVisibility()")
+    assert still is False  # its live twin is shown
+    looked_at("chips")
+    on(view, "reshard_after_forward", "ArrowLeft")
+    (refused,) = runs["reshard_after_forward activation_checkpointing|transformer_block_bucketing"]["refused"]
+    assert view.get_attribute("data-problem") == refused and refused in view.inner_text()
+    assert "must come before" in refused
+    red = {each.get_attribute("data-key") for each in view.query_selector_all("[data-wrong]")}
+    assert red == {"activation_checkpointing", "reshard_after_forward"}
+    looked_at("chips_refused")
+    view.query_selector("[data-key=reshard_after_forward]").press("Escape")
+    assert view.get_attribute("data-problem") == "" and not view.query_selector_all("[data-wrong]")
+
+
+def test_a_chip_is_dragged(views, page) -> None:  # type: ignore[no-untyped-def]
+    view = views["chips"]
+    one, other = (view.query_selector(f"[data-key={name}]").bounding_box()
+                  for name in ("activation_checkpointing", "reshard_after_forward"))
+    page.mouse.move(other["x"] + 20, other["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(one["x"] + 5, one["y"] + 8, steps=4)
+    page.mouse.up()
+    assert "must come before" in view.get_attribute("data-problem")
+
+
+def test_partitioner(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
+    view = views["partitioner"]
+    on(view, "silu", "Enter")
+    on(view, "mul", " ")
+    cut = next(each for each in data["partitioner"]["cuts"] if each[0] == ["mm", "mm_1"])
+    assert [int(view.get_attribute(f"data-{name}")) for name in ("bytes", "flop")] == cut[1:]
+    looked_at("partitioner")
+
+
+def test_placement_lab(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
+    view, table = views["placement"], data["placement"]["table"]
+    looked_at("placement")
+    given = table["rows columns rows columns"]
+    assert int(view.get_attribute("data-bytes")) == given["bytes"] and given["added"]
+    on(view, "x_1", "Enter")  # columns, replicate
+    on(view, "w_0", "Enter", "Enter")  # rows, columns, replicate
+    best = table["rows replicate replicate columns"]
+    assert int(view.get_attribute("data-bytes")) == best["bytes"] == data["placement"]["best"]
+    assert view.get_attribute("data-added") == "0" and best["x"][0] in view.inner_text()
+    looked_at("placement_least")
+
+
+def test_an_axis_is_dragged(views, page) -> None:  # type: ignore[no-untyped-def]
+    view = views["placement"]
+    view.scroll_into_view_if_needed()
+    chip = view.query_selector("[data-key=w_0]").bounding_box()
+    middle = view.query_selector("[data-tensor=w][data-place=replicate]").bounding_box()
+    page.mouse.move(chip["x"] + 10, chip["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(middle["x"] + middle["width"] / 2, middle["y"] + middle["height"] - 10, steps=4)
+    page.mouse.up()
+    assert view.query_selector("[data-key=w_0]").get_attribute("aria-label") == "w over dp_shard: replicate"
+
+
+def test_program_counters(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
+    view, recorded = views["counters"], data["counters"]
+    for click in ("0: dp", "1: tp", "2: tp"):
+        on(view, click, "Enter")
+    assert view.get_attribute("data-waits") == "0 1 2" and view.get_attribute("data-deadlock") == "0"
+    on(view, "0: tp", "Enter")
+    assert "rank 0 waits in its all-reduce over dp: it cannot launch another one" in view.inner_text()
+    on(view, "3: dp", "Enter")
+    assert view.get_attribute("data-deadlock") == "1"
+    report = view.query_selector("[data-role=report]").text_content()
+    assert report == recorded["reports"]["dp|tp|tp|dp"] and report.startswith("ranks 0 to 3 gave no answer within 5 s.")
+    looked_at("counters_deadlock")
+    on(view, "3: dp", "Backspace")
+    on(view, "3: tp", "Enter")
+    on(view, "2: dp", "Enter")
+    for click in ("0: tp", "1: dp", "3: dp"):
+        on(view, click, "Enter")
+    assert view.get_attribute("data-waits") == "" and view.inner_text().count("returned") >= 4
+    looked_at("counters_returned")
+
+
+LIVE = (
+    "from ipywidgets import Label\nfrom workbench import PlacementLab, show\nlab = PlacementLab()\nfigures = Label()\n"
+    'lab.observe(lambda _: setattr(figures, "value", f"in the kernel: {lab.result()}"), "w_0")\nfigures',
+    "show(lab)",
+)
+
+
+def test_a_choice_in_jupyterlab_reaches_the_kernel_and_its_controls(page, lab, lab_folder, looked_at) -> None:  # type: ignore[no-untyped-def]
+    write_notebook(lab_folder / "live.ipynb", LIVE)
+    run_all(page, lab.format("live.ipynb"))
+    view = page.wait_for_selector(".wb[data-ready]")
+    picture = page.query_selector_all(".jp-RenderedImage")
+    assert len(picture) == 1 and not picture[0].is_visible()
+    on(view, "x_1", "Enter")  # columns, replicate
+    on(view, "w_0", "Enter", "Enter")  # rows, columns, replicate
+    page.wait_for_selector("text=in the kernel: {'bytes moved': 196608, 'collectives DTensor adds': 0}")
+    assert view.get_attribute("data-bytes") == "196608"
+    chosen = page.locator(".widget-dropdown select")
+    assert [chosen.nth(i).evaluate("each => each.selectedOptions[0].textContent.trim()") for i in range(4)] == [
+        "rows", "replicate", "replicate", "columns"]
+    chosen.nth(2).select_option("columns")
+    page.wait_for_selector("text=in the kernel: {'bytes moved':")
+    page.wait_for_function("document.querySelector('.wb').dataset.bytes !== '196608'")
+    looked_at("placement_live")

@@ -1,0 +1,317 @@
+"""The whole step in one graph: trained against eager, planted faults, what cannot be joined, schedules and replay."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from step_faults import FAULTS, updates_before_the_last_read
+from torch import nn
+
+from workbench import author_module, capture, partition, run_partitioned
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks import joining
+from workbench.errors import WorkbenchError
+from workbench.graph.replay_rehearsal import Rehearsal
+from workbench.graph.step_graph import join, require_joinable
+from workbench.graph.update import Update
+from workbench.graph.whole_step import WholeStep
+from workbench.torch_api import aot, cuda_graphs
+from workbench.world.mesh import World
+
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+
+
+class MLP(nn.Module):
+    """Two layers of one shape, and a buffer that each step writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x, y):
+        self.seen.add_(1)
+        return ((self.down(torch.relu(self.up(x))) - y) ** 2).sum()
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 4, generator=generator), torch.randn(3, 4, generator=generator)
+
+
+def model(kind=MLP):
+    torch.manual_seed(0)
+    return kind()
+
+
+def authored(module=None):
+    return author_module(module or model(), ALONE, None, ParallelPlan(), batch=lambda: batch(0))
+
+
+def joined(update=None, module=None):
+    found = join(partition(capture(authored(module))), update or Update())
+    found.body = aot.boxed(found.graph)
+    return found
+
+
+def adamw(module, lr=1e-2, **options):
+    return torch.optim.AdamW(module.parameters(), lr=torch.tensor(lr, dtype=torch.float64), fused=True, **options)
+
+
+def whole(update=None, **options):
+    found = joined(update)
+    module = found.pair.authored.module
+    return WholeStep(found, adamw(module, **options))
+
+
+def state(module, optimizer):
+    """Everything that a step leaves behind, by name."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, parameter in module.named_parameters():
+        found |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def eager(steps=5, update=None, lrs=(), start=0):
+    """(losses and norms, state) of the loop that the whole step must equal."""
+    module, update = model(), update or Update()
+    optimizer = adamw(module)
+    seen = []
+    for i in range(start, steps):
+        if lrs:
+            optimizer.param_groups[0]["lr"].fill_(lrs[i])
+        loss = module(*batch(i))
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()])
+        if update.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(module.parameters(), update.clip, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append((loss.item(), float(norm)))
+    return seen, state(module, optimizer)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("update", [Update(), Update(clip=None), Update(clip=0.1, skip=True)], ids=str)
+def test_five_steps_are_the_eager_loop_s_bitwise(update):
+    step = whole(update)
+    seen = [tuple(map(float, step(*batch(i)))) for i in range(5)]
+    wanted, left = eager(update=update)
+    assert seen == wanted and equal(state(step.module, step.optimizer), left)
+    assert float(step.module.seen) == 5 and step.optimizer.state[step.module.up.weight]["step"] == 5
+
+
+def test_neither_saved_tensors_nor_gradients_are_inputs_or_outputs():
+    found = joined()
+    nodes = found.graph.graph.find_nodes(op="placeholder")
+    states = [n.name for n in nodes if aot.is_state(n)]
+    assert len(nodes) - len(states) == len(found.pair.forward.graph.find_nodes(op="placeholder"))
+    assert len(states) == 2 * len(found.trained) + 2 and states[-2:] == ["step", "lr"]
+    assert len(found.graph.graph.output_node().args[0]) == 2
+    assert repr(found).startswith("StepGraph(MLP: ") and repr(found).endswith("4 parameters trained)")
+    assert [str(v.outcome) for v in joining.check(found)] == ["PASS", "PASS"]
+
+
+SAID = ("the norm leaves out the gradient of 'up.weight'", "the step count is not advanced",
+        "parameter 'up.weight' is updated from the gradient of 'down.weight'",
+        r"the gradient of 'up.weight' has strides \(1, 4\), and the parameter \(4, 1\): the fused AdamW would pair",
+        "parameter 'up.weight' is updated 0 times",
+        "down.weight is read by .* after _fused_adamw_.* has updated it")
+
+
+@pytest.mark.parametrize(("fault", "said"), list(zip(FAULTS, SAID, strict=True)), ids=[f.__name__ for f in FAULTS])
+def test_a_planted_fault_fails_lint_and_changes_the_values(fault, said):
+    update = Update(clip=None if fault is updates_before_the_last_read else 0.1)
+    step = whole(update)
+    fault(step.joined.graph)
+    step.joined.graph.recompile()
+    lint = joining.check(step.joined)[0]
+    assert lint.outcome == "FAIL" and re.search(said, "; ".join(lint.evidence["problems"]))
+    step.joined.body = aot.boxed(step.joined.graph)
+    for i in range(2):
+        step(*batch(i))
+    assert not equal(state(step.module, step.optimizer), eager(2, update)[1])
+
+
+def test_a_schedule_changes_a_tensor_and_compiles_nothing_again():
+    lrs = [1e-2, 5e-3, 2.5e-3, 1.25e-3]
+    step = whole()
+    body, calls = step.joined.body, []
+    step.joined.body = lambda args: calls.append(args[-1]) or body(args)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(step.optimizer, 0.5)
+    step.optimizer.step()  # has no gradients: the schedule wants to see a call
+    for i in range(4):
+        step(*batch(i))
+        schedule.step()
+    assert len({id(lr) for lr in calls}) == 1  # one tensor, at one address
+    assert equal(state(step.module, step.optimizer), eager(4, lrs=lrs)[1])
+
+
+@pytest.mark.parametrize("lr", ["fast", None, True, float("nan"), float("inf"), -1.0])
+def test_a_learning_rate_that_is_no_number_changes_nothing(lr):
+    step = whole()
+    step(*batch(0))
+    before = state(step.module, step.optimizer)
+    step.optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(WorkbenchError) as told:
+        step(*batch(1))
+    assert str(told.value) == (f"the whole step of MLP: the learning rate {lr!r} is no number of 0 or more: set "
+                               'optimizer.param_groups[0]["lr"] to one')
+    assert equal(before, state(step.module, step.optimizer))
+
+
+def test_a_number_is_taken_for_the_learning_rate():
+    step = whole()
+    step.optimizer.param_groups[0]["lr"] = 1e-2
+    step(*batch(0))
+    assert equal(state(step.module, step.optimizer), eager(1)[1])
+
+
+def test_an_eager_state_is_taken_over_and_given_back_bitwise():
+    step, source = whole(), model()
+    optimizer = adamw(source)
+    loss = source(*batch(0))
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(source.parameters(), 1.0)
+    optimizer.step()
+    step.module.load_state_dict(source.state_dict())
+    step(*batch(7))  # has a state of its own, which the graph reads at its addresses
+    step.module.load_state_dict(source.state_dict())
+    step.optimizer.load_state_dict(optimizer.state_dict())
+    for i in range(1, 5):
+        step(*batch(i))
+    wanted = eager()[1]
+    assert equal(state(step.module, step.optimizer), wanted)
+    other, back = model(), adamw(step.module)
+    back.load_state_dict(step.optimizer.state_dict())
+    assert equal(state(step.module, back), wanted) and other is not step.module
+
+
+def test_states_of_different_steps_are_refused():
+    step, source = whole(), model()
+    optimizer = adamw(source)
+    source(*batch(0)).backward()
+    optimizer.step()
+    state_dict = optimizer.state_dict()
+    state_dict["state"][0]["step"] += 2
+    step.optimizer.load_state_dict(state_dict)
+    with pytest.raises(WorkbenchError) as told:
+        step(*batch(0))
+    assert str(told.value) == ("the whole step of MLP: the optimizer's parameters have taken [1.0, 3.0] steps, and one "
+                               "graph counts them together: load a state of one step")
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_norm_that_is_no_number_is_skipped_or_applied(skip):
+    step = whole(Update(skip=skip))
+    step(*batch(0))
+    before = state(step.module, step.optimizer)
+    x, y = batch(1)
+    _, norm = step(x * float("inf"), y)
+    after = state(step.module, step.optimizer)
+    assert not norm.isfinite()
+    before["seen"] += 1  # the forward has run
+    assert equal(before, after) is skip
+    assert bool(after["up.weight"].isnan().any()) is not skip
+
+
+class Tied(MLP):
+    def __init__(self):
+        super().__init__()
+        self.down.weight = self.up.weight
+
+
+class Frozen(MLP):
+    def __init__(self):
+        super().__init__()
+        self.up.bias.requires_grad_(False)
+
+
+class Unused(MLP):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.zeros(2))
+
+
+class Two(MLP):
+    def forward(self, x, y):
+        loss = super().forward(x, y)
+        return loss, loss * 2
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    (Tied, "the whole step of Tied: 'up.weight' and 'down.weight' are one parameter (tied weights), which a joined "
+           'graph would update twice: untie them, or set training.step to "pair"'),
+    (Frozen, "the whole step of Frozen: parameter 'up.bias' is frozen, and a joined graph updates every parameter: set "
+             'requires_grad to True, or set training.step to "pair"'),
+])
+def test_what_cannot_be_joined_is_refused_before_the_capture(kind, message):
+    with pytest.raises(WorkbenchError) as told:
+        require_joinable(authored(model(kind)))
+    assert str(told.value) == message
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    (Unused, "the whole step of Unused: parameter 'spare' gets no gradient, and every parameter must: use it in the "
+             'loss, drop it, or set training.step to "pair"'),
+    (Two, "the whole step of Two: the module returns 2 results, and a whole step takes one loss: return the loss "
+          'alone, or set training.step to "pair"'),
+])
+def test_what_shows_only_in_the_graph_is_refused_by_the_join(kind, message):
+    with pytest.raises(WorkbenchError) as told:
+        joined(module=model(kind))
+    assert str(told.value) == message
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+     "the whole step takes torch.optim.AdamW, and was given SGD: take AdamW, or set training.step to \"pair\""),
+    (lambda m: adamw(m, weight_decay=0.5),
+     "the whole step was joined for AdamW with weight_decay 0.01, and the optimizer has 0.5: give the same to both, "
+     'or set training.step to "pair"'),
+    (lambda m: adamw(m.up),
+     "the whole step of MLP: the optimizer does not hold parameter 'down.weight': give it all parameters of the "
+     "module"),
+])
+def test_an_optimizer_that_is_not_supported_is_refused(make, message):
+    found = joined()
+    with pytest.raises(WorkbenchError) as told:
+        WholeStep(found, make(found.pair.authored.module))
+    assert str(told.value) == message
+
+
+def test_groups_with_other_learning_rates_are_refused():
+    found = joined()
+    module = found.pair.authored.module
+    groups = [{"params": list(part.parameters()), "lr": torch.tensor(lr)}
+              for part, lr in ((module.up, 0.1), (module.down, 0.2))]
+    step = WholeStep(found, torch.optim.AdamW(groups, fused=True))
+    with pytest.raises(WorkbenchError, match="the optimizer's groups have 2 learning rates, and one graph has one: "):
+        step(*batch(0))
+
+
+def test_one_recording_replays_the_whole_step_bitwise(monkeypatch):
+    stand = Rehearsal()
+    monkeypatch.setattr(cuda_graphs, "Recorder", lambda: stand)
+    step = whole()
+    (record,), (body,) = run_partitioned(step.joined, ["cudagraph"])
+    step.joined.body = body
+    seen = [tuple(map(float, step(*batch(i)))) for i in range(5)]
+    wanted, left = eager()
+    assert seen == wanted and equal(state(step.module, step.optimizer), left)
+    assert stand.recorded == 1 and body.replays == 3 and record.parts == ("step",)
+    moved = [name for name, fixed in zip(body.names, body.fixed, strict=True) if not fixed]
+    assert len(moved) == 2  # x and y: parameters, buffers, states, step count and learning rate stay in place
+    step.close()
+
+
+def test_a_fork_leaves_the_graph_as_it_is():
+    found = joined()
+    other = found.fork()
+    other.graph.graph.erase_node(other.graph.graph.output_node())
+    assert found.graph.graph.output_node() is not None and other.facts is not found.facts

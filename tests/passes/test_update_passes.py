@@ -1,0 +1,157 @@
+"""fused_clip_adamw and overlap_update: what they do to the update, what trains, and the faults that are caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_ranks import small
+from step_faults import updates_before_the_last_read
+from torch import nn
+
+from workbench import author_module, capture, partition, run_partitioned
+from workbench.authoring.plans import ParallelPlan
+from workbench.errors import WorkbenchError
+from workbench.graph.read.nodes import lists_of_update, updates_of
+from workbench.graph.step_graph import join
+from workbench.graph.update import Update
+from workbench.passes.fused_clip_adamw.transform import clipping_in_the_update
+from workbench.passes.overlap_update.transform import overlap_update, updates_behind_compute
+from workbench.passes.registry import register_pass
+from workbench.pipeline.build import build
+from workbench.pipeline.train import train
+from workbench.world.mesh import World
+
+pytestmark = pytest.mark.integration
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+FUSED, OVERLAP = "fused_clip_adamw", "overlap_update"
+
+
+def built(*passes, **changes):
+    recipe = small({}).override({"training.step": "whole", "passes": list(passes), **changes})
+    return build(recipe, ALONE)
+
+
+def trained(found):
+    """(losses and norms, parameters) after five steps."""
+    seen = train(found.authored, found.step)
+    return (seen.losses, seen.norms), [p.detach().clone() for p in found.authored.module.parameters()]
+
+
+def verdict(found, check="effect"):
+    return found.records[-1].verdict(check)
+
+
+def test_clipping_is_part_of_the_update_and_each_gradient_is_read_twice():
+    found = built(FUSED, **{"training.clip": 0.1})
+    effect = verdict(found)
+    assert effect.outcome == "PASS" and verdict(found, "lint").outcome == "PASS"
+    assert effect.evidence == {"scaled_before": 12, "scaled_after": 0, "reads_before": 3, "reads_after": 2}
+    (losses, norms), parameters = trained(found)
+    (wanted, wanted_norms), eager = trained(built(**{"training.clip": 0.1}))
+    assert losses == pytest.approx(wanted, rel=1e-6) and norms == pytest.approx(wanted_norms, rel=1e-5)
+    assert all(float((a - b).norm() / b.norm()) < 1e-5 for a, b in zip(parameters, eager, strict=True))
+
+
+def test_without_clipping_there_is_nothing_to_fold():
+    effect = verdict(built(FUSED, **{"training.clip": None}))
+    assert effect.outcome == "NO_EFFECT"
+    assert effect.message == ("no gradient is scaled before the update: training.clip is off, or the scaling is part "
+                              "of the update already")
+
+
+def leaves_one(gm):
+    """Folds the scaling, and scales the first gradient on its own too."""
+    (update,) = updates_of(gm)
+    kept = lists_of_update(update)[1][0]
+    scale = kept.args[1]
+    gradients = [kept, *(node.args[0] for node in lists_of_update(update)[1][1:])]
+    with gm.graph.inserting_before(update):
+        inverse = gm.graph.call_function(torch.ops.aten.reciprocal.default, (scale,))
+    inverse.meta = dict(scale.meta)
+    update.args = (update.args[0], gradients, *update.args[2:])
+    update.kwargs = {**update.kwargs, "grad_scale": inverse}
+
+
+def drops_it(gm):
+    (update,) = updates_of(gm)
+    gradients = [node.args[0] for node in lists_of_update(update)[1]]
+    update.args = (update.args[0], gradients, *update.args[2:])
+
+
+@pytest.mark.parametrize(("fault", "said"), [
+    (leaves_one, "1 gradients are still scaled on their own"),
+    (drops_it, "the update does not scale the gradients"),
+])
+def test_half_a_fold_is_no_effect(fault, said):
+    @register_pass("broken", stage="step", numerics="exact", effect=clipping_in_the_update)
+    def broken(gm, example_inputs, *, options):
+        fault(gm)
+        return gm
+
+    effect = verdict(built("broken"))
+    assert (effect.outcome, effect.message) == ("NO_EFFECT", said)
+
+
+class Shared(nn.Module):
+    """Both parameters have one gradient: the same tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x, y):
+        return (((self.one + self.two) * x - y) ** 2).sum()
+
+
+def test_gradients_that_share_memory_are_refused():
+    batch = torch.ones(4), torch.zeros(4)
+    authored = author_module(Shared(), ALONE, None, ParallelPlan(), batch=lambda: batch)
+    whole = join(partition(capture(authored)), Update())
+    with pytest.raises(WorkbenchError, match=r"pass 'fused_clip_adamw' on the step graph: gradients (\S+) and \1 share "
+                                             "memory, and the update would scale them twice: drop the pass"):
+        run_partitioned(whole, [FUSED])
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_updates_move_behind_their_gradients_bitwise(groups):
+    found = built({"name": OVERLAP, "groups": groups}, **{"training.clip": None})
+    effect = verdict(found)
+    assert effect.outcome == "PASS" and verdict(found, "lint").outcome == "PASS"
+    assert 1 < effect.evidence["updates"] <= groups and effect.evidence["compute_behind_the_first"] > 0
+    (seen, parameters), (wanted, eager) = trained(found), trained(built(**{"training.clip": None}))
+    assert seen == wanted and all(map(torch.equal, parameters, eager))
+
+
+NORM = ('the update needs the norm of all gradients, to clip or to skip: it cannot start before the last of them; set '
+        'training.clip to "off" and training.nan_norm to "apply"')
+
+
+@pytest.mark.parametrize(("passes", "changes"), [
+    ((OVERLAP,), {}), ((FUSED, OVERLAP), {}), ((OVERLAP,), {"training.clip": None, "training.nan_norm": "skip"})])
+def test_an_update_that_needs_the_norm_says_why_it_stays(passes, changes):
+    effect = verdict(built(*passes, **changes))
+    assert (effect.outcome, effect.message) == ("NO_EFFECT", NORM)
+
+
+def test_one_group_is_no_overlap():
+    effect = verdict(built({"name": OVERLAP, "groups": 1}, **{"training.clip": None}))
+    assert effect.outcome == "NO_EFFECT"
+
+
+def test_an_update_in_front_of_a_read_fails_lint():
+    @register_pass("early", stage="step", numerics="exact", effect=updates_behind_compute)
+    def early(gm, example_inputs, *, options):
+        updates_before_the_last_read(gm)
+        return gm
+
+    found = built("early", **{"training.clip": None})
+    lint = verdict(found, "lint")
+    assert lint.outcome == "FAIL" and "has updated it" in lint.message
+
+
+def test_the_pass_leaves_two_updates_as_they_are():
+    found = built({"name": OVERLAP, "groups": 2}, **{"training.clip": None})
+    graph = found.records[-1].after[0]
+    again = overlap_update(graph, [], options=found.records[-1].options)
+    effect = updates_behind_compute((graph,), (again,), found.records[-1].options)
+    assert effect.reason == "the graph has 2 updates, and this pass cuts one"

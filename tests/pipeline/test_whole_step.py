@@ -1,0 +1,247 @@
+"""Recipes whose step is one graph, on real ranks: bitwise the eager loop, every verdict, and planted faults."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from on_ranks import build_with, outcomes, small, user_pass
+from step_faults import (
+    forgets_the_step_count,
+    leaves_a_gradient_out_of_the_norm,
+    leaves_out_the_other_ranks_norm,
+    swaps_two_gradients,
+)
+
+from workbench.authoring.author import author
+from workbench.checks import joining
+from workbench.errors import WorkbenchError
+from workbench.graph.whole_step import WholeStep
+from workbench.pipeline import train as training
+from workbench.pipeline.build import build, check_buildable
+from workbench.pipeline.proofs.time_proof import prove_time
+from workbench.pipeline.run import run
+from workbench.recipe.recipe import RecipeError, load_recipe
+from workbench.recipe.sections import TrainingSpec
+from workbench.world.mesh import current_world
+
+pytestmark = pytest.mark.integration
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+BLOCKS, DECOMPOSE, INDUCTOR = "transformer_block_bucketing", "inductor_decomposition", "full_inductor_compilation"
+CAPACITY = {"model.dispatch": "capacity"}
+
+
+def whole(mesh, joint=(), passes=(), **changes):
+    return small(mesh).override({"training.step": "whole", "joint_passes": list(joint), "passes": list(passes),
+                                 **changes})
+
+
+def experts(mesh, passes=(), **changes):
+    found = load_recipe("deepseek_v3").override({"model.n_layers": 2, "data.seq_len": 16, "training.steps": 5})
+    sizes = {f"mesh.{axis}": mesh.get(axis, 1) for axis in ("dp_shard", "tp", "ep")}
+    return found.override({"training.step": "whole", "passes": list(passes), **sizes, **changes})
+
+
+def trained(recipe, eager):
+    """(losses and norms, what training left on this rank): parameters, buffers and the optimizer's state."""
+    kept = []
+    made = training.optimizer_of
+    training.optimizer_of = lambda authored: kept.append(made(authored)) or kept[-1]
+    try:
+        built = None if eager else build(recipe, current_world())
+        authored = author(recipe, current_world()) if built is None else built.authored
+        assert built is None or isinstance(built.step, WholeStep)
+        seen = training.train(authored, built and built.step)
+    finally:
+        training.optimizer_of = made
+    optimizer = kept[0] if built is None else built.step.optimizer
+    left = {**dict(authored.module.named_parameters()), **dict(authored.module.named_buffers())}
+    for name, parameter in authored.module.named_parameters():
+        left |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
+    left = {name: getattr(v, "_local_tensor", v).detach().clone() for name, v in left.items()}
+    return seen, left, built
+
+
+def differing(recipe):
+    """Names of what five steps leave other than the eager loop does, how much is compared, and the join's verdicts."""
+    (whole, ours, built), (eager, theirs, _) = trained(recipe, False), trained(recipe, True)
+    assert ours.keys() == theirs.keys()
+    odd = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    odd += ["losses"] * (whole.losses != eager.losses) + ["norms"] * (whole.norms != eager.norms)
+    return odd, len(ours), [(v.check, str(v.outcome)) for v in built.pipeline], str(built.schedule.outcome)
+
+
+JOINED = [("lint", "PASS"), ("collectives", "PASS")]
+
+
+@pytest.mark.parametrize("recipe", [
+    pytest.param(whole({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2"),
+    pytest.param(whole({"tp": 2}), id="tp 2"),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity"),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.slow),
+    pytest.param(whole({"dp_shard": 2}, **{"model.attention": "flex"}), id="flex", marks=pytest.mark.slow),
+])
+def test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool2, recipe):
+    for odd, count, verdicts, schedule in pool2.run(differing, recipe):
+        assert odd == [] and count >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [
+    pytest.param(whole({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)), id="dp_shard 2 x tp 2"),
+    pytest.param(whole({"dp_replicate": 2, "dp_shard": 2}), id="dp_replicate 2 x dp_shard 2"),
+    pytest.param(experts({"dp_shard": 2, "tp": 2, "ep": 2}, **CAPACITY), id="experts"),
+])
+def test_five_steps_on_four_ranks_are_bitwise_the_eager_loop_s(pool4, recipe):
+    for odd, count, verdicts, schedule in pool4.run(differing, recipe):
+        assert odd == [] and count >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
+
+
+def at_level_full(recipe):
+    built = build(recipe, current_world(), level="full")
+    prove_time(built.records, built.step)
+    built.step.close()
+    return {r.name: outcomes(built, r.name) for r in built.records}, [(v.check, str(v.outcome), v.message)
+                                                                      for v in built.pipeline]
+
+
+@pytest.mark.slow
+def test_one_compiled_graph_stays_within_its_contract(pool2):
+    recipe = whole({"dp_shard": 2}, (DECOMPOSE,), (BLOCKS, INDUCTOR))
+    passes, pipeline = pool2.run(at_level_full, recipe)[0]
+    assert {check: outcome for check, (outcome, _) in passes[INDUCTOR].items()} == {
+        "effect": "PASS", "numerics": "PASS", "time": "PASS"}
+    assert passes[INDUCTOR]["time"][1].startswith("the whole step ")
+    assert passes[BLOCKS]["time"][1].startswith("forward and backward ")
+    assert [check for check, outcome, _ in pipeline if outcome == "PASS"] == ["lint", "collectives", "numerics"]
+
+
+def planted(recipe, fault):
+    """(verdicts of a pass that plants the fault, the pipeline's numerics, and its lint)."""
+
+    def edit(gm):
+        fault(gm)
+        return gm
+
+    built = build_with(recipe, fault.__name__, edit, stage="step")
+    return outcomes(built, fault.__name__), [(v.check, str(v.outcome), v.message) for v in built.pipeline]
+
+
+def does_nothing(gm):
+    """No fault at all."""
+
+
+@pytest.mark.parametrize("fault", [
+    leaves_a_gradient_out_of_the_norm, forgets_the_step_count, swaps_two_gradients, does_nothing])
+def test_numerics_catches_what_a_pass_does_to_the_update(pool2, fault):
+    verdicts, pipeline = pool2.run(planted, whole({"dp_shard": 2}), fault)[0]
+    wanted = "PASS" if fault is does_nothing else "FAIL"
+    assert verdicts["numerics"][0] == wanted
+    assert [outcome for check, outcome, _ in pipeline if check == "numerics"] == [wanted]
+    if fault is forgets_the_step_count:
+        assert verdicts["lint"][0] == "FAIL" and "write to step" in verdicts["lint"][1]
+
+
+def test_a_report_tells_of_the_join_and_reads_the_loss_seldom(pool2):
+    recipe = whole({"dp_shard": 2}, (), (BLOCKS,), **{"training.read_loss_every": 2})
+    report = run(recipe, world=pool2, progress=False)
+    assert report.ok and len(report.training.losses) == len(report.training.step_seconds) == 5
+    every = run(recipe.override({"training.read_loss_every": 1}), world=pool2, progress=False)
+    assert every.training.losses == report.training.losses and every.training.norms == report.training.norms
+    assert "each updated once, from its own gradient" in report.table()
+
+
+def with_a_broken_weight(recipe, eager):
+    authored = author(recipe, current_world()) if eager else None
+    built = None if eager else build(recipe, current_world())
+    module = authored.module if eager else built.authored.module
+    with torch.no_grad():
+        weight = next(module.parameters())
+        weight.mul_(float("nan"))
+        before = [getattr(p, "_local_tensor", p).clone() for p in module.parameters()]
+    seen = training.train(authored or built.authored, built and built.step)
+    same = [torch.equal(a.nan_to_num(), getattr(p, "_local_tensor", p).nan_to_num())
+            for a, p in zip(before, module.parameters(), strict=True)]
+    return all(same), seen.warning()
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "whole"])
+@pytest.mark.parametrize(("choice", "did"), [("skip", "the update was skipped"),
+                                             ("apply", "the update was applied all the same")])
+def test_a_norm_that_is_nan_is_told_and_done_as_the_recipe_says(pool2, choice, did, eager):
+    recipe = whole({"dp_shard": 2}, **{"training.nan_norm": choice, "training.steps": 2})
+    for same, told in pool2.run(with_a_broken_weight, recipe, eager):
+        assert same is (choice == "skip")
+        assert told == f"the gradient norm was NaN or infinite in step 0, 1: {did} (training.nan_norm)"
+
+
+def test_a_step_pass_is_refused_where_the_step_is_a_pair():
+    with user_pass("own", lambda gm: gm, stage="step"):
+        with pytest.raises(RecipeError) as told:
+            small({"dp_shard": 2}, (), ("own",))
+        assert str(told.value).endswith(
+            "passes[0]: pass 'own' runs on the whole step in one graph, and training.step is \"pair\": set it to "
+            '"whole", or drop the pass')
+        whole({"dp_shard": 2}, (), ("own",))
+
+
+def test_a_pass_that_needs_the_pair_is_refused_where_the_step_is_whole():
+    with user_pass("own", lambda gm: gm, stage="partitioned", needs={"pair"}):
+        with pytest.raises(RecipeError) as told:
+            whole({"dp_shard": 2}, (), ("own",))
+        assert str(told.value).endswith(
+            "passes[0]: pass 'own' needs forward and backward apart, and training.step is \"whole\": set it to "
+            '"pair", or drop the pass')
+
+
+def test_a_pass_that_is_registered_later_is_checked_before_anything_is_captured():
+    recipe = whole({"dp_shard": 2}, (), ("own",))
+    message = "pass 'own' needs forward and backward apart, and training.step is \"whole\""
+    with (user_pass("own", lambda gm: gm, stage="partitioned", needs={"pair"}),
+          pytest.raises(WorkbenchError, match=message)):
+        check_buildable(recipe, "fake")
+
+
+def test_a_pass_of_the_pair_behind_one_of_the_whole_step_is_refused():
+    with user_pass("own", lambda gm: gm, stage="step"), pytest.raises(RecipeError) as told:
+        whole({"dp_shard": 2}, (), ("own", BLOCKS))
+    assert str(told.value).endswith(
+        f"pass {BLOCKS!r} (partitioned) must come before 'own' (step): swap them")
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"training.optimizer": "sgd"}, "training.optimizer: expected 'adamw', got text 'sgd'"),
+    ({"training.step": "both"}, "training.step: expected 'pair' or 'whole', got text 'both'"),
+    ({"training.nan_norm": "stop"}, "training.nan_norm: expected 'apply' or 'skip', got text 'stop'"),
+    ({"training.lr": "fast"}, "training.lr: expected a number, got text 'fast'"),
+    ({"training.lr": float("inf")}, "training.lr: expected a finite number, got inf"),
+    ({"training.read_loss_every": 0}, "training.read_loss_every: must be more than 0, got 0"),
+])
+def test_a_recipe_names_the_wrong_value(changes, message):
+    with pytest.raises(RecipeError) as told:
+        whole({"dp_shard": 2}, **changes)
+    assert str(told.value).endswith(message)
+
+
+def test_a_pair_is_the_default():
+    assert TrainingSpec().step == "pair" and TrainingSpec().nan_norm == "apply"
+
+
+def test_a_norm_of_one_rank_alone_fails_the_join_s_collectives(fake4):
+    joined = build(whole({"dp_shard": 4}), fake4).step.joined
+    assert [str(v.outcome) for v in joining.check(joined)] == ["PASS", "PASS"]
+    leaves_out_the_other_ranks_norm(joined.graph)
+    found = joining.check(joined)[1]
+    assert (found.outcome, found.message) == ("FAIL", "no all-reduce adds up the squared norm of all ranks")
+
+
+def test_a_fake_world_builds_the_whole_step_and_dumps_its_graph(fake4, tmp_path):
+    from workbench.pipeline.graph_files import dump_graphs
+
+    built = build(whole({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)), fake4, level="full")
+    assert {v.check: str(v.outcome) for v in built.pipeline} == {
+        "lint": "PASS", "collectives": "PASS", "numerics": "UNKNOWN"}
+    names = [path.name for path in dump_graphs(built, tmp_path)]
+    assert names[-1].endswith("_joined_step.py") and sum("_forward" in name for name in names) == 2

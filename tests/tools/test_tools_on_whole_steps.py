@@ -1,0 +1,52 @@
+"""The tools that walk the route, on a recipe whose step is one graph."""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import small
+
+from workbench import as_backend, compare_schedules, what_if
+from workbench.errors import WorkbenchError
+from workbench.tools.inductor_passes import inductor_passes
+
+pytestmark = pytest.mark.integration
+BLOCKS = "transformer_block_bucketing"
+
+
+def recipe(**changes):
+    return small({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)).override({"training.step": "whole", **changes})
+
+
+def test_a_schedule_has_the_norm_s_reduction_too():
+    pair, whole = (compare_schedules(recipe(**{"training.step": step}), [0, 1]).verdict for step in ("pair", "whole"))
+    assert pair.outcome == whole.outcome == "PASS"
+    assert whole.evidence["collectives"] == pair.evidence["collectives"] + 1
+
+
+def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
+    study = what_if(recipe(**{"training.step": "pair"}), fake4)
+    joined = study.change({"training.step": "whole", "training.clip": None,
+                           "passes": [BLOCKS, {"name": "overlap_update", "groups": 2}]})
+    ran = [each.stage for each in joined.ran]
+    assert "author" not in ran and ran[-2:] == ["join", "overlap_update"]
+    again = study.change({"passes.overlap_update.groups": 3})
+    assert [each.stage for each in again.ran] == ["overlap_update"]
+    assert study.records[-1].verdict("effect").evidence["updates"] == 3
+    study.revert()
+    assert study.records[-1].verdict("effect").evidence["updates"] == 2
+
+
+def test_explain_says_that_it_needs_a_pair():
+    with pytest.raises(WorkbenchError) as told:
+        inductor_passes(recipe())
+    assert str(told.value) == (
+        "explain looks at a forward and a backward, and recipe 'small' joins them: set training.step to \"pair\", and "
+        "drop its passes of the step stage")
+
+
+def test_torch_compile_has_no_whole_step():
+    with pytest.raises(WorkbenchError) as told:
+        as_backend(["fused_clip_adamw"])
+    assert str(told.value) == (
+        "pass 'fused_clip_adamw' runs on the whole step, and torch.compile hands over a forward and a backward: drop "
+        'the pass, or build a recipe with training.step "whole"')

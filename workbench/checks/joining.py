@@ -1,0 +1,106 @@
+"""What the checks find of the join of forward, backward and optimizer, before any pass of the joined graph runs."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+
+from torch.fx import Node
+
+from workbench.checks import collectives, lint
+from workbench.checks.order import kept_after
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import no_exit
+from workbench.graph.partition import output_nodes
+from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.nodes import lists_of_update, updates_of
+from workbench.graph.step_graph import StepGraph
+from workbench.torch_api.aot import is_state
+from workbench.torch_api.ops import calls_of, written_inputs
+
+
+@no_exit()
+def check(joined: StepGraph) -> list[Verdict]:
+    """The verdicts of lint, collectives and, where a pass chose one, the order."""
+    found = [_lint(joined), _collectives(joined)]
+    order = joined.facts.order
+    if order is not None and order.hidden:
+        found.append(kept_after(order, joined.graphs, "the joined graph"))
+    return found
+
+
+def _lint(joined: StepGraph) -> Verdict:
+    graph = joined.graph
+    problems = [*lint.form(graph), *lint.unwaited(graph), *lint.stale_reads(graph), *_updates(joined)]
+    if problems:
+        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
+    return Verdict("lint", Outcome.PASS, f"{len(joined.trained)} parameters, each updated once, from its own gradient",
+                   {"nodes": len(graph.graph.nodes)})
+
+
+def _updates(joined: StepGraph) -> list[str]:
+    """Whether the norm reads each gradient, each parameter is updated from its own, and the step count advances."""
+    graph, problems = joined.graph.graph, []
+    nodes = {node.name: node for node in graph.nodes}
+    gradients = {nodes[gradient]: name for name, gradient in joined.gradients.items()}
+    norm = output_nodes(joined.graph)[1]
+    reached, todo = set(), [norm]
+    while todo:
+        node = todo.pop()
+        if node not in reached:
+            reached.add(node)
+            todo += [] if node in gradients else _read_by(node)
+    problems += [f"the norm leaves out the gradient of {name!r}" for node, name in gradients.items()
+                 if node not in reached]
+    updated: Counter[str] = Counter()
+    by_input = dict(zip(joined.parameters, joined.trained, strict=True))
+    for update in updates_of(joined.graph):
+        for parameter, gradient in zip(*lists_of_update(update)[:2], strict=True):
+            name = by_input[parameter.name]
+            updated[name] += 1
+            if (own := _source(gradient, gradients)) != name:
+                problems.append(f"parameter {name!r} is updated from the gradient of {own!r}")
+            strides = [n.meta["val"].stride() for n in (parameter, gradient)]
+            if strides[0] != strides[1]:
+                problems.append(f"the gradient of {name!r} has strides {strides[1]}, and the parameter {strides[0]}: "
+                                "the fused AdamW would pair the wrong elements")
+    problems += [f"parameter {name!r} is updated {updated[name]} times" for name in joined.trained
+                 if updated[name] != 1]
+    step = next(n for n in graph.find_nodes(op="placeholder") if is_state(n) and n.name == "step")
+    if not any(step in written_inputs(n) for n in calls_of(graph, lambda target: "aten.add_" in str(target)
+                                                           or "aten.copy_" in str(target))):
+        problems.append("the step count is not advanced")
+    return problems
+
+
+def _read_by(node: Node) -> list[Node]:
+    """A node's inputs; of one result of a multi-tensor operator, the tensor that it was computed from."""
+    found: list[Node] = node.all_input_nodes
+    if node.target is operator.getitem and "_foreach" in str(found[0].target):
+        return [found[0].all_input_nodes[int(str(node.args[1]))]]
+    return found
+
+
+def _source(node: Node, gradients: dict[Node, str]) -> str | None:
+    """The parameter whose gradient this one is, scaled, laid out in another way, or as it is."""
+    while node not in gradients:
+        if not node.all_input_nodes:
+            return None
+        copied = "aten.copy" in str(node.target)
+        node = node.all_input_nodes[1 if copied else 0]
+    return gradients[node]
+
+
+def _collectives(joined: StepGraph) -> Verdict:
+    """PASS if the joined graph has the pair's collectives, and one all-reduce more: that of the norm."""
+    before = [c for graph in joined.pair.graphs for c in list_collectives(graph)]
+    after = list_collectives(joined.graph)
+    ranks = joined.pair.authored.world.size
+    if ranks > 1:
+        norms = [c for c in after if c.kind == "all_reduce" and c.group_size == ranks and c.payload == 8]
+        if not norms:
+            return Verdict("collectives", Outcome.FAIL, "no all-reduce adds up the squared norm of all ranks")
+        after.remove(norms[-1])
+    found = collectives.conserved(before, after, fewer=False)
+    return found if ranks == 1 or found.outcome is not Outcome.PASS else Verdict(
+        "collectives", Outcome.PASS, f"{found.message}, and an all-reduce of 8 bytes for the norm", found.evidence)

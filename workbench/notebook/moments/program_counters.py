@@ -1,0 +1,151 @@
+"""Four program counters: choose which rank launches which collective next, and make the ranks wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+import traitlets
+from ipywidgets import Button
+
+from workbench.errors import WorkbenchError
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.draw.rank_lanes import lanes
+from workbench.notebook.moments.moment import Moment
+from workbench.world.diagnosis import RankError
+
+MOST = 4
+State = tuple[tuple[str, ...], ...]
+"""For each rank, the axes over which it has launched its all-reduce, in its order."""
+
+
+class ProgramCounters(Moment):
+    """Ranks of a mesh of two axes. Each has one all-reduce over each axis to launch, in the order of the clicks.
+
+    record: runs the all-reduces on real ranks, each rank in its order of axes, and returns their RankError, or None.
+    It is called for each state in which no rank can go on: the page shows its report. `launched`: "RANK: AXIS" for
+    each click so far. `figures`: launches, ranks that wait, ranks that returned, and whether nothing can go on.
+    """
+
+    launched = traitlets.List(traitlets.Unicode()).tag(sync=True)
+
+    def __init__(self, mesh: Mapping[str, int], record: Callable[[dict[int, list[str]]], RankError | None]):
+        size = prod(mesh.values())
+        if len(mesh) != 2 or size > MOST:
+            raise WorkbenchError(f"{size} ranks on {dict(mesh)}: the view takes a mesh of two axes and at most {MOST} "
+                                 "ranks")
+        self.axes, self.size = tuple(mesh), size
+        self.groups = {axis: _groups(mesh, axis) for axis in mesh}
+        self.states = {state: self.waiting(state) for state in self._reachable()}
+        self.reports: dict[State, RankError] = {}
+        for state in self.states:
+            if self._stuck(state):
+                self.reports[state] = self._recorded(state, record)
+        super().__init__("counters", "which rank goes next", {
+            "axes": self.axes, "size": size, "groups": self.groups,
+            "states": {_key(state): waits for state, waits in self.states.items()},
+            "reports": {_key(state): report(error) for state, error in self.reports.items()}})
+        self.figures = self._figures(((),) * size)
+        back = Button(description="start again")
+        back.on_click(lambda _: setattr(self, "launched", []))
+        self.add(back)
+
+    def waiting(self, state: State) -> list[int]:
+        """The ranks whose last all-reduce some member of its group has not launched."""
+        return [rank for rank, own in enumerate(state)
+                if own and any(own[-1] not in state[member] for member in self.group(rank, own[-1]))]
+
+    def group(self, rank: int, axis: str) -> list[int]:
+        """The ranks that all-reduce over this axis together with `rank`."""
+        return next(group for group in self.groups[axis] if rank in group)
+
+    def picture(self) -> Picture:
+        """What a reader sees where no script runs: a recorded deadlock."""
+        return lanes(next(iter(self.reports.values())))
+
+    @traitlets.observe("launched")
+    def _clicked(self, change: Any) -> None:
+        state: State = ((),) * self.size
+        for click in change.new:
+            self.message = self._problem(state, click)
+            if self.message:
+                self.figures = {}
+                return
+            rank, axis = _read(click)
+            state = _after(state, rank, axis)
+        self.message, self.figures = "", self._figures(state)
+
+    def _problem(self, state: State, click: str) -> str:
+        rank, axis = _read(click)
+        if rank not in range(self.size) or axis not in self.axes:
+            return (f"{click!r} is no launch: write 'RANK: AXIS', with a rank from 0 to {self.size - 1} and one of "
+                    f"{', '.join(self.axes)}")
+        if axis in state[rank]:
+            return f"rank {rank} has launched its all-reduce over {axis} already"
+        if rank in self.waiting(state):
+            return f"rank {rank} waits in its all-reduce over {state[rank][-1]}: it cannot launch another one"
+        return ""
+
+    def _figures(self, state: State) -> dict[str, int]:
+        waits = self.states[state]
+        return {"launches": sum(map(len, state)), "ranks that wait": len(waits),
+                "ranks that returned": sum(len(own) == len(self.axes) and rank not in waits
+                                           for rank, own in enumerate(state)),
+                "deadlock": int(state in self.reports)}
+
+    def _moves(self, state: State) -> Iterator[State]:
+        waits = self.waiting(state)
+        for rank, own in enumerate(state):
+            if rank not in waits:
+                yield from (_after(state, rank, axis) for axis in self.axes if axis not in own)
+
+    def _stuck(self, state: State) -> bool:
+        return bool(self.states[state]) and not any(True for _ in self._moves(state))
+
+    def _reachable(self) -> list[State]:
+        found: dict[State, None] = {((),) * self.size: None}
+        todo = list(found)
+        while todo:
+            for after in self._moves(todo.pop()):
+                if after not in found:
+                    found[after] = None
+                    todo.append(after)
+        return sorted(found)
+
+    def _recorded(self, state: State, record: Callable[[dict[int, list[str]]], RankError | None]) -> RankError:
+        order = {rank: [*own, *(axis for axis in self.axes if axis not in own)] for rank, own in enumerate(state)}
+        error = record(order)
+        waits = {rank: launches[-1].axis for rank, launches in (error.launches if error else {}).items()
+                 if launches and not launches[-1].done}
+        if error is None or waits != {rank: state[rank][-1] for rank in self.states[state]}:
+            found = "; ".join(f"rank {rank} over {axis}" for rank, axis in sorted(waits.items())) or "no rank"
+            raise WorkbenchError(f"in the order {order}, ranks {self.states[state]} should wait in an all-reduce, and "
+                                 f"in the recorded run {found} does: record has to run the all-reduces in that order, "
+                                 "with time enough")
+        return error
+
+
+def report(error: RankError) -> str:
+    """Who waits where, and where the ranks part: what the error says before its stacks."""
+    return "\n\n".join(str(error).split("\n\n")[:2])
+
+
+def _read(click: str) -> tuple[int, str]:
+    rank, _, axis = click.partition(": ")
+    return int(rank) if rank.isdecimal() else -1, axis
+
+
+def _after(state: State, rank: int, axis: str) -> State:
+    return (*state[:rank], (*state[rank], axis), *state[rank + 1:])
+
+
+def _key(state: State) -> str:
+    return "|".join(map(" ".join, state))
+
+
+def _groups(mesh: Mapping[str, int], axis: str) -> list[list[int]]:
+    """The ranks of each process group over an axis of the mesh, whose ranks stand in row-major order."""
+    (_, rows), (last, across) = mesh.items()
+    grid = [[row * across + column for column in range(across)] for row in range(rows)]
+    return grid if axis == last else [list(column) for column in zip(*grid, strict=True)]
