@@ -66,8 +66,8 @@ def pipeline(name: str, dim: int = 16) -> Recipe:
     _register()
     joint, pair = PIPELINES[name]
     return load_recipe("llama3").override({
-        "model.family": "suspect", "mesh.dp_shard": 2, "mesh.tp": 1, "data.seq_len": LENGTH, "training.steps": 1,
-        "joint_passes": list(joint), "passes": list(pair)})
+        "name": name, "model.family": "suspect", "mesh.dp_shard": 2, "mesh.tp": 1, "data.seq_len": LENGTH,
+        "training.steps": 1, "joint_passes": list(joint), "passes": list(pair)})
 
 
 def named(answer: Any, *, pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()
