@@ -58,15 +58,14 @@ def case(request: pytest.FixtureRequest) -> tuple[str, list[PassRecord], Forward
 def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
     name, records, pair = case
     assert cause(name, records, pair.graphs) == CAUSES[name]
-    check, given = "workbench.notebook.lessons.suspects:named", {
-        "pipeline": name, "records": records, "graphs": pair.graphs}
+    check, given = "workbench.notebook.lessons.suspects:named", {"truth": CAUSES[name]}
     culprit, place = CAUSES[name]
     other = next(r.name for r in records if r.name != culprit)
     assert grade(check, (culprit, place), given)[:2] == (1.0, "right")
     assert grade(check, [culprit, "mm"], given)[:2] == (0.0, "the pass is right, the second name is not")
     assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
-    assert grade(check, ("nobody", place), given)[1].startswith("no pass 'nobody' here: ")
-    assert grade(check, culprit, given)[:2] == (0.0, "give two names: the pass, and what the task asks for")
+    for bad in (culprit, (culprit, 3), (culprit, place, place)):
+        assert grade(check, bad, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
 
 
 def test_the_light_verdicts_blame_nobody_but_a_victim(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:

@@ -70,16 +70,14 @@ def pipeline(name: str, dim: int = 16) -> Recipe:
         "training.steps": 1, "joint_passes": list(joint), "passes": list(pair)})
 
 
-def named(answer: Any, *, pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()
-          ) -> tuple[float, str]:
-    """Grades (pass, place): right only where both are. records: the pipeline's; graphs: forward and backward."""
-    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-        return 0.0, "give two names: the pass, and what the task asks for"
-    culprit, place = cause(pipeline, records, graphs)
-    if answer[0] != culprit:
-        known = {record.name for record in records}
-        return 0.0, "another pass" if answer[0] in known else f"no pass {answer[0]!r} here: {', '.join(sorted(known))}"
-    return (1.0, "right") if str(answer[1]) == place else (0.0, "the pass is right, the second name is not")
+def named(answer: Any, *, truth: Any) -> tuple[float, str]:
+    """Grades (pass, place), both texts, against that of `cause`: right only where both are."""
+    if not (isinstance(answer, (tuple, list)) and len(answer) == 2 and all(isinstance(name, str) for name in answer)):
+        return 0.0, "give two texts: the pass, and what the task asks for"
+    same = isinstance(truth, tuple) and [name.strip() == wanted for name, wanted in zip(answer, truth, strict=True)]
+    if not same or not same[0]:
+        return 0.0, "another pass"
+    return (1.0, "right") if same[1] else (0.0, "the pass is right, the second name is not")
 
 
 def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()) -> tuple[str, str]:
