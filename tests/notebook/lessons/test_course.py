@@ -113,6 +113,8 @@ def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.
         assert main(["hint", "0", "save_less"]) == 0
         assert capsys.readouterr().out.splitlines()[1:] == [
             f"hint {i} of {len(hints)}: {hint}" for i, hint in enumerate(hints[:many], 1)]
+    assert main(["hint", "13", "winds"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["this checkpoint has no hints"]
     assert main(["lessons"]) == 0
     assert "[100%] save_less: " in capsys.readouterr().out
     assert main(["hint", "0", "save_les"]) == 2

@@ -89,7 +89,7 @@ def test_the_lessons(name: str) -> None:
 
 def test_prerequisites_have_no_cycle() -> None:
     needed = {name: set(load_lesson(name).prerequisites) for name in lesson_names()}
-    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 13
+    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 14
     with pytest.raises(CycleError):
         TopologicalSorter(needed | {"00_tour": {"12_inside_inductor"}}).prepare()
 
@@ -112,10 +112,10 @@ def test_the_first_three_lessons_guess_and_grade() -> None:
 def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(GOOD.replace('title = "T"', 'titel = "T"').replace("minutes = 5", 'minutes = "5"')
-                    .replace('hints = ["one", "two"]', "hints = []"))
+                    .replace('hints = ["one", "two"]', 'hints = "one"'))
     assert error_of(load_lesson, path).splitlines() == [f"{path}: {line}" for line in (
         "title: this key is required", "minutes: expected a whole number, got text '5'",
-        "checkpoints[0].hints: must not be empty",
+        "checkpoints[0].hints: expected a list, got text 'one'",
         "titel: unknown key; did you mean 'title'?",
     )]
 
@@ -220,6 +220,15 @@ def test_check_gives_hints_in_steps(lesson: Lesson) -> None:
     assert lesson.check("sum", 120, truth=100).hints == ("one", "two")
     right = lesson.check("sum", 98, truth=100)
     assert (right.passed, right.score, right.hints, str(right)) == (True, 1.0, (), "sum: 100%, right")
+
+
+def test_a_checkpoint_may_have_no_hints(tmp_path: Path) -> None:
+    path = tmp_path / "examination.toml"
+    path.write_text(GOOD.replace('hints = ["one", "two"]', "hints = []"))
+    lesson = load_lesson(path)
+    assert [str(lesson.check("sum", 50, truth=100)) for _ in range(3)] == ["sum: 50%, too low"] * 3
+    path.write_text(GOOD.replace('hints = ["one", "two"]', ""))
+    assert error_of(load_lesson, path) == f"{path}: checkpoints[0].hints: this key is required"
 
 
 def test_a_hint_reacts_to_how_an_answer_was_wrong(lesson: Lesson) -> None:

@@ -8,4 +8,5 @@
     lesson       Lesson: question, parameters, checkpoints
     schemas      JSON schemas for editors
     scores       a reader's best scores
+    suspects     the pipelines of "Find the wrong pass"
 """

@@ -76,6 +76,8 @@ def hint(args: argparse.Namespace) -> int:
     point = lesson.checkpoint(args.checkpoint)
     taken = take_hint(lesson.name, point.name, len(point.hints))
     print(point.task)
+    if not point.hints:
+        print("this checkpoint has no hints")
     for number, text in enumerate(point.hints[:taken], 1):
         print(f"hint {number} of {len(point.hints)}: {text}")
     return 0

@@ -73,7 +73,7 @@ class Checkpoint(Declared):
     name: str = Field(min_length=1)
     task: str = Field(min_length=1)
     check: str = Field("close", pattern=r"^(\w+|workbench(\.\w+)+:\w+)$")
-    hints: tuple[str, ...] = Field(min_length=1)
+    hints: tuple[str, ...] = Field(description="in order; none in an examination")
     reacts: dict[str, str] = Field(default_factory=dict, description="hints by words of the grader's message")
     minutes: PositiveInt = Field(5, description="effort")
 

@@ -1,0 +1,119 @@
+"""Each planted pipeline: what sees its fault, what does not, and that the sound pass in its place heals it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from workbench.authoring.author import author
+from workbench.checks.record import PassRecord
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.patterns import find_nodes
+from workbench.graph.read.memory import gathered_parameters_kept
+from workbench.graph.read.nodes import provenance
+from workbench.notebook.lessons.grading import grade
+from workbench.notebook.lessons.suspects import PIPELINES, cause, pipeline
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.tools.bisect import bisect
+from workbench.tools.schedule import compare_schedules
+from workbench.world.fake import fake_world
+
+CAUSES = {"trees": ("oak", "all_gather_into_tensor_default"), "winds": ("south", "layer.1"),
+          "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
+          "metals": ("iron", "all_gather_into_tensor_1")}
+
+
+def examined(name: str, instead: dict[str, str | None] | None = None, rank: int = 0
+             ) -> tuple[list[PassRecord], ForwardBackward]:
+    """The records and graphs of a pipeline; `instead` replaces a pass by another, or by None: leaves it out."""
+    recipe, instead = pipeline(name), instead or {}
+
+    def chosen(specs: Sequence[Any]) -> list[str]:
+        return [new for spec in specs if (new := instead.get(spec.name, spec.name))]
+
+    with fake_world(2, rank) as world:
+        joint = capture(author(recipe, world))
+        records = list(run_joint(joint, chosen(recipe.joint_passes)))
+        pair = partition(joint, by="default")
+        return records + list(run_partitioned(pair, chosen(recipe.passes))[0]), pair
+
+
+def effects(records: Sequence[PassRecord]) -> dict[str, str]:
+    return {r.name: str(v.outcome) for r in records if (v := r.verdict("effect")) is not None}
+
+
+def gathers(graph: Any) -> list[str]:
+    return [n.name for n in find_nodes(graph, op="all_gather_into_tensor*")]
+
+
+@pytest.fixture(scope="module", params=sorted(PIPELINES))
+def case(request: pytest.FixtureRequest) -> tuple[str, list[PassRecord], ForwardBackward]:
+    return (request.param, *examined(request.param))
+
+
+def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
+    name, records, pair = case
+    assert cause(name, records, pair.graphs) == CAUSES[name]
+    check, given = "workbench.notebook.lessons.suspects:named", {"truth": CAUSES[name]}
+    culprit, place = CAUSES[name]
+    other = next(r.name for r in records if r.name != culprit)
+    assert grade(check, (culprit, place), given)[:2] == (1.0, "right")
+    assert grade(check, [culprit, "mm"], given)[:2] == (0.0, "the pass is right, the second name is not")
+    assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
+    for bad in (culprit, (culprit, 3), (culprit, place, place)):
+        assert grade(check, bad, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
+
+
+def test_the_light_verdicts_blame_nobody_but_a_victim(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
+    name, records, _ = case
+    outcomes = {str(v.outcome) for r in records for v in r.verdicts if v.check != "effect"}
+    assert outcomes <= {"PASS", "UNKNOWN"}
+    assert [n for n, said in effects(records).items() if said != "PASS"] == (["yew"] if name == "trees" else [])
+
+
+def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
+    records, _ = examined("trees")
+    yew = records[-1]
+    lost = [n for n in yew.before[0].graph.nodes if "all_gather" in n.name and not provenance(n).module]
+    assert len(lost) == 6
+    assert effects(examined("trees", {"oak": None})[0])["yew"] == "PASS"
+
+
+def test_winds_leave_a_layer_out() -> None:
+    south = examined("winds")[0][2]
+    assert "no module path matches layer.1" in south.verdict("effect").message  # type: ignore[union-attr]
+    sound = examined("winds", {"south": "transformer_block_bucketing"})[0][2]
+    assert len(gathers(sound.after[0])) < len(gathers(south.after[0])) < len(gathers(south.before[0]))
+
+
+def test_stones_keep_gathered_weights() -> None:
+    kept = {name: len(gathered_parameters_kept(*examined("stones", {"coral": name})[1].graphs))
+            for name in ("coral", "reshard_after_forward")}
+    assert kept == {"coral": 7, "reshard_after_forward": 0}
+
+
+@pytest.mark.ranks
+def test_bisect_finds_bass_by_values() -> None:
+    found = bisect(pipeline("voices"), world="gloo", progress=False).found
+    assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
+    without = pipeline("voices").override({"joint_passes": ["alto", "tenor"]})
+    assert bisect(without, world="gloo", progress=False).ok
+
+
+def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
+    verdict = compare_schedules(pipeline("metals"), ranks="all").verdict
+    assert verdict.outcome == "FAIL" and "the ranks would hang" in verdict.message
+    first, other = (examined("metals", rank=rank)[0][2] for rank in (0, 1))
+    assert gathers(first.before[0]) == gathers(other.before[0])
+    assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
+    sound = pipeline("metals").override({"passes": ["tin"]})
+    assert compare_schedules(sound, ranks="all").verdict.outcome == "PASS"
+
+
+def test_an_unknown_pipeline() -> None:
+    with pytest.raises(WorkbenchError, match="no pipeline 'seas': one of trees, winds, stones, voices, metals"):
+        pipeline("seas")

@@ -1,0 +1,197 @@
+"""The pipelines of "Find the wrong pass": neutral names, and one planted fault each. Reading on spoils the lesson."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.authoring.families import register_model
+from workbench.authoring.models.layers import FeedForward
+from workbench.authoring.models.loss import CrossEntropy
+from workbench.authoring.plans import ParallelPlan
+from workbench.checks.record import PassRecord
+from workbench.errors import WorkbenchError
+from workbench.graph.patterns import find_nodes
+from workbench.graph.read.memory import gathered_parameters_kept
+from workbench.graph.read.nodes import provenance
+from workbench.passes.registry import find_pass, install_passes, register_pass
+from workbench.passes.reshard_after_forward.transform import tags_differ
+from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
+from workbench.passes.transformer_block_bucketing.transform import fewer_launches, transformer_block_bucketing
+from workbench.recipe.contracts import Options
+from workbench.recipe.recipe import Recipe, load_recipe
+
+VOCABULARY, LENGTH = 64, 16
+PIPELINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "trees": (("elm", "oak"), ("yew",)),
+    "winds": (("north", "east"), ("south", "west")),
+    "stones": (("amber", "coral", "beryl"), ("topaz",)),
+    "voices": (("alto", "bass", "tenor"), ("treble",)),
+    "metals": (("zinc", "lead"), ("iron", "tin")),
+}
+"""The joint passes and the passes of each pipeline."""
+GATHER, SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+
+
+class Suspect(nn.Module):
+    """An embedding, two feed-forwards, and an output whose weight is the embedding."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.embed, self.output = nn.Embedding(VOCABULARY, dim), nn.Linear(dim, VOCABULARY, bias=False)
+        self.layers = nn.ModuleList(FeedForward(dim, 2 * dim) for _ in range(2))
+        self.output.weight, self.loss = self.embed.weight, CrossEntropy()
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.loss(self.output(x), targets)  # type: ignore[no-any-return]
+
+
+def pipeline(name: str, dim: int = 16) -> Recipe:
+    """One of `PIPELINES` as a recipe: FSDP over 2 ranks, a model of width `dim`. WorkbenchError for another name."""
+    if name not in PIPELINES:
+        raise WorkbenchError(f"no pipeline {name!r}: one of {', '.join(PIPELINES)}")
+    register_model("suspect", sizes={"vocab_size": VOCABULARY, "max_seq_len": LENGTH, "dim": dim},
+                   plan=ParallelPlan(units=("layers.*",)))(lambda sizes: Suspect(sizes["dim"]))
+    _register()
+    joint, pair = PIPELINES[name]
+    return load_recipe("llama3").override({
+        "name": name, "model.family": "suspect", "mesh.dp_shard": 2, "mesh.tp": 1, "data.seq_len": LENGTH,
+        "training.steps": 1, "joint_passes": list(joint), "passes": list(pair)})
+
+
+def named(answer: Any, *, truth: Any) -> tuple[float, str]:
+    """Grades (pass, place), both texts, against that of `cause`: right only where both are."""
+    if not (isinstance(answer, (tuple, list)) and len(answer) == 2 and all(isinstance(name, str) for name in answer)):
+        return 0.0, "give two texts: the pass, and what the task asks for"
+    same = isinstance(truth, tuple) and [name.strip() == wanted for name, wanted in zip(answer, truth, strict=True)]
+    if not same or not same[0]:
+        return 0.0, "another pass"
+    return (1.0, "right") if same[1] else (0.0, "the pass is right, the second name is not")
+
+
+def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()) -> tuple[str, str]:
+    """The wrong pass of a pipeline, and the place that the lesson asks for, read from its graphs."""
+    by = {record.name: record for record in records}
+    if pipeline == "trees":
+        had = {n.name for n in by["oak"].before[0].graph.nodes if provenance(n).module}
+        return "oak", next(n.name for n in find_nodes(by["oak"].after[0])
+                           if not provenance(n).module and n.name not in had)
+    if pipeline == "winds":
+        return "south", by["south"].options.buckets[-1]
+    if pipeline == "stones":
+        forward, backward = graphs
+        return "coral", max(gathered_parameters_kept(forward, backward), key=lambda row: row.bytes).name
+    if pipeline == "voices":
+        return "bass", next(n.name for n in _sums(by["bass"].after[0]) if n.args[0] is n.args[1])
+    return "iron", find_nodes(by["iron"].before[0], op=GATHER)[1].name
+
+
+class MisspelledPlan(BlockBucketingOptions):
+    """Names a module that the model does not have."""
+
+    buckets: tuple[str | tuple[str, ...], ...] = ("layers.0", "layer.1")
+
+
+def issues_again(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+    """Each collective of a layer becomes a new node, which knows its value and nothing else."""
+    for old in (*find_nodes(gm, op=GATHER), *find_nodes(gm, op=SCATTER)):
+        if provenance(old).module.startswith("layers"):
+            with gm.graph.inserting_before(old):
+                new = gm.graph.call_function(old.target, old.args)  # type: ignore[arg-type]
+            new.meta["val"] = old.meta["val"]
+            old.replace_all_uses_with(new)
+            gm.graph.erase_node(old)
+    return gm
+
+
+def frees_waits(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+    """Tags gathers and their waits, and not the views behind them, which are saved instead."""
+    for start in find_nodes(gm, op=GATHER):
+        for node in (start, *start.users):
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    return gm
+
+
+def gathers_once(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+    """The weight that is read twice is gathered once."""
+    first, *_, last = (next(iter(n.users)) for n in find_nodes(gm, op=GATHER))
+    last.replace_all_uses_with(first)
+    for node in (last, last.args[0]):
+        gm.graph.erase_node(node)  # type: ignore[arg-type]
+    return gm
+
+
+def scatters_once(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+    """Scatters the sum of both gradients of that weight, and leaves the later sum of two parts."""
+    first, *_, last = find_nodes(gm, op=SCATTER)
+    with gm.graph.inserting_before(last):
+        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (first.args[0], last.args[0]))
+    total.meta = dict(last.args[0].meta)  # type: ignore[union-attr]
+    last.args = (total, *last.args[1:])
+    add = [n for n in _sums(gm) if n is not total][-1]
+    part, kept = add.args
+    add.args = (kept, kept)
+    for node in (part, part.args[0], first):  # type: ignore[union-attr]
+        gm.graph.erase_node(node)  # type: ignore[arg-type]
+    return gm
+
+
+def fetches_early(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+    """Fetches the second weight early: beside the first one's gather, on rank 1 before it."""
+    starts = find_nodes(gm, op=GATHER)
+    if len(starts) > 1:
+        _lift(starts[1], starts[0] if dist.get_rank() == 1 else starts[0].next)
+    return gm
+
+
+def _lift(node: Node, target: Node) -> None:
+    """Move `node`, and before it what it reads, in front of `target`."""
+    for given in node.all_input_nodes:
+        if given.op != "placeholder" and target < given:
+            _lift(given, target)
+    target.prepend(node)
+
+
+def _sums(gm: GraphModule) -> list[Node]:
+    return find_nodes(gm, op="aten.add.Tensor")
+
+
+def _badge(name: str, known: str) -> None:
+    """The package's pass `known` under another name."""
+    found = find_pass(known)
+    contract = replace(found.contract, name=name, source="user", after=frozenset(), conflicts=frozenset())
+    install_passes([replace(found, contract=contract)])
+
+
+def _register() -> None:
+    for name, known in {
+        "elm": "inductor_decomposition", "yew": "transformer_block_bucketing", "north": "inductor_decomposition",
+        "east": "reshard_after_forward", "west": "graph_cleanup", "amber": "inductor_decomposition",
+        "topaz": "graph_cleanup", "alto": "inductor_decomposition", "treble": "graph_cleanup",
+        "zinc": "inductor_decomposition", "lead": "reshard_after_forward", "tin": "graph_cleanup",
+    }.items():
+        _badge(name, known)
+    own: dict[str, tuple[Callable[..., GraphModule], dict[str, Any]]] = {
+        "oak": (issues_again, {"stage": "joint"}),
+        "south": (transformer_block_bucketing, {
+            "stage": "partitioned", "numerics": "reduction_order", "options": MisspelledPlan,
+            "effect": fewer_launches}),
+        "coral": (frees_waits, {"stage": "joint", "effect": tags_differ}),
+        "beryl": (gathers_once, {"stage": "joint", "fewer_bytes": True}),
+        "tenor": (gathers_once, {"stage": "joint", "fewer_bytes": True}),
+        "bass": (scatters_once, {"stage": "joint", "numerics": "reduction_order", "fewer_bytes": True}),
+        "iron": (fetches_early, {"stage": "partitioned"}),
+    }
+    for name, (function, claim) in own.items():
+        register_pass(name, **claim)(function)
