@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.authoring.author import Authored
+from workbench.torch_api.determinism import norm_of
 from workbench.torch_api.inductor import lowering
 
 STATE = ("exp_avg", "exp_avg_sq")
@@ -35,16 +36,11 @@ def scalar_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def squares(gradients: Sequence[torch.Tensor], copies: Sequence[int]) -> torch.Tensor:
-    """This rank's part of the squared norm, in float64; `copies`: how many ranks hold the same shard of each.
-
-    `get_total_norm` takes one multi-tensor norm of plain tensors and one norm for each fake tensor. The sums differ in
-    their last bits, so this names the operator that both the eager loop and the captured graph run.
-    """
+    """This rank's part of the squared norm, in float64; `copies`: how many ranks hold the same shard of each."""
     groups: dict[int, list[torch.Tensor]] = {}
     for same, gradient in zip(copies, gradients, strict=True):
         groups.setdefault(same, []).append(gradient)
-    norms = {same: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found))) for same, found in groups.items()}
-    total = sum(norm.double() ** 2 / same for same, norm in norms.items())
+    total = sum(norm_of(found).double() ** 2 / same for same, found in groups.items())
     assert isinstance(total, torch.Tensor)
     return total
 

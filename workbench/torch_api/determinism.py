@@ -1,4 +1,4 @@
-"""Contexts for deterministic algorithms and for the random generators of this process."""
+"""Deterministic algorithms, a norm with the same bits everywhere, and the random generators of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,14 @@ def deterministic(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn)
+
+
+def norm_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm of all tensors together, by the same operators on plain and on fake tensors.
+
+    `torch.nn.utils.get_total_norm` takes one multi-tensor norm of plain tensors, and one norm for each fake tensor.
+    """
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
 
 
 @contextlib.contextmanager
