@@ -44,7 +44,8 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu", "float8", "stamp",
+                        "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu", "whole_step", "float8",
+                        "stamp",
                         "what_if", "mutants", "soak", "museum"),
 }
 
@@ -135,6 +136,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
+            "whole_step": whole_step_table(root),
             "float8": float8_table(root)}
 
 
@@ -473,6 +475,16 @@ def one_gpu_table(root: Path = ROOT) -> str:
                      f"{line['peak_gib']:.1f} GiB"])
     return table(["what", "step, median", "traced step", "of it compute", "idle", "launches", "peak"],
                  rows) + f"\n\n{of_gpu(lines[0])}."
+
+
+def whole_step_table(root: Path = ROOT) -> str:
+    """The optimizer inside the graph and outside, from benchmarks/results/whole_step_h200x1.jsonl."""
+    path = root / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [["in the graph" if row["step"] == "whole" else "outside", ", ".join(f"`{name}`" for name in row["passes"]),
+             f"{row['step_ms']:.1f} ms", str(row["launches"]), f"{row['peak_bytes'] / 2**30:.1f} GiB"] for row in found]
+    heads = ["clipping and AdamW", "lowered by", "a step", "launches of its graphs", "peak"]
+    return f"{table(heads, rows)}\n\n{of_gpu(found[-1])}, and each row with its own step and passes."
 
 
 def float8_table(root: Path = ROOT) -> str:
