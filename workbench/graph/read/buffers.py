@@ -67,10 +67,10 @@ class Buffers:
 
     def summary(self) -> str:
         """One line: buffers, allocations, bytes."""
-        if self.buffers and len(self.unknown) == len(self.buffers):
-            return f"{len(self.buffers)} buffers in {counted(self.allocations, 'allocation')}, of sizes known at run time"
-        left = f", without the {len(self.unknown)} whose size is known at run time" if self.unknown else ""
         pieces = counted(self.allocations, "allocation")
+        if self.buffers and len(self.unknown) == len(self.buffers):
+            return f"{len(self.buffers)} buffers in {pieces}, of sizes known at run time"
+        left = f", without the {len(self.unknown)} whose size is known at run time" if self.unknown else ""
         return (f"{len(self.buffers)} buffers in {pieces} of {self.asked:,} bytes, "
                 f"peak {self.peak:,}{left}")
 
