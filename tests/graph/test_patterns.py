@@ -118,6 +118,7 @@ def test_views_of_a_new_value_share_its_storage(joints):
     shape = [n.meta["val"] for n in mm.args]
     found = replace_pattern(gm, lambda a, b: a @ b, lambda a, b: torch.mm(a, b).clone(), shape)
     fresh = next(n for n in found.nodes if n.target is torch.ops.aten.clone.default)
+    assert "original_aten" in mm.meta and "original_aten" not in fresh.meta  # a clone is no part of a matmul
     views = [u for u in fresh.users if u.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)]
     assert views and all(storage_key(v.meta["val"]) == storage_key(fresh.meta["val"]) for v in views)
 

@@ -100,7 +100,7 @@ def replace_pattern(
     Numbers and sizes in the arguments must be equal. Two inputs stand for two different nodes. A match lies in the
     forward or in the backward as a whole. The pattern must return every value that is read outside the match. New nodes
     get new fake values. All other metadata (stack trace, module, direction, tags, annotations) comes from the matched
-    node with the same operator, or from the node whose value they compute.
+    node with the same operator, or from the node whose value they compute, without `original_aten`.
 
     Raises WorkbenchError, before any replacement, if a pattern cannot be traced, or if the results would differ in
     number, shape, strides, dtype or device.
@@ -281,6 +281,8 @@ def _put(gm: GraphModule, place: _Place, vals: dict[Node, Any], order: dict[Node
                     if twin is not None:
                         left.remove(twin)
                     new.meta = {k: v for k, v in (twin or old).meta.items() if k not in _OWN}
+                    if twin is None:  # else it would read as a part of the operator in whose place it stands
+                        new.meta.pop("original_aten", None)
                     new.meta["val"] = vals[node]
                     news.append(new)
         now[old] = made[result]

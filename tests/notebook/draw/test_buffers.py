@@ -14,7 +14,7 @@ UNKNOWN = Buffers((Buffer("buf0", None, 0, "by eager", 0, 0),), ("torch.ops.aten
 def test_rows_are_memory():
     picture = draw.buffers(FOUND, "two")
     assert picture.text.splitlines() == [
-        "two: 2 buffers in 1 allocations of 4,096 bytes, peak 4,096",
+        "two: 2 buffers in 1 allocation of 4,096 bytes, peak 4,096",
         "  4,096 B: buf0 allocated, calls 0 to 0; buf1 reuses, calls 1 to 1"]
     assert picture.png.startswith(b"\x89PNG") and "from call to call" in picture.alt
 

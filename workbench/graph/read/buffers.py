@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.wording import counted
 
 _BUFFER = re.compile(r"buf\d+")
 _QUIET = ("assert_size_stride", "assert_alignment", "args.clear", "print", "run_intermediate_hooks",
@@ -66,10 +67,11 @@ class Buffers:
 
     def summary(self) -> str:
         """One line: buffers, allocations, bytes."""
+        pieces = counted(self.allocations, "allocation")
         if self.buffers and len(self.unknown) == len(self.buffers):
-            return f"{len(self.buffers)} buffers in {self.allocations} allocations, of sizes known at run time"
+            return f"{len(self.buffers)} buffers in {pieces}, of sizes known at run time"
         left = f", without the {len(self.unknown)} whose size is known at run time" if self.unknown else ""
-        return (f"{len(self.buffers)} buffers in {self.allocations} allocations of {self.asked:,} bytes, "
+        return (f"{len(self.buffers)} buffers in {pieces} of {self.asked:,} bytes, "
                 f"peak {self.peak:,}{left}")
 
 
@@ -106,6 +108,8 @@ class _Walk:
                 return self.take(name, held, "reuses")
             # an operator's result had no size under its first name, and keeps that name
             size = self.memory[held] = self.sizes.get(name)
+            for call in range(giver.first, len(self.calls)):
+                self.alive[call] += size or 0
             self.found[giver.name] = replace(giver, bytes=size)
             self.lives_in[name] = held
             return None

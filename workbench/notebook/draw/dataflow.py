@@ -58,7 +58,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [Patch(facecolor=palette.get(name, rest), label=name or "no name") for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
-                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="bold frame: result"),
+                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result"),
                 Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     axes.set_title(title, fontsize=10)
