@@ -17,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.pipeline.build import build, check_buildable
 from workbench.pipeline.proofs.numerics_proof import loosest, prove_numerics
 from workbench.world.mesh import current_world
+from workbench.world.ranks import RankError
 
 pytestmark = pytest.mark.integration
 
@@ -323,12 +324,17 @@ def rehearsed(recipe, rehearse):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("passes", [("transformer_block_bucketing",), ("cudagraph",)], ids=str)
-@pytest.mark.parametrize("kind", ["", "parameter"])
-def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2, kind, passes):
-    for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, kind, passes):
+def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2, passes):
+    for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, "", passes):
         assert same and differing == []
         assert sorted(buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "total"]
         assert pipeline[0].startswith("numerics: PASS") and records[0].startswith("numerics: PASS")
+
+
+@pytest.mark.ranks
+def test_a_weight_that_the_forward_writes_is_refused(pool2):
+    with pytest.raises(RankError, match="parameter head.bias is written in the forward, where it is a gathered copy"):
+        pool2.run(checked_then_trained, "parameter", ("transformer_block_bucketing",))
 
 
 @pytest.mark.ranks

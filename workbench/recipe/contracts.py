@@ -92,9 +92,14 @@ _STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
 def package_contracts() -> Mapping[str, PassContract]:
     """The package's passes by name, in an order in which a recipe may list them: each folder of `passes` is one."""
     folders = [info.name for info in iter_modules([str(Path(__file__).parents[1] / "passes")]) if info.ispkg]
-    found: list[PassContract] = [import_module(f"workbench.passes.{name}").CONTRACT for name in folders]
-    found.sort(key=lambda contract: (_STAGE_ORDER[contract.stage], len(contract.after), contract.name))
-    return MappingProxyType({contract.name: contract for contract in found})
+    found: dict[str, PassContract] = {name: import_module(f"workbench.passes.{name}").CONTRACT for name in folders}
+
+    def ahead(name: str) -> set[str]:
+        """The passes that come before this one, and those before them."""
+        return {each for first in found[name].after & set(found) for each in (first, *ahead(first))}
+
+    listed = sorted(found, key=lambda name: (_STAGE_ORDER[found[name].stage], len(ahead(name)), name))
+    return MappingProxyType({name: found[name] for name in listed})
 
 
 class _Contracts(UserDict[str, PassContract]):

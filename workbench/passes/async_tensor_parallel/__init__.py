@@ -6,7 +6,7 @@ The operator multiplies the parts that have arrived while the others are sent, s
     before:
       ...
       all_gather_into_tensor: float32 [8, 4] = _c10d_functional.all_gather_into_tensor(primals_..., 2, '0')  # layers.0
-      wait_tensor: float32 [8, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor,)  # layers.0
+      wait_tensor: float32 [8, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor)  # layers.0
       mm: float32 [8, 4] = aten.mm(wait_tensor, view)  # layers.0
       ...
     after:
