@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from jupyter import run_all, write_notebook
 from playwright.sync_api import ElementHandle, Page
-from test_pages_without_kernel import STATE, nbconvert
+from test_pages_without_kernel import STATE, executed, nbconvert
 
 from workbench.notebook.moments.moment import unpacked
 
@@ -44,10 +43,7 @@ CELLS = (
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("moments") / "moments.ipynb"
-    write_notebook(path, CELLS)
-    nbconvert("--config", str(ROOT / ".ci" / "execute_notebooks.py"), "--execute", "--to", "notebook", "--inplace",
-              str(path))
+    path = executed(tmp_path_factory.mktemp("moments") / "moments.ipynb", CELLS)
     nbconvert("--to", "html", str(path))
     return path
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,17 @@ def nbconvert(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Executed as the committed notebooks are."""
-    path = tmp_path_factory.mktemp("pages") / "page.ipynb"
-    write_notebook(path, CELLS)
+def executed(path: Path, cells: Sequence[str]) -> Path:
+    """A notebook of these cells, executed as the committed notebooks are."""
+    write_notebook(path, cells)
     nbconvert("--config", str(ROOT / ".ci" / "execute_notebooks.py"), "--execute", "--to", "notebook", "--inplace",
               str(path))
     return path
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return executed(tmp_path_factory.mktemp("pages") / "page.ipynb", CELLS)
 
 
 def test_a_notebook_keeps_little_and_the_same_each_time(notebook: Path) -> None:

@@ -139,7 +139,7 @@ def added_bytes(each: BesideProducts) -> int:
     firsts, seconds = (sum(tensor_bytes(pair[i].meta["val"]) for pair in factors) for i in (0, 1))
     added = whole + shard + (2 * firsts - 2 * whole if apart else 0)
     if len(products) > 1:
-        added += 2 * (firsts + seconds) - 3 * sum(products[1:]) - sum(products[1:])
+        added += 2 * (firsts + seconds) - 4 * sum(products[1:])
     return added
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -132,13 +133,7 @@ def _copy(source: GraphModule, part: str, graph: Graph, copied: dict[Node, Any],
         made.meta["custom"] = dict(node.meta.get("custom") or {})
         if node.op == "get_attr":
             made.target = f"{part}_{str(node.target).replace('.', '_')}"
-            attributes[made.target] = _attribute(source, str(node.target))
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
+            attributes[made.target] = attrgetter(str(node.target))(source)
 
 
 def _ones(graph: Graph, tangent: Node) -> Node:

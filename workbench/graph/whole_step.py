@@ -14,6 +14,7 @@ from workbench.graph.capture import title
 from workbench.graph.step_graph import PAIR, StepGraph
 from workbench.graph.update import STATE, Update, scalar_dtype
 from workbench.torch_api import aot
+from workbench.torch_api.unchanged import shard_of
 
 
 class WholeStep:
@@ -59,7 +60,7 @@ class WholeStep:
 
     def _inputs(self) -> Iterator[Any]:
         held: dict[str, Any] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        states = [_local(self._state[p][kind]) for kind in STATE for p in self._trained]
+        states = [shard_of(self._state[p][kind]).detach() for kind in STATE for p in self._trained]
         own = iter([*states, self._state[self._trained[0]]["step"], self._lr])
         for node in self.joined.graph.graph.find_nodes(op="placeholder"):
             name = aot.parameter_of(node)
@@ -69,7 +70,7 @@ class WholeStep:
                 yield _BATCH
             else:
                 tensor = isinstance(node.meta["val"], torch.Tensor)
-                yield _local(held[name]) if tensor else held[name].device_mesh
+                yield shard_of(held[name]).detach() if tensor else held[name].device_mesh
 
     def take_state(self) -> None:
         """Make the optimizer's state, or take over what a checkpoint put there, at the addresses that the graph reads.
@@ -131,11 +132,6 @@ class WholeStep:
 
 
 _BATCH = object()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local.detach()
 
 
 def require_supported(optimizer: torch.optim.Optimizer, update: Update) -> None:

@@ -98,9 +98,12 @@ class StepState:
     @property
     def graphs(self) -> tuple[GraphModule, ...]:
         """The graphs as they are now: joint, forward and backward, or the whole step."""
-        if hasattr(self, "joined"):
-            return self.joined.graphs
-        return self.pair.graphs if hasattr(self, "pair") else (self.joint.graph,) if hasattr(self, "joint") else ()
+        return self.split.graphs if hasattr(self, "pair") else (self.joint.graph,) if hasattr(self, "joint") else ()
+
+    @property
+    def split(self) -> Partitioned | StepGraph:
+        """What the stages behind the partition work on: the pair, and once it is joined the whole step."""
+        return self.joined if hasattr(self, "joined") else self.pair
 
     def fork(self) -> StepState:
         """Another state that later stages may change, while this one stays as it is."""
@@ -212,7 +215,7 @@ def joint_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
 
 def pair_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
     """A stage for each pass on forward and backward."""
-    return [_of_pass(spec, PARTITIONED, _run_on_pair(spec)) for spec in specs]
+    return [_of_pass(spec, PARTITIONED, _run_split(spec)) for spec in specs]
 
 
 def whole_stages(recipe: Recipe) -> list[RouteStage]:
@@ -221,7 +224,7 @@ def whole_stages(recipe: Recipe) -> list[RouteStage]:
     before = next((i for i, stage in enumerate(stages) if stage in WHOLE), len(stages))
     specs = recipe.passes[before:]
     return [*pair_stages(recipe.passes[:before]), _join(recipe),
-            *[_of_pass(spec, WHOLE, _run_on_step(spec)) for spec in specs]]
+            *[_of_pass(spec, WHOLE, _run_split(spec)) for spec in specs]]
 
 
 def _join(recipe: Recipe) -> RouteStage:
@@ -238,15 +241,6 @@ def _join(recipe: Recipe) -> RouteStage:
     return RouteStage("join", "join", run, {"recipe": (update, decomposed), "code": (join,)})
 
 
-def _run_on_step(spec: PassSpec) -> Callable[[StepState], None]:
-    def run(state: StepState) -> None:
-        records, state.bodies = run_partitioned(state.joined, [spec], seen=state.seen, bodies=state.bodies)
-        state.records = take_back([*state.records, *records])
-        state.forget_old_graphs()
-
-    return run
-
-
 def _of_pass(spec: PassSpec, stages: Sequence[Stage], run: Callable[[StepState], None]) -> RouteStage:
     item, options = choose(spec, stages, "joint_passes" if stages is JOINT else "passes")
     reads = {"options": options, "code": (item.function, item.effect, item.contract, static.check)}
@@ -261,9 +255,9 @@ def _run_joint(spec: PassSpec) -> Callable[[StepState], None]:
     return run
 
 
-def _run_on_pair(spec: PassSpec) -> Callable[[StepState], None]:
+def _run_split(spec: PassSpec) -> Callable[[StepState], None]:
     def run(state: StepState) -> None:
-        records, state.bodies = run_partitioned(state.pair, [spec], seen=state.seen, bodies=state.bodies)
+        records, state.bodies = run_partitioned(state.split, [spec], seen=state.seen, bodies=state.bodies)
         state.records = take_back([*state.records, *records])
         state.forget_old_graphs()
 
@@ -286,13 +280,12 @@ def take_pair(state: StepState, pair: Partitioned) -> None:
 
 
 def _lower(state: StepState) -> None:
+    state.schedule = agree_on_collectives(state.split)
     if hasattr(state, "joined"):
-        state.schedule = agree_on_collectives(state.joined)
         state.joined.require_usable()
         (state.joined.body,) = state.bodies or map(aot.boxed, state.joined.graphs)
-        return
-    state.schedule = agree_on_collectives(state.pair)
-    bind(state.pair, state.bodies)
+    else:
+        bind(state.pair, state.bodies)
 
 
 LOWER = RouteStage("lower", "lower", _lower)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from workbench.authoring.author import Authored
 from workbench.errors import WorkbenchError
@@ -22,6 +21,7 @@ from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import deterministic
+from workbench.torch_api.unchanged import shard_of
 from workbench.world.mesh import coordinates
 
 
@@ -113,8 +113,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     Each rank adds its shards' squares, divided by how many ranks hold the same shard.
     """
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-    total = squares(local, [copies_of(g, ranks) for g in gradients])
+    total = squares([shard_of(g) for g in gradients], [copies_of(g, ranks) for g in gradients])
     if ranks > 1:
         dist.all_reduce(total)
     return total.sqrt().to(gradients[0].dtype)

@@ -34,7 +34,7 @@ def unchanged(module: nn.Module, written: Collection[str] = (), batch: Sequence[
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     copied = {id(parameter) for name, parameter in parameters.items() if name in written}
-    versions = {name: _local(p)._version for name, p in parameters.items() if id(p) not in copied}
+    versions = {name: shard_of(p)._version for name, p in parameters.items() if id(p) not in copied}
     undo = _undo_of([module, *batch], copied)
     gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
     with same_random_numbers():
@@ -43,7 +43,7 @@ def unchanged(module: nn.Module, written: Collection[str] = (), batch: Sequence[
                 parameter.grad = None
             yield
         finally:
-            lost = [name for name, version in versions.items() if _local(parameters[name])._version != version]
+            lost = [name for name, version in versions.items() if shard_of(parameters[name])._version != version]
             for act in undo:
                 act()
             for parameter, gradient in gradients:
@@ -122,13 +122,14 @@ def _refill(held: Any, items: list[Any]) -> None:
         (held.update if isinstance(held, set) else held.extend)(items)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds this rank's shard of a DTensor; a plain tensor as it is."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _undo_of_tensor(tensor: torch.Tensor, values: bool) -> list[Undo]:
-    local = _local(tensor)
+    local = shard_of(tensor)
     if local.layout is not torch.strided or local.is_meta:
         return []
     place = local.detach()

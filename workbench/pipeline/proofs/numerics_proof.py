@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
@@ -28,7 +27,7 @@ from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import seeded
-from workbench.torch_api.unchanged import kept, unchanged
+from workbench.torch_api.unchanged import kept, shard_of, unchanged
 
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
 
@@ -55,13 +54,7 @@ def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> dict[str,
         named = {"loss": loss} | {f"gradient of {name}": grad for name, grad in found.items() if grad is not None}
         named |= {f"buffer {name}": buffer for name, buffer in step.module.named_buffers()}
         named |= {f"parameter {name}": p for name, p in step.module.named_parameters() if name in written}
-        return {name: _local(value) for name, value in named.items()}
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    """A copy of this rank's shard."""
-    with torch.no_grad():
-        return (value.to_local() if isinstance(value, DTensor) else value).detach().clone()
+        return {name: shard_of(value).detach().clone() for name, value in named.items()}
 
 
 def _noted(seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from workbench.graph.update import STATE
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.train import apart, optimizer_of
 from workbench.torch_api.determinism import seeded
-from workbench.torch_api.unchanged import kept, unchanged
+from workbench.torch_api.unchanged import kept, shard_of, unchanged
 
 Results = dict[str, torch.Tensor]
 
@@ -43,6 +42,4 @@ def _results(step: WholeStep, optimizer: torch.optim.Optimizer, loss: torch.Tens
         found[f"parameter {name}"] = parameter
         found |= {f"{key} of {name}": optimizer.state[parameter][key] for key in (*STATE, "step")}
     found |= {f"buffer {name}": buffer for name, buffer in step.module.named_buffers()}
-    with torch.no_grad():
-        return {name: (value.to_local() if isinstance(value, DTensor) else value).detach().clone()
-                for name, value in found.items()}
+    return {name: shard_of(value).detach().clone() for name, value in found.items()}
