@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ _TARGET: list[str] = []
 FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
 
 
-@pytest.fixture(autouse=True)
-def _nothing_registered_stays() -> Iterator[None]:
-    """What a test registers is gone afterwards: every later pool would send it to its ranks."""
+@contextmanager
+def registrations_restored() -> Iterator[None]:
+    """What is registered inside is gone afterwards: every later pool would send it to its ranks."""
     places = {"workbench.passes.registry": "_PASSES", "workbench.recipe.contracts": "CONTRACTS",
               "workbench.authoring.families": "_FAMILIES", "workbench.recipe.model_sizes": "SIZES"}
     tables = {place: getattr(sys.modules[place], name) for place, name in places.items() if place in sys.modules}
@@ -33,6 +34,12 @@ def _nothing_registered_stays() -> Iterator[None]:
     for place, table in tables.items():
         table.clear()
         table |= before[place]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_registered_stays() -> Iterator[None]:
+    with registrations_restored():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from conftest import registrations_restored
 
 from workbench.authoring.author import author
 from workbench.checks.record import PassRecord
@@ -51,8 +52,9 @@ def gathers(graph: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=sorted(PIPELINES))
-def case(request: pytest.FixtureRequest) -> tuple[str, list[PassRecord], ForwardBackward]:
-    return (request.param, *examined(request.param))
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[PassRecord], ForwardBackward]]:
+    with registrations_restored():
+        yield (request.param, *examined(request.param))
 
 
 def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
