@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.partition import output_nodes
+from workbench.graph.read.nodes import output_values
 from workbench.passes.effect import Effect
 from workbench.passes.full_inductor_compilation import CONTRACT, InductorOptions
 from workbench.passes.registry import RegisteredPass
@@ -68,7 +68,7 @@ def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, 
         is_backward=backward,
         static=[i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))
                 if aot.is_parameter(n) or (facts.part == "step" and aot.is_state(n))],
-        visible=len(output_nodes(gm)) if backward else facts.step.results,
+        visible=len(output_values(gm)) if backward else facts.step.results,
         config=config,
         build=facts.world != "fake",
     )
