@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workbench.checks.verdicts import FILLS, Outcome, columns, worst
-from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, panels
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, RED
+from workbench.notebook.draw.picture import Picture, Table, finish, panels
 from workbench.notebook.draw.verdicts import failures, grid
 from workbench.recipe.wording import counted
 from workbench.tools.variant import Difference, Variant, number

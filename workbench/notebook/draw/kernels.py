@@ -10,20 +10,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay
-from workbench.notebook.draw.picture import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PINK,
-    YELLOW,
-    Picture,
-    Table,
-    finish,
-    panels,
-    shortened,
-)
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
+from workbench.notebook.draw.picture import Picture, Table, finish, panels, shortened
 from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted, few
