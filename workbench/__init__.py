@@ -5,10 +5,8 @@ Names load on first use, so that reading a recipe imports no torch.
 
 from __future__ import annotations
 
-import ast
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,15 +64,62 @@ if TYPE_CHECKING:
     from workbench.world.ranks import RankError, ranks
     from workbench.world.simulated import shards, simulated_world
 
-def _homes() -> dict[str, str]:
-    """By public name its module, read from the imports above, which only a type checker runs."""
-    module = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    imports = next(node.body for node in module.body if isinstance(node, ast.If))
-    return {name.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
-
-
-_HOME = _homes()
-__all__ = sorted(_HOME)
+_HOMES = {
+    "tools.as_backend": ("as_backend",),
+    "tools.bisect": ("bisect",),
+    "pipeline.build": ("Built", "build"),
+    "tools.as_graph_pass": ("as_graph_pass",),
+    "graph.capture": ("JointGraph", "capture"),
+    "graph.facts": ("facts_of",),
+    "graph.lower": ("CompiledStep", "compile_step"),
+    "recipe.contracts": ("Numerics", "Options", "Stage"),
+    "errors": ("WorkbenchError",),
+    "tools.export_script": ("export_script",),
+    "tools.inductor_passes": ("Explanation", "inductor_passes"),
+    "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
+    "notebook.moments.collective_order": ("CollectiveOrder",),
+    "notebook.moments.partitioner": ("Partitioner",),
+    "notebook.moments.pass_chips": ("PassChips",),
+    "notebook.moments.placement_lab": ("PlacementLab",),
+    "notebook.moments.program_counters": ("ProgramCounters",),
+    "authoring.models.causal_lm": ("CausalLM",),
+    "authoring.families": ("register_model",),
+    "authoring.plans": ("ParallelPlan",),
+    "authoring.author": ("Authored", "author", "author_module"),
+    "notebook.recorded_figures": ("Figures", "on_gpus"),
+    "graph.partition": ("ForwardBackward", "partition"),
+    "graph.read.cost": ("device_spec",),
+    "graph.read.launch_bound": ("paced",),
+    "graph.replay_rehearsal": ("rehearse",),
+    "graph.step_graph": ("StepGraph", "join"),
+    "graph.update": ("Update",),
+    "graph.whole_step": ("WholeStep",),
+    "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
+    "graph.read.nodes": ("provenance",),
+    "passes.effect": ("Effect",),
+    "graph.read.redistribution": ("redistribution",),
+    "passes.registry": ("register_pass",),
+    "pipeline.proofs.numerics_proof": ("prove_numerics",),
+    "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
+    "notebook.moments.order_pass": ("order_pass",),
+    "tools.propose": ("propose_contract",),
+    "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
+    "pipeline.report": ("Report",),
+    "pipeline.run": ("run",),
+    "tools.schedule": ("compare_schedules",),
+    "tools.what_if": ("Study", "what_if"),
+    "notebook.show": ("show",),
+    "torch_api.inductor.regions": ("region",),
+    "pipeline.train": ("train",),
+    "checks.bisect": ("Bisection",),
+    "checks.verdicts": ("Outcome", "Verdict"),
+    "world.fake": ("fake_world",),
+    "world.mesh": ("World", "current_world"),
+    "world.ranks": ("RankError", "ranks"),
+    "world.simulated": ("shards", "simulated_world"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted([*_HOME, "draw"])
 
 
 def __getattr__(name: str) -> Any:
@@ -82,7 +127,7 @@ def __getattr__(name: str) -> Any:
         return import_module("workbench.notebook.draw")
     if name not in _HOME:
         raise AttributeError(f"module 'workbench' has no name {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"workbench.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
