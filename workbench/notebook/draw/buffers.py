@@ -31,12 +31,14 @@ def buffers(found: Buffers, title: str = "buffers") -> Picture:
     handles = dict(zip(*reversed(lanes.get_legend_handles_labels()), strict=True))
     lanes.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for below in under:
-        below.bar([i + 0.5 for i in range(len(found.alive))], [size / 1024 for size in found.alive], 0.9, color=GREY)
-        below.set_ylabel("KiB alive", fontsize=8)
+        below.bar([i + 0.5 for i in range(len(found.alive))], found.alive, 0.9, color=GREY)
+        below.set_ylabel("bytes held", fontsize=8)
+        below.yaxis.set_major_formatter("{x:,.0f}")
         below.tick_params(axis="y", labelsize=8)
     last = [lanes, *under][-1]
     last.set(xlim=(0, columns))
-    last.set_xticks([i + 0.5 for i in range(len(found.calls))], [_short(name) for name in found.calls], fontsize=7.5,
+    names = [f"{i}: {_short(name)}" if columns < 10 else _short(name) for i, name in enumerate(found.calls)]
+    last.set_xticks([i + 0.5 for i in range(len(found.calls))], names, fontsize=7.5,
                      rotation=0 if columns < 10 else 45, ha="center" if columns < 10 else "right")
     lines = [f"{title}: {found.summary()}"]
     for i, size in enumerate(found.memory):

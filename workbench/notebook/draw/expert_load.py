@@ -8,7 +8,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.colors import BLUE, GREY, INK, PAPER, RANK_COLORS, RED
+from workbench.notebook.draw.colors import GREY, INK, PAPER, RANK_COLORS, RED
 from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.pipeline.expert_load import ExpertLoad
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST = 4
 """The most layers in one picture: those with the largest imbalance in the last step. The text form has all."""
-_SHADES = LinearSegmentedColormap.from_list("load", [PAPER, BLUE, INK])
+_SHADES = LinearSegmentedColormap.from_list("load", [PAPER, GREY, INK])
 
 
 def expert_load(load: ExpertLoad) -> Picture:
@@ -38,7 +38,7 @@ def expert_load(load: ExpertLoad) -> Picture:
         row.suptitle(load.layers[layer], fontsize=10)
         _over_steps(panels["steps"], load, layer)
         _by_rank(panels["ranks"], load, layer)
-        _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], BLUE, "max / mean")
+        _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], INK, "max / mean")
         panels["uneven"].axhline(1, color=GREY, linestyle=":", linewidth=1)
         panels["uneven"].set_ylim(0.9, None)
         panels["uneven"].tick_params(labelbottom=False)
@@ -75,8 +75,8 @@ def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:
     left = [0] * count
     for rank, sent in enumerate(parts):
         name = f"rank {rank}" if len(parts) == len(ranks) else f"all {len(ranks)} ranks"
-        axes.barh(range(count), sent, 0.8, left=left, color=RANK_COLORS[rank], edgecolor=PAPER, linewidth=0.5,
-                  label=name)
+        axes.barh(range(count), sent, 0.8, left=left, color=RANK_COLORS[rank] if len(parts) > 1 else GREY,
+                  edgecolor=PAPER, linewidth=0.5, label=name)
         left = [a + b for a, b in zip(left, sent, strict=True)]
     axes.axvline(sum(left) / count, color=INK, linestyle=":", linewidth=1.2)
     axes.set(xlabel="copies in the last step; dotted: the mean", ylim=(count - 0.5, -0.5))

@@ -89,17 +89,21 @@ def _move(axes: Axes, x: float, name: str, size: int, read: bool) -> None:
 def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Tensor]) -> Picture:
     """Over x, how far each of the other results lies from `whole`, in units of its last bit (ulp).
 
-    Text: whether any bit differs.
+    The axis is logarithmic beyond 10 bits if any result is off by more than 1000. Text: whether any bit differs.
     """
     figure, shown = panels(9, 2.7, 1, len(others), sharey=True)
     size = whole.abs()
     ulp = torch.nextafter(size, torch.full_like(size, torch.inf)) - size
+    far = any(float(((values - whole) / ulp).abs().max()) > 1000 for values in others.values())
     lines = []
     for axes, (name, values) in zip(shown, others.items(), strict=True):
         axes.plot(x.flatten(), ((values - whole) / ulp).flatten(), ".", markersize=2.5, color=BLUE)
         axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
         axes.set_title(f"{name}: {float((values != whole).float().mean()):.0%} have other bits", fontsize=9.5)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if far:
+            axes.set_yscale("symlog", linthresh=10)
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("x", fontsize=8)
         axes.tick_params(labelsize=8)
         lines.append(f"{name}: {'the same bits' if torch.equal(values, whole) else 'other bits'}")
