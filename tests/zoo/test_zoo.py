@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from workbench import author_module, capture, compile_step, current_world, partition, run_joint
 from workbench.authoring.plans import ParallelPlan
 from workbench.errors import WorkbenchError
-from zoo import families, states  # noqa: F401 (they fill the zoo)
+from zoo import families, memories, states  # noqa: F401 (they fill the zoo)
 from zoo.models import DIM, SEQ, VOCAB, ZOO, Odd
 
 STEPS, BATCH = 3, 2

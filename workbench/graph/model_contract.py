@@ -121,12 +121,23 @@ def _of_norms(graph: GraphModule) -> Iterator[str]:
 
 
 def _of_side_effects(graph: GraphModule) -> Iterator[str]:
-    """Assignments in the forward that the compiled step would leave out."""
+    """What the forward does in Python, and the compiled step would not do."""
     for effect in graph.meta["side_effects"]:
-        where, what = f"module {effect.module}" if effect.module else "it", "buffer" if effect.buffer else "attribute"
-        remedy = "" if effect.buffer else "make it a buffer, and "
-        yield (f"{where} assigns its {what} {effect.attribute!r} in its forward, which the compiled step would not do: "
-               f"{remedy}write into it in place, with copy_, add_ or lerp_")
+        yield f"{f'module {effect.module}' if effect.module else 'it'} {_EFFECTS[effect.kind].format(effect.name)}"
+
+
+_IN_PLACE = "write into it in place, with copy_, add_ or lerp_"
+_EFFECTS = {
+    "buffer": f"assigns its buffer {{!r}} in its forward, which the compiled step would not do: {_IN_PLACE}",
+    "attribute": ("assigns its attribute {!r} in its forward, which the compiled step would not do: make it a buffer, "
+                  f"and {_IN_PLACE}"),
+    "contents": ("changes what its attribute {!r} holds in its forward, which the compiled step would not do: return "
+                 f"the new value, or make it a buffer, and {_IN_PLACE}"),
+    "outside": ("changes {!r}, which lies outside of the module, in its forward, which the compiled step would not do: "
+                f"return the new value, or make it a buffer, and {_IN_PLACE}"),
+    "gradient": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
+                 "steps"),
+}
 
 
 def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
