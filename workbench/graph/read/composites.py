@@ -45,18 +45,17 @@ def composites(gm: GraphModule, spec: DeviceSpec) -> list[Composite]:
         return []
     calls: dict[_Key, list[Node]] = {}
     of: dict[Node, _Key] = {}
-    parts = False
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
-        parts = parts or _decomposed(node)
         if (key := _key(node, of)) is not None:
             of[node] = key
             calls.setdefault(key, []).append(node)
     found = []
     for (operator, *_), nodes in calls.items():
         kinds = {kind_of(node) for node in nodes}
-        if "attention" not in kinds if operator == ATTENTION else not parts and "pointwise" in kinds:
+        in_parts = "pointwise" in kinds and not any(map(_decomposed, nodes))
+        if "attention" not in kinds if operator == ATTENTION else in_parts:
             found.append(Composite(operator, tuple(nodes), any(map(_is_backward, nodes))))
     return found
 
