@@ -86,7 +86,7 @@ def fetch(names: list[str]) -> bytes:
 def compiled(source: str, name: str) -> tuple[Any, Any]:
     """The code of a cell's statements, and of its last expression: None if it ends in none, or in a semicolon.
 
-    Line 1 is the cell's `%%ranks`. Tracebacks show its lines under `name`, for the last cells. Raises Python's SyntaxError.
+    Line 1 is the cell's `%%ranks`. Tracebacks show the lines of the last cells under `name`. Raises SyntaxError.
     """
     text = "\n" + source
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
