@@ -188,6 +188,7 @@ CHANGED = [  # leading code cells, a count or a verdict in their outputs, and an
     ("11_write_your_own_pass", 3, "aten.mul.Tensor(mm, 1.0)", "aten.mul.Tensor(mm, 2.0)"),
     ("12_inside_inductor", 3, "computes relu, add", "computes relu, sub"),
     ("13_find_the_wrong_pass", 3, "PASS  NO_EFFECT", "PASS  PASS     "),
+    ("14_read_your_own_trace", 3, "..bbbbbbbbbbbbbb.", "..bbbbbbbbbbbbb.."),
 ]
 
 
