@@ -76,6 +76,7 @@ class Checkpoint(Declared):
     hints: tuple[str, ...] = Field(description="in order; none in an examination")
     reacts: dict[str, str] = Field(default_factory=dict, description="hints by words of the grader's message")
     minutes: PositiveInt = Field(5, description="effort")
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
 
 
 class Question(Declared):

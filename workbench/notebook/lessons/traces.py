@@ -100,7 +100,7 @@ def late_ms(step: TracedStep) -> float:
                if launched is not None and launched > begin) / 1e3
 
 
-def near(answer: Any, *, truth: float, within: float) -> tuple[float, str]:
+def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str]:
     """Grades a number: right or wrong, and on which side."""
     score, message = close(answer, truth=truth, within=within)
     return float(score >= 1), message
