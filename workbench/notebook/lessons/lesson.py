@@ -94,6 +94,7 @@ class Exhibit(Declared):
     bug: str = Field(min_length=1, description="the fault, in a sentence")
     seen: str = Field(min_length=1, description="where it occurred: project and version, pull request or issue")
     verdict: str = Field(min_length=1, description="the verdicts, as the cell prints them")
+    caught: str = Field(min_length=1, description="what would have caught it")
 
 
 Named = TypeVar("Named", Question, Checkpoint)
