@@ -52,6 +52,15 @@ def shown(cell: dict[str, Any]) -> str:
     return "".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in cell["outputs"])
 
 
+@each_notebook
+def test_a_view_leaves_no_text_where_it_is_not_drawn(path: Path) -> None:
+    """Such as `PassStepper(passes)`, in a page that plain nbconvert makes, and on a code host."""
+    for cell in cells(path):
+        for output in cell["outputs"]:
+            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+                assert not "".join(output["data"]["text/plain"])
+
+
 def test_there_is_a_notebook_for_each_lesson() -> None:
     assert [p.stem for p in NOTEBOOKS] == sorted(p.stem for p in (ROOT / "lessons").glob("[0-9]*.toml"))
 
