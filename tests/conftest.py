@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from registrations import registrations_restored
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WORKBENCH_SCORES"] = ""  # scores are the user's
@@ -21,19 +20,6 @@ _SECONDS: dict[str, float] = {}
 _FAULTS: list[tuple[str, ...]] = []
 _TARGET: list[str] = []
 FAULT_COLUMNS = ("ranks", "fault", "seconds to report", "orphans", "next call works")
-
-
-@contextmanager
-def registrations_restored() -> Iterator[None]:
-    """What is registered inside is gone afterwards: every later pool would send it to its ranks."""
-    places = {"workbench.passes.registry": "_PASSES", "workbench.recipe.contracts": "CONTRACTS",
-              "workbench.authoring.families": "_FAMILIES", "workbench.recipe.model_sizes": "SIZES"}
-    tables = {place: getattr(sys.modules[place], name) for place, name in places.items() if place in sys.modules}
-    before = {place: dict(table) for place, table in tables.items()}
-    yield
-    for place, table in tables.items():
-        table.clear()
-        table |= before[place]
 
 
 @pytest.fixture(autouse=True)

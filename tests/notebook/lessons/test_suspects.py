@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from conftest import registrations_restored
+from registrations import registrations_restored
 
 from workbench.authoring.author import author
 from workbench.checks.record import PassRecord

@@ -8,7 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from workbench.notebook.draw.picture import GREEN, INK, ORANGE, PAPER, RED, Picture, finish, panels, shortened
+from workbench.notebook.draw.colors import GREEN, INK, ORANGE, PAPER, RED
+from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import RankError
 
