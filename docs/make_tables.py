@@ -149,9 +149,9 @@ def lessons_table(root: Path = ROOT) -> str:
 
 def museum_table(root: Path = ROOT) -> str:
     """The exhibits of the bug museum in the lessons; docs/results.md shows it."""
-    rows = [[exhibit.bug, exhibit.seen, f"[{each.name[:2]}](../notebooks/{each.name}.ipynb)"]
+    rows = [[exhibit.bug, exhibit.seen, exhibit.caught, f"[{each.name[:2]}](../notebooks/{each.name}.ipynb)"]
             for each in lessons(root) for exhibit in each.museum]
-    return table(["what went wrong", "where it was seen", "lesson"], rows)
+    return table(["what went wrong", "where it was seen", "what would have caught it", "lesson"], rows)
 
 
 def lessons(root: Path = ROOT) -> list[Any]:

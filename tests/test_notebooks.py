@@ -52,6 +52,15 @@ def shown(cell: dict[str, Any]) -> str:
     return "".join("".join(o.get("text", o.get("data", {}).get("text/plain", ""))) for o in cell["outputs"])
 
 
+@each_notebook
+def test_a_view_leaves_no_text_where_it_is_not_drawn(path: Path) -> None:
+    """Such as `PassStepper(passes)`, in a page that plain nbconvert makes, and on a code host."""
+    for cell in cells(path):
+        for output in cell["outputs"]:
+            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+                assert not "".join(output["data"]["text/plain"])
+
+
 def test_there_is_a_notebook_for_each_lesson() -> None:
     assert [p.stem for p in NOTEBOOKS] == sorted(p.stem for p in (ROOT / "lessons").glob("[0-9]*.toml"))
 
@@ -111,8 +120,8 @@ def test_terms_are_in_the_glossary_and_minutes_are_the_lessons(path: Path) -> No
     terms = re.findall(r"^## (.+)$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     known = {term.lower().replace(" ", "-") for term in terms}
     assert set(re.findall(r"glossary\.md#([\w-]+)", text)) <= known
-    said = [int(minutes) for minutes in re.findall(r"^\*(?:Easy|Medium|Hard), (\d+) minutes\.\*", text, re.MULTILINE)]
-    assert said in ([], [c.minutes for c in load_lesson(path.stem).checkpoints])
+    said = re.findall(r"\*\(?(easy|medium|hard), (\d+) minutes\b", text.lower())
+    assert said == [(c.difficulty, str(c.minutes)) for c in load_lesson(path.stem).checkpoints]
 
 
 def test_each_notebook_links_to_the_next() -> None:
@@ -188,6 +197,7 @@ CHANGED = [  # leading code cells, a count or a verdict in their outputs, and an
     ("11_write_your_own_pass", 3, "aten.mul.Tensor(mm, 1.0)", "aten.mul.Tensor(mm, 2.0)"),
     ("12_inside_inductor", 3, "computes relu, add", "computes relu, sub"),
     ("13_find_the_wrong_pass", 3, "PASS  NO_EFFECT", "PASS  PASS     "),
+    ("14_read_your_own_trace", 3, "..bbbbbbbbbbbbbb.", "..bbbbbbbbbbbbb.."),
 ]
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from workbench.tools.inductor_passes import Explanation, inductor_passes
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
+    from workbench.tools.timing.order import read_order
     from workbench.tools.what_if import Study, what_if
     from workbench.torch_api.inductor.regions import region
     from workbench.world.fake import fake_world
@@ -109,6 +110,7 @@ _HOMES = {
     "pipeline.report": ("Report",),
     "pipeline.run": ("run",),
     "tools.schedule": ("compare_schedules",),
+    "tools.timing.order": ("read_order",),
     "tools.what_if": ("Study", "what_if"),
     "notebook.show": ("show",),
     "torch_api.inductor.regions": ("region",),

@@ -17,3 +17,9 @@ def narrow() -> dict[str, Any]:
     """Sums are added where the tensor has 32 and 16 columns; the one of 512 stays cut. Only the result is wide."""
     return {"0": {"style": "rowwise", "input": "replicate"}, "2": "colwise", "4": "rowwise",
             "6": {"style": "colwise", "output": "replicate"}}
+
+
+def fit(lab) -> dict[str, str]:
+    """The cheapest of the placements that fit, by the table that the board draws."""
+    fits = {place: each["bytes"] for place, each in lab.table.items() if not each["added"]}
+    return dict(zip(("x_0", "x_1", "w_0", "w_1"), min(fits, key=fits.get), strict=True))

@@ -23,3 +23,25 @@ def bucket_plan(inner) -> list[list[str]]:
     """The first layer is cut in two: its attention comes with the embedding and computes beside the next gather."""
     first, *others = inner
     return [["tok_embeddings", *first[:2]], [*first[2:]], *map(list, others), ["norm", "output"]]
+
+
+def hidden_for_nothing(board) -> list[str]:
+    """Gathers start early where memory is free, and each reduce-scatter is waited for after later products."""
+    reads = board.reads
+    order = list(board.given)
+
+    def put(name, before):
+        for given in reads[name]:
+            if order.index(given) > order.index(before):
+                put(given, before)
+        order.remove(name)
+        order.insert(order.index(before), name)
+
+    for gather, product in (("3", "mm_4"), ("2", "mm_4"), ("1", "mm_6")):
+        put(f"all_gather_into_tensor_{gather}", product)
+    for wait, place in (("4", "mm_8"), ("5", "mm_10"), ("6", "output")):
+        name = f"wait_tensor_{wait}"
+        view = next(node for node in order if name in reads[node])
+        put(name, place)
+        put(view, place)
+    return order

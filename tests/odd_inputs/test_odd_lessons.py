@@ -120,7 +120,11 @@ def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
         if not points:
             return
         point = points[where % len(points)]
+        if ".moments.graders:" in point.check:
+            return  # they need a board: tests/notebook/moments/test_graders.py
         context = {"at_most": {"bytes": 4.0}} if point.check == "targets" else {"truth": truth}
+        if point.check.endswith(":exposes"):
+            context = {}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")

@@ -116,14 +116,14 @@ def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.
     assert main(["hint", "13", "winds"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["this checkpoint has no hints"]
     assert main(["lessons"]) == 0
-    assert "[100%] save_less: " in capsys.readouterr().out
+    assert "[100%] save_less (medium, 6 min): " in capsys.readouterr().out
     assert main(["hint", "0", "save_les"]) == 2
     assert "did you mean 'save_less'?" in capsys.readouterr().err
     assert main(["check", "0", "--notebook", str(tmp_path / "none.ipynb")]) == 2
     keep_score("02_capture_a_joint_graph", "saved_bytes", 0.996)
     capsys.readouterr()
     assert main(["lessons"]) == 0
-    assert "[99%] saved_bytes: " in capsys.readouterr().out
+    assert "[99%] saved_bytes (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "says"), [("", "is not a Jupyter notebook"), ("{}", "is not a Jupyter notebook"),

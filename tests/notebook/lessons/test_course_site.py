@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
 
 from workbench import WorkbenchError
 from workbench.__main__ import main
-from workbench.notebook.lessons.course_site import DOCS, PAGES, write_site
-from workbench.notebook.lessons.lesson import load_lesson
+from workbench.notebook.lessons.course_site import DOCS, PAGES, _museum, write_site
+from workbench.notebook.lessons.lesson import lesson_names, lessons_dir, load_lesson
 from workbench.notebook.lessons.scores import SCORES, keep_score
 
 NAME = "12_inside_inductor"
@@ -51,3 +52,25 @@ def test_a_site_has_progress_and_can_be_written_again(tmp_path, monkeypatch, cap
     assert not re.search(r'<(script|link|img)[^>]*(src|href)="https?:', page)
     links = re.findall(r'<a[^>]* href="([^"#]*)', page)
     assert links and not [each for each in links if each and ":" not in each and not (out / each).is_file()]
+
+
+def test_the_museum_is_a_path_of_cells_that_reproduce_and_checks_that_would_have_caught_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(SCORES, str(tmp_path / "scores.json"))
+    lessons = [load_lesson(name) for name in lesson_names()]
+    page = _museum(lessons)
+    shown = [(lesson, each) for lesson in lessons for each in lesson.museum]
+    sections = page.split("<h2 ")[1:]
+    assert len(sections) == len(shown) >= 8
+    for number, ((lesson, each), section) in enumerate(zip(shown, sections, strict=True), 1):
+        assert f">{number} of {len(shown)}: " in section and f'href="{lesson.name}.html' in section
+        cell = html.unescape(re.search(r"<h3>Reproduce</h3>.*?<pre>(.+?)</pre>", section, re.DOTALL)[1])
+        assert len(cell.splitlines()) > 1 and html.escape(each.verdict) in section
+        assert f"<summary>What would have caught it</summary><p>{html.escape(each.caught)}</p>" in section
+
+
+def test_an_exhibit_without_what_would_have_caught_it_is_refused(tmp_path):
+    path = lessons_dir() / "03_split_forward_and_backward.toml"
+    kept = [line for line in path.read_text().splitlines() if not line.startswith("caught = ")]
+    (tmp_path / path.name).write_text("\n".join(kept))
+    with pytest.raises(WorkbenchError, match=r"museum\[0\]\.caught: this key is required"):
+        load_lesson(tmp_path / path.name)

@@ -53,6 +53,7 @@ name = "tied"
 bug = "Gradients twice."
 seen = "torch 2.0"
 verdict = "numerics FAIL"
+caught = "A gradient compared."
 [[checkpoints]]
 name = "sum"
 task = "Add up."
@@ -89,7 +90,7 @@ def test_the_lessons(name: str) -> None:
 
 def test_prerequisites_have_no_cycle() -> None:
     needed = {name: set(load_lesson(name).prerequisites) for name in lesson_names()}
-    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 14
+    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 15
     with pytest.raises(CycleError):
         TopologicalSorter(needed | {"00_tour": {"12_inside_inductor"}}).prepare()
 
@@ -128,7 +129,7 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
                                          "'integer'"),
     ("steps = 3", "steps = 1", "profiles.small.steps: must be from 2 to 100, got 1"),
     ("steps = 3", "step = 3", "profiles.small.step: unknown parameter; did you mean 'steps'?"),
-    ("[[checkpoints]]", '[[museum]]\nname = "tied"\nbug = "b"\nseen = "s"\nverdict = "FAIL"\n[[checkpoints]]',
+    ("[[checkpoints]]", '[[museum]]\nname = "tied"\nbug = "b"\nseen = "s"\nverdict="F"\ncaught = "c"\n[[checkpoints]]',
      "museum: 'tied' occurs twice: give each its own name"),
     ("[[checkpoints]]", '[[questions]]\nname = "gathers"\nask = "Again?"\n[[checkpoints]]',
      "questions: 'gathers' occurs twice: give each its own name"),

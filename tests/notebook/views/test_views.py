@@ -90,9 +90,9 @@ def test_a_plot_starts_with_all_in_its_window(built):
         assert view.window == (0.0, slider.max / 2)
 
 
-def test_a_displayed_view_is_its_panel_and_says_its_name(built, stepper):
+def test_a_displayed_view_is_its_panel_and_leaves_no_text_where_it_is_not_drawn(built, stepper):
     data = stepper._repr_mimebundle_()
-    assert data["text/plain"] == "PassStepper(passes)"
+    assert data["text/plain"] == "" and repr(stepper) == "PassStepper(passes)"
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == stepper.panel.model_id
     assert stepper.panel.children[-1] is stepper
 

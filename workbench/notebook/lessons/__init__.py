@@ -9,4 +9,5 @@
     schemas      JSON schemas for editors
     scores       a reader's best scores
     suspects     the pipelines of "Find the wrong pass"
+    traces       what "Read your own trace" reads and asks
 """

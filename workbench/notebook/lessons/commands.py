@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.grading import percent
-from workbench.notebook.lessons.lesson import lesson_named, lesson_names, load_lesson
-from workbench.notebook.lessons.scores import load_scores, take_hint
+from workbench.notebook.lessons.lesson import Checkpoint, Lesson, lesson_named, lesson_names, load_lesson
+from workbench.notebook.lessons.scores import Scores, load_scores, take_hint
 from workbench.torch_api.supported import require_torch
 
 WIDTH = 100
@@ -46,16 +47,37 @@ def course(args: argparse.Namespace) -> int:
 
 def lessons(args: argparse.Namespace) -> int:
     scores = load_scores()
-    for name in lesson_names():
-        lesson = load_lesson(name)
-        print("\n".join(textwrap.wrap(f"{name}: {lesson.question}", WIDTH, subsequent_indent="  ")))
-        print(f"  {lesson.minutes} minutes, {lesson.needed}")
+    known = [load_lesson(name) for name in lesson_names()]
+    for lesson in known:
+        print("\n".join(textwrap.wrap(f"{lesson.name}: {lesson.question}", WIDTH, subsequent_indent="  ")))
+        passed = sum(_score(scores, lesson, point) >= 1 for point in lesson.checkpoints)
+        done = f", {passed} of {len(lesson.checkpoints)} checkpoints passed" if lesson.checkpoints else ""
+        print(f"  {lesson.minutes} minutes, {lesson.needed}{done}")
         for point in lesson.checkpoints:
-            kept = scores.get(name, {}).get(point.name, {})
-            state = percent(kept["score"]) if "score" in kept else "not tried"
-            print("\n".join(textwrap.wrap(f"[{state}] {point.name}: {point.task}", WIDTH, initial_indent="  ",
-                                          subsequent_indent="      ")))
+            tried = "score" in scores.get(lesson.name, {}).get(point.name, {})
+            state = percent(_score(scores, lesson, point)) if tried else "not tried"
+            print("\n".join(textwrap.wrap(f"[{state}] {point.name} ({_effort(point)}): {point.task}", WIDTH,
+                                          initial_indent="  ", subsequent_indent="      ")))
+    print(what_next(known, scores))
     return 0
+
+
+def what_next(lessons: Sequence[Lesson], scores: Scores) -> str:
+    """The first checkpoint, in the course's order, that is not passed; or that all are."""
+    for lesson in lessons:
+        for point in lesson.checkpoints:
+            if _score(scores, lesson, point) < 1:
+                return (f"next: lesson {lesson.name.split('_')[0]}, checkpoint {point.name} ({_effort(point)}): "
+                        f"{point.task}")
+    return f"next: nothing: all {sum(len(lesson.checkpoints) for lesson in lessons)} checkpoints are passed"
+
+
+def _score(scores: Scores, lesson: Lesson, point: Checkpoint) -> float:
+    return scores.get(lesson.name, {}).get(point.name, {}).get("score", 0.0)
+
+
+def _effort(point: Checkpoint) -> str:
+    return f"{point.difficulty}, {point.minutes} min"
 
 
 def check(args: argparse.Namespace) -> int:

@@ -152,10 +152,25 @@ def _link(lesson: Lesson) -> str:
 
 
 def _museum(lessons: Sequence[Lesson]) -> str:
-    rows = [[*map(html.escape, (each.name, each.bug, each.seen, each.verdict)), _link(lesson)]
-            for lesson in lessons for each in lesson.museum]
-    return ("<h1>Museum of bugs</h1><p>Real bugs, each in the smallest graph that has it, and the verdicts that find "
-            "it.</p>" + _table(("exhibit", "bug", "seen in", "verdicts", "lesson"), rows))
+    """A path through the exhibits: each with the cell that reproduces it, and what would have caught it."""
+    shown = [(lesson, each) for lesson in lessons for each in lesson.museum]
+    parts = ["<h1>Museum of bugs</h1><p>Real bugs, each in the smallest graph that has it. Say of each which check "
+             "would have found it, before you open the answer. Then reproduce it in its lesson.</p>"]
+    for number, (lesson, each) in enumerate(shown, 1):
+        name, bug, seen, verdict, caught, cell = map(html.escape, (
+            each.name, each.bug, each.seen, each.verdict, each.caught, _cell(lesson, each.name)))
+        parts.append(f'<h2 id="{name}">{number} of {len(shown)}: {name.replace("_", " ")}</h2><p>{bug}</p>'
+                     f"<p>Seen in: {seen}</p><h3>Reproduce</h3><p>In {_link(lesson)}:</p><pre>{cell}</pre>"
+                     f"<p>It prints: <code>{verdict}</code></p>"
+                     f"<details><summary>What would have caught it</summary><p>{caught}</p></details>")
+    return "\n".join(parts)
+
+
+def _cell(lesson: Lesson, exhibit: str) -> str:
+    """The source of the cell that reproduces an exhibit; "" where the notebook has none."""
+    cells = json.loads((notebooks_dir() / f"{lesson.name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return next(("".join(cell["source"]) for cell in cells
+                 if cell["metadata"].get("tags", [])[:2] == ["museum", exhibit]), "")
 
 
 def _index(lessons: Sequence[Lesson], scores: Scores) -> str:

@@ -76,6 +76,7 @@ class Checkpoint(Declared):
     hints: tuple[str, ...] = Field(description="in order; none in an examination")
     reacts: dict[str, str] = Field(default_factory=dict, description="hints by words of the grader's message")
     minutes: PositiveInt = Field(5, description="effort")
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
 
 
 class Question(Declared):
@@ -93,6 +94,7 @@ class Exhibit(Declared):
     bug: str = Field(min_length=1, description="the fault, in a sentence")
     seen: str = Field(min_length=1, description="where it occurred: project and version, pull request or issue")
     verdict: str = Field(min_length=1, description="the verdicts, as the cell prints them")
+    caught: str = Field(min_length=1, description="what would have caught it")
 
 
 Named = TypeVar("Named", Question, Checkpoint)

@@ -1,6 +1,7 @@
 """Views that change something and answer at once: with their data inside, they also work in a page without a kernel.
 
     collective_order  move a collective's start and wait
+    graders           what a checkpoint takes of them
     moment            the base of all of them
     order_pass        an order made by hand, as a pass
     page              what makes them work in a page without a kernel

@@ -32,7 +32,8 @@ class CollectiveOrder(Moment):
     """A small graph on a clock, whose collectives can be moved; what a node reads is a wall.
 
     `order`: the names of all nodes, as they stand now; `order_pass(view.order, view.part)` makes a pass of it.
-    `figures`: exposed and total milliseconds, and the peak in bytes. `selected`: a collective or a wait. `race`: show
+    `given`: the order as captured. `reads`: by name, the nodes that a node reads. `selected`: a collective or a wait.
+    `figures`: exposed and total milliseconds, and the peak in bytes. `race`: show
     the order of overlap_collectives below.
     """
 
@@ -43,6 +44,7 @@ class CollectiveOrder(Moment):
     def __init__(self, graph: GraphModule, device: str | DeviceSpec = "h100", title: str = ""):
         self._graph, self._spec, self.part = copy_graph(graph), device_spec(device), facts_of(graph).part
         self.given = [n.name for n in graph.graph.nodes]
+        self.reads = {n.name: [m.name for m in n.all_input_nodes] for n in graph.graph.nodes}
         rival = copy_graph(graph)
         overlap_collectives(rival, [], options=OverlapOptions(device=self._spec.name, fused=False))
         self.rival = [n.name for n in rival.graph.nodes]
@@ -71,10 +73,10 @@ class CollectiveOrder(Moment):
 
     @traitlets.observe("order")
     def _moved(self, change: Any) -> None:
-        self.message = self._problem(change.new)
+        self.message = self.problem(change.new)
         self.figures = {} if self.message else self.measure(change.new)
 
-    def _problem(self, order: Sequence[str]) -> str:
+    def problem(self, order: Sequence[str]) -> str:
         """Why no stage could take this order, in the words of the check that says so."""
         if problem := difference(order, self._graph):
             return problem

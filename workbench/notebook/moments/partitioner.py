@@ -42,7 +42,7 @@ class Partitioner(Moment):
             raise WorkbenchError(f"the joint graph has no node {unknown[0]!r}: print(joint) lists its nodes")
         if len(names) > MOST:
             raise WorkbenchError(f"{len(names)} tensors make {2 ** len(names):,} cuts: name at most {MOST}")
-        self._joint, self._names = joint, dict(names)
+        self._joint, self.names = joint, dict(names)
         cost = Costs(joint)
         self.cuts = {kept: cost.of(cut_by_hand(joint, dict.fromkeys(names, False) | dict.fromkeys(kept, True)))
                      for kept in _choices(names)}
@@ -53,17 +53,17 @@ class Partitioner(Moment):
             "cuts": [[list(kept), *found] for kept, found in self.cuts.items()], "marked": marked,
             "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=list(names))
         back = Button(description="save all")
-        back.on_click(lambda _: setattr(self, "saved", list(self._names)))
+        back.on_click(lambda _: setattr(self, "saved", list(self.names)))
         self.add(self.link("reveal", Checkbox(description="reveal torch's cuts and the budget's curve", indent=False)),
                  back)
 
     @traitlets.observe("saved")
     def _chosen(self, change: Any) -> None:
-        if unknown := [name for name in change.new if name not in self._names]:
+        if unknown := [name for name in change.new if name not in self.names]:
             self.message, self.figures = (f"{unknown[0]!r} is none of the tensors that can be saved: "
-                                          f"{', '.join(self._names)}"), {}
+                                          f"{', '.join(self.names)}"), {}
             return
-        kept = tuple(name for name in self._names if name in change.new)
+        kept = tuple(name for name in self.names if name in change.new)
         self.message, self.figures = "", dict(zip(("bytes saved", "FLOP again"), self.cuts[kept], strict=True))
 
     def picture(self) -> Picture:
@@ -73,7 +73,7 @@ class Partitioner(Moment):
         gm = self._joint.graph
         at, arrows = places(gm, roots(gm))
         place = {node: i for i, node in enumerate(at)}
-        return {"boxes": [[n.name, self._names.get(n.name, ""), x, y, own_bytes(n), n.op == "placeholder"]
+        return {"boxes": [[n.name, self.names.get(n.name, ""), x, y, own_bytes(n), n.op == "placeholder"]
                           for n, (x, y) in at.items()],
                 "arrows": [[place[a], place[b]] for a, b in arrows]}
 

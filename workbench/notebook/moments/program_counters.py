@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -20,6 +20,66 @@ State = tuple[tuple[str, ...], ...]
 """For each rank, the axes over which it has launched its all-reduce, in its order."""
 
 
+class Rules:
+    """Which launches a mesh of two axes allows, and who waits after them."""
+
+    def __init__(self, mesh: Mapping[str, int]):
+        self.axes, self.size = tuple(mesh), prod(mesh.values())
+        self.groups = {axis: _groups(mesh, axis) for axis in mesh}
+
+    def waiting(self, state: State) -> list[int]:
+        """The ranks whose last all-reduce some member of its group has not launched."""
+        return [rank for rank, own in enumerate(state)
+                if own and any(own[-1] not in state[member] for member in self.group(rank, own[-1]))]
+
+    def group(self, rank: int, axis: str) -> list[int]:
+        """The ranks that all-reduce over this axis together with `rank`."""
+        return next(group for group in self.groups[axis] if rank in group)
+
+    def problem(self, state: State, click: str) -> str:
+        """Why this launch is not possible, or ""."""
+        rank, axis = _read(click)
+        if rank not in range(self.size) or axis not in self.axes:
+            return (f"{click!r} is no launch: write 'RANK: AXIS', with a rank from 0 to {self.size - 1} and one of "
+                    f"{', '.join(self.axes)}")
+        if axis in state[rank]:
+            return f"rank {rank} has launched its all-reduce over {axis} already"
+        if rank in self.waiting(state):
+            return f"rank {rank} waits in its all-reduce over {state[rank][-1]}: it cannot launch another one"
+        return ""
+
+    def after(self, clicks: Sequence[str]) -> State:
+        """The state after these launches. WorkbenchError for one that is not possible."""
+        state: State = ((),) * self.size
+        for click in clicks:
+            if problem := self.problem(state, click):
+                raise WorkbenchError(problem)
+            state = _after(state, *_read(click))
+        return state
+
+    def moves(self, state: State) -> Iterator[State]:
+        """The states after one launch more."""
+        waits = self.waiting(state)
+        for rank, own in enumerate(state):
+            if rank not in waits:
+                yield from (_after(state, rank, axis) for axis in self.axes if axis not in own)
+
+    def stuck(self, state: State) -> bool:
+        """Somebody waits, and no rank can launch anything."""
+        return bool(self.waiting(state)) and not any(True for _ in self.moves(state))
+
+    def reachable(self) -> list[State]:
+        """All states that launches lead to."""
+        found: dict[State, None] = {((),) * self.size: None}
+        todo = list(found)
+        while todo:
+            for after in self.moves(todo.pop()):
+                if after not in found:
+                    found[after] = None
+                    todo.append(after)
+        return sorted(found)
+
+
 class ProgramCounters(Moment):
     """Ranks of a mesh of two axes. Each has one all-reduce over each axis to launch, in the order of the clicks.
 
@@ -35,15 +95,15 @@ class ProgramCounters(Moment):
         if len(mesh) != 2 or size > MOST:
             raise WorkbenchError(f"{size} ranks on {dict(mesh)}: the view takes a mesh of two axes and at most {MOST} "
                                  "ranks")
-        self.axes, self.size = tuple(mesh), size
-        self.groups = {axis: _groups(mesh, axis) for axis in mesh}
-        self.states = {state: self.waiting(state) for state in self._reachable()}
+        self.rules = Rules(mesh)
+        self.axes, self.size = self.rules.axes, size
+        self.states = {state: self.rules.waiting(state) for state in self.rules.reachable()}
         self.reports: dict[State, RankError] = {}
         for state in self.states:
-            if self._stuck(state):
+            if self.rules.stuck(state):
                 self.reports[state] = self._recorded(state, record)
         super().__init__("counters", "which rank goes next", {
-            "axes": self.axes, "size": size, "groups": self.groups,
+            "axes": self.axes, "size": size, "groups": self.rules.groups,
             "states": {_key(state): waits for state, waits in self.states.items()},
             "reports": {_key(state): report(error) for state, error in self.reports.items()}})
         self.figures = self._figures(((),) * size)
@@ -51,41 +111,16 @@ class ProgramCounters(Moment):
         back.on_click(lambda _: setattr(self, "launched", []))
         self.add(back)
 
-    def waiting(self, state: State) -> list[int]:
-        """The ranks whose last all-reduce some member of its group has not launched."""
-        return [rank for rank, own in enumerate(state)
-                if own and any(own[-1] not in state[member] for member in self.group(rank, own[-1]))]
-
-    def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that all-reduce over this axis together with `rank`."""
-        return next(group for group in self.groups[axis] if rank in group)
-
     def picture(self) -> Picture:
         """What a reader sees where no script runs: a recorded deadlock."""
         return lanes(next(iter(self.reports.values())))
 
     @traitlets.observe("launched")
     def _clicked(self, change: Any) -> None:
-        state: State = ((),) * self.size
-        for click in change.new:
-            self.message = self._problem(state, click)
-            if self.message:
-                self.figures = {}
-                return
-            rank, axis = _read(click)
-            state = _after(state, rank, axis)
-        self.message, self.figures = "", self._figures(state)
-
-    def _problem(self, state: State, click: str) -> str:
-        rank, axis = _read(click)
-        if rank not in range(self.size) or axis not in self.axes:
-            return (f"{click!r} is no launch: write 'RANK: AXIS', with a rank from 0 to {self.size - 1} and one of "
-                    f"{', '.join(self.axes)}")
-        if axis in state[rank]:
-            return f"rank {rank} has launched its all-reduce over {axis} already"
-        if rank in self.waiting(state):
-            return f"rank {rank} waits in its all-reduce over {state[rank][-1]}: it cannot launch another one"
-        return ""
+        try:
+            self.message, self.figures = "", self._figures(self.rules.after(change.new))
+        except WorkbenchError as refused:
+            self.message, self.figures = str(refused), {}
 
     def _figures(self, state: State) -> dict[str, int]:
         waits = self.states[state]
@@ -93,25 +128,6 @@ class ProgramCounters(Moment):
                 "ranks that returned": sum(len(own) == len(self.axes) and rank not in waits
                                            for rank, own in enumerate(state)),
                 "deadlock": int(state in self.reports)}
-
-    def _moves(self, state: State) -> Iterator[State]:
-        waits = self.waiting(state)
-        for rank, own in enumerate(state):
-            if rank not in waits:
-                yield from (_after(state, rank, axis) for axis in self.axes if axis not in own)
-
-    def _stuck(self, state: State) -> bool:
-        return bool(self.states[state]) and not any(True for _ in self._moves(state))
-
-    def _reachable(self) -> list[State]:
-        found: dict[State, None] = {((),) * self.size: None}
-        todo = list(found)
-        while todo:
-            for after in self._moves(todo.pop()):
-                if after not in found:
-                    found[after] = None
-                    todo.append(after)
-        return sorted(found)
 
     def _recorded(self, state: State, record: Callable[[dict[int, list[str]]], RankError | None]) -> RankError:
         order = {rank: [*own, *(axis for axis in self.axes if axis not in own)] for rank, own in enumerate(state)}
