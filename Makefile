@@ -43,13 +43,12 @@ small: venv
 
 check: lint tests ## linter, types and tests: no notebooks
 
-test: ## everything that CI checks
+test: ## linter, types, tests and notebooks: what to run before a commit
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory notebooks
-	@$(MAKE) --no-print-directory small
 
-test-all: test ## and what takes long
+test-all: test small ## and what takes long
 	@$(BIN)/pytest tests -m slow $(TWO)
 
 test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.11.0

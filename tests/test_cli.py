@@ -104,6 +104,11 @@ BAD = {
     "json": (["tour", "--json", "/nowhere/r.json"], "--json /nowhere/r.json: the folder /nowhere does not exist: "
              "make it first"),
     "dump": (["tour", "--dump", __file__], f"--dump {__file__}: is a file: give a folder"),
+    "checkpoints": (["llama3_fsdp", *SMALL, "--checkpoints", __file__], f"checkpoints {__file__}: is a file: give a "
+                    "folder"),
+    "save every": (["llama3_fsdp", "--save-every", "2"], "--save-every 2: give --checkpoints DIR too"),
+    "fake": (["llama3_fsdp", "--world", "fake", "--checkpoints", "x"], "checkpoints x: a fake world trains nothing: "
+             "take world gloo or nccl"),
     "data": (["llama3_fsdp", *SMALL, "data.path=/nowhere"], "data.path '/nowhere' does not exist: give a folder of "
              "text files, or leave it out for the sources of Python's standard library"),
 }
@@ -134,6 +139,8 @@ def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys
 
 @pytest.mark.parametrize(("command", "says"), [
     (["run", "llama3", "--timeout", "abc"], "argument --timeout: must be a number of seconds above 0, not 'abc'"),
+    (["run", "llama3", "--save-every", "0"], "argument --save-every: must be a whole number, 1 or more, not '0'"),
+    (["run", "llama3", "--save-every", "-1"], "argument --save-every: must be a whole number, 1 or more, not '-1'"),
     (["course", "--jobs", "x"], "argument --jobs: must be a whole number, 1 or more, not 'x'"),
     (["run", "tour", "--set", "mesh.tp"], "argument --set: mesh.tp: write KEY=VALUE, such as mesh.tp=2; "),
     (["run", "--set", "mesh.tp=2", "tour"], "tour: write KEY=VALUE, such as mesh.tp=2; put an argument without ="),

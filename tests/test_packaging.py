@@ -118,17 +118,17 @@ def test_project() -> None:
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_ci_runs_exactly_make_test() -> None:
+def test_ci_runs_make_test_and_the_small_course() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make")] == ["make test"]
+    assert [line for line in lines if line.startswith("make")] == ["make test", "make small"]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_make_test_checks_everything() -> None:
-    plan = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    steps = ("ruff check", "mypy", "pytest tests", "pytest --nbval ", "course --profile small")
+def test_make_test_all_checks_everything() -> None:
+    plan = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    steps = ("ruff check", "mypy", "pytest tests", "pytest --nbval ", "course --profile small", "-m slow")
     order = [plan.index(step) for step in steps]
     assert order == sorted(order)
     assert "--nbval-lax" not in plan

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from workbench.authoring.families import register_model
     from workbench.authoring.models.causal_lm import CausalLM
     from workbench.authoring.plans import ParallelPlan
+    from workbench.authoring.write_weights import save_weights
     from workbench.checks.bisect import Bisection
     from workbench.checks.verdicts import Outcome, Verdict
     from workbench.errors import WorkbenchError
@@ -85,6 +86,7 @@ _HOMES = {
     "authoring.models.causal_lm": ("CausalLM",),
     "authoring.families": ("register_model",),
     "authoring.plans": ("ParallelPlan",),
+    "authoring.write_weights": ("save_weights",),
     "authoring.author": ("Authored", "author", "author_module"),
     "notebook.recorded_figures": ("Figures", "on_gpus"),
     "graph.partition": ("ForwardBackward", "partition"),

@@ -96,11 +96,13 @@ def _run(args: argparse.Namespace) -> int:
     writable(args.json)
     if args.dump is not None and args.dump.exists() and not args.dump.is_dir():
         raise WorkbenchError(f"--dump {args.dump}: is a file: give a folder")
+    if args.save_every is not None and args.checkpoints is None:
+        raise WorkbenchError(f"--save-every {args.save_every}: give --checkpoints DIR too")
     require_torch()
     from workbench.pipeline.run import run
 
     report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, dump=args.dump,
-                 progress=sys.stderr.isatty())
+                 checkpoints=args.checkpoints, save_every=args.save_every, progress=sys.stderr.isatty())
     if not _first_rank():
         return PASSED if report.ok else FAILED
     report = replace(report, command=shlex.join(["workbench", *args.line]))

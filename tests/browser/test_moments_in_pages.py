@@ -9,8 +9,7 @@ import pytest
 from jupyter import run_all, write_notebook
 from playwright.sync_api import ElementHandle, Page
 from test_pages_without_kernel import STATE, executed, nbconvert
-
-from workbench.notebook.moments.moment import unpacked
+from unpacked import unpacked
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 CELLS = (

@@ -160,7 +160,7 @@ def test_a_batch_of_ones_own(authored):
     assert shapes == [(3, 8), (3, 8)]
 
 
-@pytest.mark.parametrize("dispatch", ["", "capacity"])
+@pytest.mark.parametrize("dispatch", ["", pytest.param("capacity", marks=pytest.mark.slow)])
 def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch, dispatch):
     """Names, arguments, values and the memory under them, traced with the cache and without."""
     recipe = small(FSDP_TP)

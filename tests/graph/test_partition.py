@@ -13,8 +13,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
 from workbench.graph.lower import compile_step
-from workbench.graph.partition import output_nodes, partition, saved_nodes
-from workbench.graph.read.nodes import module_path, provenance
+from workbench.graph.partition import partition, saved_nodes
+from workbench.graph.read.nodes import module_path, output_values, provenance
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
@@ -38,7 +38,7 @@ def test_what_is_saved_is_what_the_backward_takes(pair):
     for a, b in zip(saved, taken, strict=True):
         x, y = a.meta["val"], b.meta["val"]
         assert not isinstance(x, torch.Tensor) or (x.shape, x.dtype) == (y.shape, y.dtype)
-    assert len(output_nodes(pair.forward)) == 1 + len(saved)
+    assert len(output_values(pair.forward)) == 1 + len(saved)
     assert pair.facts.results == 1
 
 

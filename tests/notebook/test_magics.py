@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 import pytest
 import torch
 from IPython.core.completer import CompletionContext, provisionalcompleter
@@ -10,6 +12,7 @@ from IPython.utils.capture import capture_output
 
 from workbench.notebook.draw.picture import Table
 from workbench.notebook.draw.rank_values import RankValues
+from workbench.world.cells import SHOWN, compiled
 from workbench.world.ranks import RankError
 
 pytestmark = pytest.mark.ranks
@@ -256,3 +259,11 @@ found.function(None, None, options=None), found.contract.changes, find_family("o
     finally:
         CONTRACTS.pop("of_a_cell"), registry._PASSES.pop("of_a_cell")
         del families._FAMILIES["of_a_cell"], SIZES["of_a_cell"]
+
+
+def test_old_cells_leave_nothing_in_the_cache_of_lines():
+    names = [f"a test's cell {i}" for i in range(SHOWN + 2)]
+    for name in names:
+        compiled("1 / 0", name)
+    assert [name in linecache.cache for name in names] == [False, False, *[True] * SHOWN]
+    assert linecache.getline(names[-1], 2) == "1 / 0"

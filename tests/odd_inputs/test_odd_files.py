@@ -64,8 +64,8 @@ def test_a_calibration_is_a_device_or_is_refused(examples: int, tmp_path: Path) 
         path.write_bytes(text)
         device = refused(lambda: measured_spec("machine", load_profile(path)), "machine")
         if device is not None:
-            times = [device.product_ms(2e9, 1024, 1000, torch.bfloat16, 0.75), device.moving_ms(12_345.0),
-                     device.attention_ms(1e9, 512, 64, True, torch.bfloat16, 0.75),
+            times = [device.product_ms(2e9, 1024, 1000, torch.bfloat16), device.moving_ms(12_345.0),
+                     device.attention_ms(1e9, 512, 64, True, torch.bfloat16),
                      device.sending_ms("all_gather", 2, 9)]
             assert all(0 < ms < float("inf") for ms in times) and device.trust
 

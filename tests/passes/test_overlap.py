@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from workbench import (
     author,
     build,
     capture,
+    fake_world,
     load_recipe,
     partition,
     register_pass,
@@ -31,7 +33,7 @@ from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of, simulate
 from workbench.passes.full_inductor_compilation import InductorOptions
-from workbench.passes.full_inductor_compilation.transform import full_inductor_compilation
+from workbench.passes.full_inductor_compilation import transform as inductor
 from workbench.passes.overlap_collectives import OverlapOptions, transform
 from workbench.world.mesh import current_world
 
@@ -191,7 +193,7 @@ def waits_up(gm, example_inputs, *, options):
         begun, wait = (next(n for n in gm.graph.nodes if n.name == name) for name in (c.node, c.wait))
         begun.append(wait)
     gm.recompile()
-    return full_inductor_compilation(gm, example_inputs, options=InductorOptions())
+    return inductor.full_inductor_compilation(gm, example_inputs, options=InductorOptions())
 
 
 def lowered(world, order, lowering):
@@ -228,3 +230,17 @@ def test_what_this_pass_hides_stays_hidden_in_inductors_code(fake4):
     placed, kept, _ = lowered(fake4, OVERLAP, "full_inductor_compilation")
     assert placed.outcome is Outcome.PASS and kept.verdict("order").outcome is Outcome.PASS
     assert kept.verdict("order").evidence["hidden"] > 5
+
+
+@pytest.mark.parametrize("anything_fuses", [False, True])
+def test_no_fusion_delays_a_gradients_collective_behind_later_products(anything_fuses, monkeypatch):
+    """In a whole step of one layer, the sums of all norms' gradients read alike enough to become one late kernel."""
+    if anything_fuses:
+        monkeypatch.setattr(inductor, "kept_fusions", nullcontext)
+    recipe = load_recipe("llama3_whole_step").override({
+        "mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 1, "strict": False,
+        "passes": [OVERLAP, "full_inductor_compilation"]})
+    with config.patch(force_disable_caches=True), fake_world(2) as world:
+        found = build(recipe, world).records[-1].verdict("order")
+    assert found.outcome is (Outcome.FAIL if anything_fuses else Outcome.PASS)
+    assert found.evidence["hidden"] > 5 and bool(found.evidence["lost"]) is anything_fuses

@@ -106,6 +106,7 @@ def test_bad_input_before_anything_runs(tmp_path: Path, processes, capsys: pytes
     assert not processes
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_run_that_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workbench", "matrix", "llama3_fsdp", "--world", "gloo", "--out", str(tmp_path)]
     whole = subprocess.Popen(command, stderr=subprocess.DEVNULL)

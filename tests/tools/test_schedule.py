@@ -121,6 +121,7 @@ def test_bad_ranks(ranks, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_the_command_with_a_pass_that_branches_on_the_rank(capsys):
     command = ["schedule", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=2", "model.n_layers=1"]
     with user_pass("swap", swap_on_rank_1, stage="partitioned"):

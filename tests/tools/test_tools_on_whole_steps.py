@@ -17,6 +17,7 @@ def recipe(**changes):
     return small({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)).override({"training.step": "whole", **changes})
 
 
+@pytest.mark.slow
 def test_a_schedule_has_the_norm_s_reduction_too():
     pair, whole = (compare_schedules(recipe(**{"training.step": step}), [0, 1]).verdict for step in ("pair", "whole"))
     assert pair.outcome == whole.outcome == "PASS"

@@ -9,7 +9,7 @@ import torch
 
 from workbench import WorkbenchError
 from workbench.torch_api.devices.profile import MACHINES, _along, _between, device_spec, load_profile
-from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
+from workbench.torch_api.devices.specs import DEVICES, EFFICIENCY, DeviceSpec
 
 
 def profile(**changes):
@@ -42,10 +42,10 @@ def test_times_come_from_the_file_and_from_the_data_sheet_where_it_has_none(spec
     found, sheet = spec(), DEVICES["cpu"]
     assert found.name == "mine" and found.trust == "error unknown"
     flop = 2 * 64**3
-    assert found.product_ms(flop, 64, 64, torch.float32, 0.75) == pytest.approx(flop / 1e9)
-    assert found.product_ms(flop, 64, 64, torch.bfloat16, 0.75) == sheet.product_ms(flop, 64, 64, torch.bfloat16, 0.75)
-    assert found.attention_ms(4 * 8 * 128**2 * 64, 128, 64, False, torch.float32, 0.75) == pytest.approx(1.0)
-    assert found.attention_ms(10 * 8 * 128**2 * 64, 128, 64, True, torch.float32, 0.75) == pytest.approx(3.0)
+    assert found.product_ms(flop, 64, 64, torch.float32) == pytest.approx(flop / 1e9)
+    assert found.product_ms(flop, 64, 64, torch.bfloat16) == sheet.product_ms(flop, 64, 64, torch.bfloat16)
+    assert found.attention_ms(4 * 8 * 128**2 * 64, 128, 64, False, torch.float32) == pytest.approx(1.0)
+    assert found.attention_ms(10 * 8 * 128**2 * 64, 128, 64, True, torch.float32) == pytest.approx(3.0)
     assert found.moving_ms(2000) == pytest.approx(0.75)
     assert found.sending_ms("all_gather", 2, 200) == pytest.approx(0.3)
     assert found.sending_ms("all_reduce", 2, 200) == sheet.sending_ms("all_reduce", 2, 200)
@@ -58,7 +58,7 @@ def test_times_come_from_the_file_and_from_the_data_sheet_where_it_has_none(spec
 
 def test_between_the_measured_sizes_rates_change_gradually(spec):
     found = spec()
-    rates = [2 * n**3 / found.product_ms(2 * n**3, n, n, torch.float32, 0.75) for n in (64, 128, 256, 999)]
+    rates = [2 * n**3 / found.product_ms(2 * n**3, n, n, torch.float32) for n in (64, 128, 256, 999)]
     assert rates == pytest.approx([1e9, rates[1], 2e9, 2e9]) and 1e9 < rates[1] < 2e9
     assert _between({(1, 1): 2.0, (4, 4): 8.0}, (2, 2)) == pytest.approx(4.0)  # two of four corners are unknown
     assert _between({(1, 1): 2.0, (4, 4): 8.0}, (1, 4)) in (2.0, 8.0)
@@ -92,5 +92,5 @@ def test_the_machines_of_the_package_can_be_read(path):
     found = device_spec(path.stem)
     assert isinstance(found, DeviceSpec) and known.machine["gpus"][0] == "NVIDIA H200" and known.errors
     large, sheet = 2 * 8192**3, DEVICES["h200"]
-    assert 0.5 < sheet.product_ms(large, 8192, 8192, torch.bfloat16, 1.0) / found.product_ms(
-        large, 8192, 8192, torch.bfloat16, 1.0) < 1.0  # below the data sheet's peak
+    at_the_peak = EFFICIENCY * sheet.product_ms(large, 8192, 8192, torch.bfloat16)
+    assert 0.5 < at_the_peak / found.product_ms(large, 8192, 8192, torch.bfloat16) < 1.0

@@ -1,12 +1,27 @@
-"""What a traced forward assigns: noted for buffers, numbers and texts, and not where a tensor is written in place."""
+"""What a traced forward changes in Python: noted, and not where a tensor is written in place."""
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import OrderedDict, deque
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from workbench.torch_api.side_effects import SideEffect, noted_side_effects
+
+SEEN, CALLS = [], 0
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
 
 
 class Net(nn.Module):
@@ -16,7 +31,10 @@ class Net(nn.Module):
         self.inner.register_buffer("mean", torch.zeros(4))
         self.inner.register_buffer("other", torch.ones(4))
         self.inner.calls, self.inner.seen, self.inner.counts, self.step = 0, [], [0], step
-        self.inner.by_name, self.inner.before = {}, None
+        self.inner.by_name, self.inner.before, self.inner.weight = {}, None, nn.Parameter(torch.ones(4))
+        self.inner.ordered, self.inner.recent, self.inner.numbers = OrderedDict(), deque(maxlen=2), set()
+        self.inner.count, self.inner.random, self.inner.counted = itertools.count(), random.Random(0), Counted()
+        self.inner.array = np.zeros(4)
 
     def forward(self, x):
         self.step(self.inner, x)
@@ -45,8 +63,72 @@ def writes_out(m, x):
 
 
 def keeps(m, x):
-    m.seen.append(x)
     m.last = x
+    m.fresh = [x]
+
+
+def appends(m, x):
+    m.seen.append(x)
+
+
+def empties(m, x):
+    m.seen.append(x)
+    m.seen.clear()
+
+
+def remembers_keys(m, x):
+    m.ordered[len(m.ordered)] = x
+
+
+def shifts(m, x):
+    m.recent.append(x)
+
+
+def adds(m, x):
+    m.numbers.add(1)
+
+
+def takes(m, x):
+    next(m.count)
+
+
+def draws(m, x):
+    m.random.random()
+
+
+def calls(m, x):
+    m.counted()
+
+
+def changes_a_global(m, x):
+    SEEN.append(x)
+
+
+def counts_in_a_global(m, x):
+    global CALLS
+    CALLS += 1
+
+
+def adds_to_an_array(m, x):
+    m.array = m.array + 1
+
+
+def writes_to_an_array(m, x):
+    m.array[0] += 1
+
+
+def asks_and_keeps(m, x):
+    if not hasattr(m, "later"):
+        m.later = x
+
+
+def reads_a_gradient(m, x):
+    if m.weight.grad is None:
+        m.last = x
+
+
+def sets_what_it_is(m, x):
+    m.calls = 0
 
 
 def counts_in_a_list(m, x):
@@ -66,13 +148,25 @@ def reads_the_last(m, x):
     m.before = x
 
 
+CHANGES = {
+    counts_in_a_list: "counts", counts_by_name: "by_name", appends: "seen", remembers_keys: "ordered", shifts: "recent",
+    adds: "numbers", takes: "count", draws: "random", calls: "counted",
+    writes_to_an_array: "array",
+}
+
+
 @pytest.mark.parametrize(("step", "found"), [
-    (counts_in_a_list, SideEffect("inner", "counts", False)), (counts_by_name, SideEffect("inner", "by_name", False)),
-    (registers, SideEffect("inner", "late", True)), (reads_the_last, SideEffect("inner", "before", False)),
-    (rebinds, SideEffect("inner", "mean", True)), (counts, SideEffect("inner", "calls", False)),
-    (names, SideEffect("inner", "last", False)), (writes, None), (writes_out, None), (keeps, None),
+    *[(step, SideEffect("inner", name, "contents")) for step, name in CHANGES.items()],
+    (registers, SideEffect("inner", "late", "buffer")), (reads_the_last, SideEffect("inner", "before", "attribute")),
+    (rebinds, SideEffect("inner", "mean", "buffer")), (counts, SideEffect("inner", "calls", "attribute")),
+    (names, SideEffect("inner", "last", "attribute")), (adds_to_an_array, SideEffect("inner", "array", "attribute")),
+    (asks_and_keeps, SideEffect("inner", "later", "attribute")),
+    (reads_a_gradient, SideEffect("", "grad", "gradient")),
+    (changes_a_global, SideEffect("", "SEEN", "outside")),
+    (counts_in_a_global, SideEffect("", "CALLS", "outside")),
+    (writes, None), (writes_out, None), (keeps, None), (empties, None), (sets_what_it_is, None),
 ])
-def test_what_a_forward_assigns(step, found):
+def test_what_a_forward_changes(step, found):
     torch._dynamo.reset()
     with noted_side_effects() as effects:
         torch._dynamo.functional_export.dynamo_graph_capture_for_export(Net(step))(torch.ones(4))

@@ -110,6 +110,7 @@ def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
         book.pids = book.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_restart_of_the_kernel(notebook, row, backend, n):
     book = notebook(backend, n)

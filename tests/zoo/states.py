@@ -64,13 +64,13 @@ def _registered_late(m: Any, x: Tensor) -> Tensor:
 
 
 SHARDED = "it reads a sharded parameter outside of the module that holds it: call that module"
+HOLDS = "module body changes what its attribute 'counts' holds in its forward, which the compiled step would not do"
 ASSIGNS = "module body assigns its {} in its forward, which the compiled step would not do"
 written("a moving average of a weight", _average_of_a_weight, shadow=lambda: torch.zeros(DIM, DIM), cut_refused=SHARDED)
 written("a moving average in place", _average, mean=lambda: torch.zeros(DIM))
 written("the last step's activation", _last, seen=lambda: None, refused=ASSIGNS.format("attribute 'seen'"))
-written("a counter in a list", _counted_in_a_list, counts=lambda: [0], refused=ASSIGNS.format("attribute 'counts'"))
-written("a counter in a dictionary", _counted_in_a_dictionary, counts=dict,
-        refused=ASSIGNS.format("attribute 'counts'"))
+written("a counter in a list", _counted_in_a_list, counts=lambda: [0], refused=HOLDS)
+written("a counter in a dictionary", _counted_in_a_dictionary, counts=dict, refused=HOLDS)
 written("a buffer of the forward", _registered_late, refused=ASSIGNS.format("buffer 'late'"))
 odd("a tensor that is no buffer", refused="it writes into a tensor that is no buffer: give it to register_buffer")(
     changed(lambda m: object.__setattr__(m, "state", torch.zeros(())), lambda m, x: x * m.state.add_(1)))

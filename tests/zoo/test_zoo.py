@@ -13,11 +13,13 @@ from torch.distributed.tensor import DTensor
 
 from workbench import author_module, capture, compile_step, current_world, partition, run_joint
 from workbench.authoring.plans import ParallelPlan
+from workbench.authoring.simple_fsdp import Precision
 from workbench.errors import WorkbenchError
-from zoo import families, states  # noqa: F401 (they fill the zoo)
+from zoo import families, memories, operators, states  # noqa: F401 (they fill the zoo)
 from zoo.models import DIM, SEQ, VOCAB, ZOO, Odd
 
 STEPS, BATCH = 3, 2
+CLOSE, CLOSE_DOUBLE = {"rtol": 2e-5, "atol": 1e-6}, {"rtol": 1e-10, "atol": 1e-11}
 MESHES = {"dp_shard": {"dp_shard": 2}, "tp": {"tp": 2}, "dp_shard x tp": {"dp_shard": 2, "tp": 2}}
 
 pytestmark = [pytest.mark.integration, pytest.mark.ranks]
@@ -43,7 +45,8 @@ def cut_of(module: nn.Module) -> ParallelPlan | None:
 
 def made(odd: Odd) -> nn.Module:
     torch.manual_seed(0)
-    return Loss(odd.make())
+    loss = Loss(odd.make())
+    return loss.double() if odd.double else loss
 
 
 def batch(odd: Odd, step: int, row: int) -> Tensor:
@@ -51,7 +54,7 @@ def batch(odd: Odd, step: int, row: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 * step + row)
     if odd.tokens:
         return torch.randint(VOCAB, (BATCH, SEQ), generator=generator)
-    return torch.randn(BATCH, SEQ, DIM, generator=generator)
+    return torch.randn(BATCH, SEQ, DIM, generator=generator, dtype=torch.float64 if odd.double else torch.float32)
 
 
 def whole(value: Tensor) -> Tensor:
@@ -88,7 +91,8 @@ def tried(name: str, axes: dict[str, int], broken: bool = False) -> tuple[str, s
     module = made(odd)
     try:
         plan = cut_of(module) if "tp" in axes else None
-        authored = author_module(module, world, mesh, plan, batch=lambda: (batch(odd, 0, row),))
+        precision = Precision(torch.float64, torch.float64) if odd.double else None
+        authored = author_module(module, world, mesh, plan, precision=precision, batch=lambda: (batch(odd, 0, row),))
         with capture(authored) as joint:
             if rows > 1:
                 run_joint(joint, ["reshard_after_forward"])
@@ -103,7 +107,7 @@ def tried(name: str, axes: dict[str, int], broken: bool = False) -> tuple[str, s
     for key, value in theirs.items():
         if key not in ours:
             return "differs", f"{key} is gone"
-        if not torch.allclose(ours[key].to(value.dtype), value, rtol=2e-5, atol=1e-6):
+        if not torch.allclose(ours[key].to(value.dtype), value, **(CLOSE_DOUBLE if odd.double else CLOSE)):
             return "differs", f"{key}: {(ours[key] - value).abs().max():.2e} apart"
     return ("differs", f"{set(ours) - set(theirs)} are new") if set(ours) - set(theirs) else ("equal", "")
 
@@ -156,5 +160,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 150 and len(CUTTABLE) >= 120
+    assert len(ZOO) >= 190 and len(CUTTABLE) >= 190
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["dp_shard"], True)] == ["differs"] * 2

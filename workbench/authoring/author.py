@@ -21,6 +21,7 @@ from workbench.authoring.materialise import (
     whole_parameter,
 )
 from workbench.authoring.plans import AuthoringError, ParallelPlan, expand_units, matching
+from workbench.authoring.read_weights import Stored, stored_weights
 from workbench.authoring.shardable import require_shardable
 from workbench.authoring.simple_fsdp import Gather, Precision, parametrise
 from workbench.authoring.tensor_parallel import apply_tensor_plan
@@ -75,6 +76,7 @@ def author_module(
     initialise: Initialise = default_initialise,
     batch: Callable[[], tuple[Any, ...]] | None = None,
     expert_mesh: DeviceMesh | None = None,
+    weights: Mapping[str, Stored | torch.Tensor] | None = None,
 ) -> Authored:
     """Put any module on `mesh`: tensor parallelism by `plan`, then FSDP on every parameter. Changes `module`.
 
@@ -82,8 +84,9 @@ def author_module(
     parameter is initialised from (seed, name), so that every mesh starts from the same model, and buffers by a method
     `reset_buffers(device)`. The axes of `mesh` decide: dp_shard shards (as `fully_shard`), dp_replicate averages
     gradients (as `replicate`), both together are hybrid sharding, tp applies the plan. `expert_mesh`, with axes
-    dp_replicate, ep and ep_shard, holds the modules of `plan.experts`: see `World.expert_mesh`. AuthoringError where
-    plan, mesh and module do not fit.
+    dp_replicate, ep and ep_shard, holds the modules of `plan.experts`: see `World.expert_mesh`. weights: values of
+    parameters and buffers by name, which each rank reads its part of. AuthoringError where plan, mesh and module
+    do not fit.
     """
     plan, precision = plan or ParallelPlan(), precision or Precision()
     axes = axis_sizes(mesh)
@@ -92,11 +95,12 @@ def author_module(
     require_shardable(module, precision)
     experts = _expert_modules(module, plan, expert_mesh)
     buckets = expand_units(plan, [path for path, _ in module.named_modules()])
-    values = {
+    values: dict[str, Stored | torch.Tensor] = {
         name: tensor.detach()
         for name, tensor in (*module.named_parameters(), *module.named_buffers(remove_duplicate=False))
         if not tensor.is_meta
     }
+    values |= weights or {}
     first: dict[int, str] = {}
     owners = {  # a parameter that several modules share is known by its first name
         name: first.setdefault(id(param), name) for name, param in module.named_parameters(remove_duplicate=False)
@@ -140,7 +144,7 @@ def _store_parameters(
     precision: Precision,
     seed: int,
     initialise: Initialise,
-    values: Mapping[str, torch.Tensor],
+    values: Mapping[str, Stored | torch.Tensor],
     owners: Mapping[str, str],
 ) -> None:
     axes = axis_sizes(dense_mesh)
@@ -167,7 +171,7 @@ def _store_parameters(
             if layout.sharded and not layout.shape:
                 raise AuthoringError(f"parameter {full} has no dim that dp_shard could cut: give it the shape (1,)")
 
-            def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor:
+            def whole(layout: Layout = layout, dtype: torch.dtype = dtype) -> torch.Tensor | Stored:
                 return whole_parameter(layout, dtype, world.device, seed, initialise, values)
 
             if layout.name not in stored:
@@ -225,6 +229,7 @@ def author(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) ->
             world, mesh, sizes["vocab_size"], recipe.data.batch_per_rank, recipe.data.seq_len, recipe.data.seed
         ),
         expert_mesh=world.expert_mesh(spec) if plan.experts and spec.experts_apart else None,
+        weights=stored_weights(recipe, module) if recipe.model.weights is not None else None,
     )
     return replace(authored, recipe=recipe)
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workbench.authoring.plans import AuthoringError
+from workbench.authoring.read_weights import Stored
 from workbench.torch_api.distributed.dtensor import strided_shard
 from workbench.world.mesh import axis_sizes
 
@@ -91,7 +92,7 @@ class Layout:
     def _shard_bounds(self, shape: torch.Size, coordinate: Mapping[str, int]) -> tuple[int, int]:
         return part_bounds(shape[self.shard_dim], self.sizes[self.shard_axis], coordinate[self.shard_axis])
 
-    def local_part(self, whole: torch.Tensor, coordinate: Mapping[str, int]) -> torch.Tensor:
+    def local_part(self, whole: torch.Tensor | Stored, coordinate: Mapping[str, int]) -> torch.Tensor:
         """A copy of what the rank at `coordinate` holds of `whole`."""
         shape, bounds = self.cut_part(coordinate)
         part = whole if self.cut_dim is None else whole.narrow(self.cut_dim, *bounds)

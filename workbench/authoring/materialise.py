@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.authoring.layout import Layout
 from workbench.authoring.plans import AuthoringError
+from workbench.authoring.read_weights import Stored
 from workbench.torch_api.distributed.simulated import is_per_rank, make_per_rank, per_rank_values
 from workbench.world.mesh import World, coordinates
 
@@ -38,12 +40,13 @@ def whole_parameter(
     device: torch.device,
     seed: int,
     initialise: Initialise,
-    values: Mapping[str, torch.Tensor],
-) -> torch.Tensor:
-    """The unsharded parameter: from `values` by name, or initialised from a seed of its name."""
+    values: Mapping[str, Stored | torch.Tensor],
+) -> torch.Tensor | Stored:
+    """The unsharded parameter: from `values` by name, maybe still in a file, or drawn from a seed of its name."""
     if layout.name in values:
         value = values[layout.name]
-        value = per_rank_values(value)[0] if is_per_rank(value) else value
+        if isinstance(value, torch.Tensor) and is_per_rank(value):
+            value = per_rank_values(value)[0]
         return value.to(device=device, dtype=dtype)
     # always drawn in float32, so that float64 and float32 models start from the same numbers
     whole = torch.empty(layout.shape, dtype=torch.float32, device=device)
@@ -54,7 +57,8 @@ def whole_parameter(
 
 
 def stored_parameter(
-    layout: Layout, world: World, mesh: DeviceMesh | None, dtype: torch.dtype, whole: Callable[[], torch.Tensor]
+    layout: Layout, world: World, mesh: DeviceMesh | None, dtype: torch.dtype,
+    whole: Callable[[], torch.Tensor | Stored],
 ) -> nn.Parameter:
     """This rank's part as a parameter: a DTensor on `mesh`, or plain. A fake world does not call `whole`."""
     if world.fake_mode is not None:
@@ -75,7 +79,7 @@ def stored_parameter(
     return nn.Parameter(stored)
 
 
-def fill_buffers(module: nn.Module, world: World, values: Mapping[str, torch.Tensor]) -> None:
+def fill_buffers(module: nn.Module, world: World, values: Mapping[str, Any]) -> None:
     """Give buffers the values that the module was built with, or that its `reset_buffers(device)` computes.
 
     AuthoringError names a buffer that has neither.

@@ -11,9 +11,8 @@ from workbench.checks import collectives, lint
 from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import no_exit
-from workbench.graph.partition import output_nodes
 from workbench.graph.read.collectives import list_collectives
-from workbench.graph.read.nodes import lists_of_update, updates_of
+from workbench.graph.read.nodes import lists_of_update, output_values, updates_of
 from workbench.graph.step_graph import StepGraph
 from workbench.torch_api.aot import is_state
 from workbench.torch_api.ops import calls_of, written_inputs
@@ -43,7 +42,7 @@ def _updates(joined: StepGraph) -> list[str]:
     graph, problems = joined.graph.graph, []
     nodes = {node.name: node for node in graph.nodes}
     gradients = {nodes[gradient]: name for name, gradient in joined.gradients.items()}
-    norm = output_nodes(joined.graph)[1]
+    norm = output_values(joined.graph)[1]
     reached, todo = set(), [norm]
     while todo:
         node = todo.pop()

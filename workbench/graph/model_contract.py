@@ -18,7 +18,7 @@ from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
-from workbench.torch_api.refusals import place, reason, refused_module
+from workbench.torch_api.refusals import place, reason, refused_module, without_backward
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
@@ -30,7 +30,7 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     module without a recipe may return anything that its caller can call `backward` on.
     """
     problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph),
-                     _of_side_effects(graph), _of_writes(authored.module, graph))
+                     _of_operators(graph), _of_side_effects(graph), _of_writes(authored.module, graph))
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -41,6 +41,7 @@ def named(authored: Authored) -> str:
     return f"model {type(authored.module).__name__}{of}"
 
 
+_NO_BACKWARD = "operator {}, which has no backward: write one with torch.library.register_autograd"
 _REMEDIES = {
     r"mixed torch.Tensor and DTensor": (
         "it reads a sharded parameter outside of the module that holds it: call that module, or give it no style in "
@@ -59,6 +60,15 @@ _REMEDIES = {
     r"has been modified inplace": (
         "it writes into a parameter: write between the steps, and build an embedding without max_norm"),
 }
+_REMEDIES |= {
+    r"No module named 'triton'": "it calls a Triton kernel, and Triton is not installed: torch for GPUs brings it",
+    r"no fake impl registered for <CustomOpDef\(([\w:]+)\)>|unsupported operator: (\w+)\.(\w+)": (
+        "operator {} has no fake, which gives the shape of its result: write one with torch.library.register_fake"),
+    r"backward through (\w+)\.(\w+)\.\w+ but no autograd formula": _NO_BACKWARD,
+    r"Function GeneratedBackwardFor_(\w+)_defaultBackward returned an invalid gradient": (
+        "the gradient of operator {} has another shape than its input: give its fake the shape of its result, and its "
+        "backward that of its input"),
+}
 _OTHERWISE = "change that line, or do it outside of the captured module"
 
 
@@ -66,7 +76,8 @@ def not_captured(authored: Authored, error: Exception) -> str:
     """One sentence for what torch raised while it traced: the module, the line, why, and the remedy."""
     path, line, text = refused_module(authored.module, error), place(error), str(error)
     where = f"module {path}" if path else "it"
-    why = next((told for pattern, told in _REMEDIES.items() if re.search(pattern, text)), "")
+    why = next((told.format("::".join(filter(None, found.groups())))
+                for pattern, told in _REMEDIES.items() if (found := re.search(pattern, text))), "")
     return (f"{named(authored)}: {where} cannot be captured{f' at {line}' if line else ''}: "
             + (why or f"{type(error).__name__}: {reason(error)}: {_OTHERWISE}"))
 
@@ -120,13 +131,30 @@ def _of_norms(graph: GraphModule) -> Iterator[str]:
                    ".contiguous() on what goes into it")
 
 
+def _of_operators(graph: GraphModule) -> Iterator[str]:
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and (operator := without_backward(node)):
+            yield f"{_module(node, 'it')} calls " + _NO_BACKWARD.format(operator)
+
+
 def _of_side_effects(graph: GraphModule) -> Iterator[str]:
-    """Assignments in the forward that the compiled step would leave out."""
+    """What the forward does in Python, and the compiled step would not do."""
     for effect in graph.meta["side_effects"]:
-        where, what = f"module {effect.module}" if effect.module else "it", "buffer" if effect.buffer else "attribute"
-        remedy = "" if effect.buffer else "make it a buffer, and "
-        yield (f"{where} assigns its {what} {effect.attribute!r} in its forward, which the compiled step would not do: "
-               f"{remedy}write into it in place, with copy_, add_ or lerp_")
+        yield f"{f'module {effect.module}' if effect.module else 'it'} {_EFFECTS[effect.kind].format(effect.name)}"
+
+
+_IN_PLACE = "write into it in place, with copy_, add_ or lerp_"
+_EFFECTS = {
+    "buffer": f"assigns its buffer {{!r}} in its forward, which the compiled step would not do: {_IN_PLACE}",
+    "attribute": ("assigns its attribute {!r} in its forward, which the compiled step would not do: make it a buffer, "
+                  f"and {_IN_PLACE}"),
+    "contents": ("changes what its attribute {!r} holds in its forward, which the compiled step would not do: return "
+                 f"the new value, or make it a buffer, and {_IN_PLACE}"),
+    "outside": ("changes {!r}, which lies outside of the module, in its forward, which the compiled step would not do: "
+                f"return the new value, or make it a buffer, and {_IN_PLACE}"),
+    "gradient": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
+                 "steps"),
+}
 
 
 def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:

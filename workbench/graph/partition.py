@@ -15,6 +15,7 @@ from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
+from workbench.graph.read.nodes import output_values
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.regions import named_regions
@@ -70,7 +71,7 @@ class Partitioned:
         """Give both graphs the facts of the joint graph that they were cut from, and one StepFacts."""
         kept = [n.name for n in saved_nodes(*self.graphs)]
         taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
-        self.facts.results = len(output_nodes(self.forward)) - len(kept)
+        self.facts.results = len(output_values(self.forward)) - len(kept)
         self.facts.saved_order = tuple(map(kept.index, taken))
         # torch's CSE keeps one of equal nodes, whatever their regions: passes compare with what was there before
         self.facts.captured_regions = {part: sorted(names) for part, names in named_regions(joint).items()}
@@ -119,16 +120,9 @@ def _no_step(*_: Any) -> Any:
     raise WorkbenchError("this pair is for looking at: build its recipe for a step that runs")
 
 
-def output_nodes(graph: GraphModule) -> list[Any]:
-    """What the graph returns, flat: nodes, and constants such as None."""
-    outputs = graph.graph.output_node().args[0]
-    assert isinstance(outputs, list | tuple)
-    return list(outputs)
-
-
 def saved_nodes(forward: GraphModule, backward: GraphModule) -> list[Node]:
     """The forward's nodes that the backward receives, in the backward's order; tensors, sizes and meshes alike."""
-    order, outputs = saved_order(forward, backward), output_nodes(forward)
+    order, outputs = saved_order(forward, backward), output_values(forward)
     return [outputs[len(outputs) - len(order) + place] for place in order]
 
 

@@ -19,7 +19,8 @@ from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import title
 from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
-from workbench.graph.partition import ForwardBackward, output_nodes, saved_nodes
+from workbench.graph.partition import ForwardBackward, saved_nodes
+from workbench.graph.read.nodes import output_values
 from workbench.graph.update import Update, append_update, shards_of
 from workbench.torch_api import aot
 
@@ -146,7 +147,7 @@ def _ones(graph: Graph, tangent: Node) -> Node:
 
 def _gradients(backward: GraphModule, copied: dict[Node, Any]) -> dict[str, Node]:
     found = {}
-    for node, desc in zip(output_nodes(backward), backward.graph.output_node().meta["desc"], strict=True):
+    for node, desc in zip(output_values(backward), backward.graph.output_node().meta["desc"], strict=True):
         name = aot.gradient_of(desc)
         if name is not None and isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor):
             found[name] = copied[node]
@@ -169,7 +170,7 @@ def _results(pair: ForwardBackward, forward: GraphModule, graph: Graph, copied: 
     count = facts_of(forward).step.results
     descs = forward.graph.output_node().meta["desc"]
     losses = []
-    for node, desc in zip(output_nodes(forward)[:count], descs[:count], strict=True):
+    for node, desc in zip(output_values(forward)[:count], descs[:count], strict=True):
         name = aot.written_by(desc)
         if name is None:
             losses.append(node)

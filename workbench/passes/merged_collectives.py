@@ -9,6 +9,7 @@ from workbench.graph.gather_chains import gather_chains
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs
 from workbench.recipe.contracts import Options
+from workbench.recipe.wording import counted
 from workbench.torch_api.ops import calls_of, collective_kind
 
 
@@ -31,7 +32,7 @@ def _why_none(graphs: Graphs) -> str:
     if not gathers:
         sizes = facts_of(graphs[0]).group_sizes
         return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
-    return f"{gathers} gathers, each already alone in its bucket"
+    return f"{counted(gathers, 'gathered parameter')}, each already alone in its bucket"
 
 
 def without_region(gm: GraphModule, names: set[str]) -> GraphModule:

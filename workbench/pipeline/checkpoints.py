@@ -1,7 +1,7 @@
 """Checkpoints of a training run: written whole or not at all, and read onto any mesh.
 
-    folder/step_00000004/   parameters, buffers and optimizer by torch.distributed.checkpoint, a file of random state
-                            for each rank, and about.json, which is written last
+    folder/step_00000004/   parameters, buffers and optimizer by torch.distributed.checkpoint, rates.pt with learning
+                            rates and scheduler, a file of random state for each rank, and about.json, written last
     folder/.saving/         a checkpoint that is being written; renamed when it is complete
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,49 +16,50 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.author import Authored
 from workbench.errors import WorkbenchError
 from workbench.graph.update import STATE, scalar_dtype
 from workbench.graph.whole_step import WholeStep
 from workbench.recipe.recipe import Recipe
+from workbench.torch_api.determinism import random_state, set_random_state
 
-ABOUT, SAVING, FORMAT = "about.json", ".saving", 1
+ABOUT, RATES, SAVING, FORMAT = "about.json", "rates.pt", ".saving", 2
 
 
 class Checkpoints:
     """The checkpoints of one run in `folder`, which all ranks share. Every rank calls each method.
 
-    step: the WholeStep that trains, or None where `optimizer` steps by itself.
+    step: the WholeStep that trains, or None where `optimizer` steps by itself. scheduler: of the learning rate.
     """
 
     def __init__(self, folder: Path | str, authored: Authored, optimizer: torch.optim.Optimizer,
-                 step: WholeStep | None = None):
+                 step: WholeStep | None = None, scheduler: LRScheduler | None = None):
         self.folder, self.authored, self.optimizer, self.step = Path(folder).absolute(), authored, optimizer, step
+        self.scheduler = scheduler
         assert authored.recipe is not None
         self.recipe: Recipe = authored.recipe
-
-    def complete(self) -> list[Path]:
-        """The checkpoints that can be resumed from, oldest first."""
-        return sorted(self.folder.glob("step_*"))
 
     def resume(self) -> int:
         """Read the newest checkpoint, and return the number of steps it has taken: 0 where there is none.
 
         Raises WorkbenchError for a checkpoint of another model, or one that lost bytes.
         """
-        found = self.complete()
-        if not found:
+        steps, place = taken(self.folder, self.recipe), newest(self.folder)
+        if place is None:
             return 0
-        about = self._about(found[-1])
         state = self._state()
         try:
-            dcp.load(state, checkpoint_id=str(found[-1]), no_dist=not dist.is_initialized())
+            dcp.load(state, checkpoint_id=str(place), no_dist=not dist.is_initialized())
         except (Exception, dcp.CheckpointException) as error:  # what a damaged file raises is of many types
             said = str(error).strip().splitlines() or [type(error).__name__]
-            raise self._damaged(found[-1], f"torch.distributed.checkpoint cannot read it ({said[-1]})") from error
-        self._set_random(found[-1])
-        return int(about["steps"])
+            raise damaged(place, f"torch.distributed.checkpoint cannot read it ({said[-1]})") from error
+        self._set_rates(place)
+        mine = place / f"random_{self.authored.world.rank}.pt"
+        if mine.exists():  # on another number of ranks there may be no random numbers to go on with
+            set_random_state(_read(mine))
+        return steps
 
     def save(self, steps: int) -> Path:
         """Write a checkpoint after `steps` steps; earlier ones stay."""
@@ -70,9 +70,10 @@ class Checkpoints:
                 saving.mkdir(parents=True)
             self._barrier()
             dcp.save(self._state(), checkpoint_id=str(saving), no_dist=not dist.is_initialized())
-            torch.save(_random(), saving / f"random_{rank}.pt")
+            torch.save(random_state(), saving / f"random_{rank}.pt")
             self._barrier()
             if rank == 0:
+                torch.save(self._rates(), saving / RATES)
                 self._finish(saving, place, steps)
             self._barrier()
         except OSError as error:
@@ -85,39 +86,13 @@ class Checkpoints:
         for file in sorted(saving.iterdir()):
             sizes[file.name] = file.stat().st_size
             _sync(file)
-        about = {"format": FORMAT, "steps": steps, "model": _model(self.recipe), "ranks": self.authored.world.size,
+        about = {"format": FORMAT, "steps": steps, **_settings(self.recipe), "ranks": self.authored.world.size,
                  "bytes": sizes}
         (saving / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         _sync(saving / ABOUT)
         shutil.rmtree(place, ignore_errors=True)
         saving.rename(place)
         _sync(self.folder)
-
-    def _about(self, place: Path) -> dict[str, Any]:
-        try:
-            about: dict[str, Any] = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise self._damaged(place, f"it is half written: {ABOUT} is missing") from None
-        except ValueError:
-            raise self._damaged(place, f"{ABOUT} is no JSON") from None
-        if about.get("format") != FORMAT:
-            raise WorkbenchError(f"checkpoint {place}: it has format {about.get('format')}, and this workbench reads "
-                                 f"{FORMAT}: read it with the workbench that wrote it")
-        mine = _model(self.recipe)
-        for key in [*mine, *about["model"]]:
-            there, here = about["model"].get(key), mine.get(key)
-            if there != here:
-                raise WorkbenchError(f"checkpoint {place}: it is of another model: model.{key} is {there!r} there and "
-                                     f"{here!r} in recipe {self.recipe.name!r}: take its recipe, or another folder")
-        for name, size in about["bytes"].items():
-            have = (place / name).stat().st_size if (place / name).exists() else 0
-            if have != size:
-                raise self._damaged(place, f"{name} has {have:,} bytes, and {size:,} were written")
-        return about
-
-    def _damaged(self, place: Path, what: str) -> WorkbenchError:
-        return WorkbenchError(f"checkpoint {place}: {what}: delete this folder, and training resumes from the "
-                              "checkpoint before")
 
     def _state(self) -> dict[str, Any]:
         """What is saved, by name; `dcp.load` writes into these tensors in place."""
@@ -138,29 +113,134 @@ class Checkpoints:
             found |= {f"optimizer.{name}.{key}": state[key] for key in ("step", *STATE)}
         return found
 
-    def _set_random(self, place: Path) -> None:
-        """Each rank goes on with its own random numbers; on another number of ranks there are none to go on with."""
-        file = place / f"random_{self.authored.world.rank}.pt"
-        if not file.exists():
-            return
-        state = torch.load(file, weights_only=True)
-        torch.set_rng_state(state["torch"])
-        random.setstate(state["python"])
-        if state["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
+    def _rates(self) -> dict[str, Any]:
+        """Each parameter's learning rate, with what a scheduler started from, and the scheduler's own state."""
+        names = {id(p): name for name, p in self.authored.module.named_parameters()}
+        rates = {names[id(p)]: {key: float(group[key]) for key in _RATES if key in group}
+                 for group in self.optimizer.param_groups for p in group["params"]}
+        state = None if self.scheduler is None else self.scheduler.state_dict()
+        return {"rates": rates, "groups": len(self.optimizer.param_groups), "scheduler": state,
+                "class": None if self.scheduler is None else type(self.scheduler).__name__}
+
+    def _set_rates(self, place: Path) -> None:
+        """Go on with the checkpoint's learning rates, each written into its tensor where it is one."""
+        found, names = _read(place / RATES), {id(p): name for name, p in self.authored.module.named_parameters()}
+        mine = None if self.scheduler is None else type(self.scheduler).__name__
+        if found["class"] != mine:
+            raise WorkbenchError(f"checkpoint {place}: its run had {_schedule(found['class'])}, and this one has "
+                                 f"{_schedule(mine)}: give train the same scheduler, or take another folder")
+        groups = self.optimizer.param_groups
+        if self.scheduler is not None:
+            if found["groups"] != len(groups):
+                raise WorkbenchError(f"checkpoint {place}: its scheduler had {found['groups']} groups of parameters, "
+                                     f"and on this mesh there are {len(groups)}: resume on the mesh that saved it")
+            self.scheduler.load_state_dict(found["scheduler"])
+        for group in groups:
+            rates = [found["rates"][names[id(p)]] for p in group["params"]]
+            if any(other != rates[0] for other in rates):
+                raise WorkbenchError(f"checkpoint {place}: parameters that share a group here had different learning "
+                                     "rates: resume on the mesh that saved it")
+            for key, rate in rates[0].items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(rate)
+                else:
+                    group[key] = rate
 
     def _barrier(self) -> None:
         if dist.is_initialized():
             dist.barrier()
 
 
-def _random() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"torch": torch.get_rng_state(), "python": random.getstate(), "cuda": cuda}
+_RATES = ("lr", "initial_lr")
 
 
-def _model(recipe: Recipe) -> dict[str, Any]:
-    return {"family": recipe.model.family, **recipe.model.sizes()}
+def newest(folder: Path) -> Path | None:
+    """The last complete checkpoint in `folder`, if there is one."""
+    return max(folder.glob("step_*"), default=None)
+
+
+def check_saving(recipe: Recipe, folder: Path | str | None, save_every: int | None) -> None:
+    """Raise WorkbenchError, before any rank starts, where a run cannot save to `folder` or resume from it."""
+    if save_every is not None and (isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1):
+        raise WorkbenchError(f"save_every {save_every!r}: give a whole number of steps, 1 or more")
+    if folder is None:
+        if save_every is not None:
+            raise WorkbenchError(f"save_every {save_every} without a folder: say where the checkpoints go")
+        return
+    steps = taken(Path(folder), recipe)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkbenchError(f"checkpoints {folder}: the folder cannot be made: {error.strerror or error}") from error
+    if steps >= recipe.training.steps:
+        raise WorkbenchError(f"checkpoint {newest(Path(folder))}: it has taken {steps} steps, and training.steps is "
+                             f"{recipe.training.steps}: set more steps, or take another folder")
+
+
+def taken(folder: Path, recipe: Recipe) -> int:
+    """How many steps the newest checkpoint in `folder` has taken, 0 where there is none; starts no rank.
+
+    Raises WorkbenchError for what this recipe cannot resume from: a file, another model or learning rate, lost bytes.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise WorkbenchError(f"checkpoints {folder}: is a file: give a folder")
+    place = newest(folder)
+    if place is None:
+        return 0
+    about = _about(place)
+    for kind, mine in _settings(recipe).items():
+        for key in [*mine, *about[kind]]:
+            there, here = about[kind].get(key), mine.get(key)
+            if there != here:
+                what, remedy = _KINDS[kind]
+                raise WorkbenchError(f"checkpoint {place}: {what}: {kind}.{key} is {there!r} there and {here!r} in "
+                                     f"recipe {recipe.name!r}: {remedy}, or another folder")
+    return int(about["steps"])
+
+
+def _about(place: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, once its files have been found complete."""
+    try:
+        about: dict[str, Any] = json.loads((place / ABOUT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise damaged(place, f"it is half written: {ABOUT} is missing") from None
+    except ValueError:
+        raise damaged(place, f"{ABOUT} is no JSON") from None
+    if about.get("format") != FORMAT:
+        raise WorkbenchError(f"checkpoint {place}: it has format {about.get('format')}, and this workbench reads "
+                             f"{FORMAT}: read it with the workbench that wrote it")
+    for name, size in about["bytes"].items():
+        have = (place / name).stat().st_size if (place / name).exists() else 0
+        if have != size:
+            raise damaged(place, f"{name} has {have:,} bytes, and {size:,} were written")
+    return about
+
+
+def damaged(place: Path, what: str) -> WorkbenchError:
+    """The error for a checkpoint that cannot be read."""
+    return WorkbenchError(f"checkpoint {place}: {what}: delete this folder, and training resumes from the checkpoint "
+                          "before")
+
+
+_KINDS = {"model": ("it is of another model", "take its recipe"),
+          "training": ("a resumed run keeps its learning rate", "take the same")}
+
+
+def _settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """What a run must have in common with the one that it resumes."""
+    return {"model": {"family": recipe.model.family, **recipe.model.sizes()}, "training": {"lr": recipe.training.lr}}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = torch.load(file, weights_only=True)
+    except Exception as error:  # what a damaged file raises is of many types
+        raise damaged(file.parent, f"{file.name} cannot be read ({type(error).__name__})") from error
+    return found
+
+
+def _schedule(name: str | None) -> str:
+    return f"scheduler {name}" if name is not None else "no scheduler"
 
 
 def _sync(path: Path) -> None:

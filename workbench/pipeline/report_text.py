@@ -101,8 +101,8 @@ def figures(report: ReportData) -> list[str]:
     lines[-1] += f"; matmul ceiling {_si(roof.ceiling)}FLOP/s on all ranks in {roof.dtype}"
     lines.append(f"step: {step * 1e3:,.1f} ms (median), {report.tokens_per_second or 0:,.0f} tokens/s; "
                  f"roofline {(roof.step_seconds or 0) * 1e3:,.2f} ms, {roof.fraction or 0:.1%} of it reached")
-    losses = training.losses
-    lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps; "
+    losses, resumed = training.losses, f" after the {training.first_step} of a checkpoint" * bool(training.first_step)
+    lines.append(f"loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps{resumed}; "
                  f"gradient norm {training.norms[0]:.3f} to {training.norms[-1]:.3f}")
     if warning := training.warning():
         lines.append(f"warning: {warning}")

@@ -13,8 +13,10 @@ import torch
 from workbench.checks.collectives import gathered
 from workbench.checks.order import in_profile
 from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import WorkbenchError
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built, build
+from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post
@@ -57,6 +59,8 @@ def run(
     level: Level = "light",
     timeout: float = 600.0,
     dump: Path | str | None = None,
+    checkpoints: Path | str | None = None,
+    save_every: int | None = None,
     progress: bool = True,
 ) -> Report:
     """Build `recipe` on every rank, train it, and report what each pass did and proved.
@@ -65,19 +69,23 @@ def run(
     in this process and trains nothing; a pool, `ranks(n)`, is used and stays open. In a process that torchrun started,
     or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
     seconds for all of it, a pool's own where one is given. dump: a folder for each rank's graphs, as runnable files.
-    progress: bars on stderr, unless WORKBENCH_PROGRESS is 0.
+    checkpoints: a folder, which all ranks share: the run resumes from the newest checkpoint there, and saves one every
+    `save_every` steps and at the end. progress: bars on stderr, unless WORKBENCH_PROGRESS is 0.
 
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
     """
     recipe = runnable(recipe, world)
-    folder = Path(dump).absolute() if dump is not None else None
+    if world == "fake" and checkpoints is not None:
+        raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
+    check_saving(recipe, checkpoints, save_every)
+    folder, kept = (Path(each).absolute() if each is not None else None for each in (dump, checkpoints))
     stages = 3 + len(recipe.pass_names) + (recipe.training.step == "whole")
     stages += 0 if level == "light" else 1 if world == "fake" else 2
     if world != "fake":
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
-    here, results = on_ranks(recipe, world, on_rank, level, folder, stages=stages, steps=recipe.training.steps,
-                             timeout=timeout, progress=progress)
+    here, results = on_ranks(recipe, world, on_rank, level, folder, (kept, save_every), stages=stages,
+                             steps=recipe.training.steps, timeout=timeout, progress=progress)
     report = _report(recipe, here, level, results)
     return report if world != "fake" and among_ranks(world) else _kept(report)
 
@@ -92,8 +100,10 @@ def _kept(report: Report) -> Report:
     return report
 
 
-def on_rank(recipe: Recipe, level: Level, folder: Path | None, post: Post) -> RankResult:
-    """One rank's part of `run`: every rank of the world calls it."""
+def on_rank(recipe: Recipe, level: Level, folder: Path | None, saving: tuple[Path | None, int | None],
+            post: Post) -> RankResult:
+    """One rank's part of `run`: every rank of the world calls it. saving: the checkpoints' folder, and every how many
+    steps."""
     world = current_world()
     # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
     built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
@@ -106,7 +116,7 @@ def on_rank(recipe: Recipe, level: Level, folder: Path | None, post: Post) -> Ra
         if level == "full":
             post.stage("time")
             prove_time(built.records, built.step)
-        training = train(built.authored, built.step, progress=post.step)
+        training = train(built.authored, built.step, progress=post.step, folder=saving[0], save_every=saving[1])
     return _result(built, recipe, level, training)
 
 

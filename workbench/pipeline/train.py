@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from workbench.authoring.author import Authored
 from workbench.errors import WorkbenchError
 from workbench.graph.update import copies_of, scalar_dtype, squares
 from workbench.graph.whole_step import WholeStep
-from workbench.pipeline.checkpoints import Checkpoints
+from workbench.pipeline.checkpoints import Checkpoints, check_saving
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
@@ -155,24 +157,36 @@ def _read(pending: list[tuple[torch.Tensor, torch.Tensor]], size: int) -> tuple[
     return losses.tolist(), torch.stack([norm for _, norm in pending]).tolist()
 
 
+def _advance(schedule: LRScheduler) -> None:
+    """One step of a schedule; torch warns where the optimizer's own `step` has not run, and a whole step needs none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        schedule.step()
+
+
 def train(
     authored: Authored, step: Step | None = None, *, progress: Callable[[int, float], Any] = lambda *_: None,
     folder: Path | str | None = None, save_every: int | None = None,
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
 ) -> Training:
     """Train up to step `recipe.training.steps`; every rank calls it.
 
     `step(tokens, targets)` is a CompiledStep, a WholeStep, or None for the module itself, eagerly. `progress(step,
     loss)` is called for each step, once its loss is read. folder: of checkpoints, which all ranks share: the run
-    resumes from the newest one there, and writes one every `save_every` steps and at the end.
+    resumes from the newest one there, and writes one every `save_every` steps and at the end. scheduler: makes the
+    learning rate's schedule of the optimizer; it steps once a training step, and a checkpoint holds its state.
     """
     recipe, world = recipe_of(authored), authored.world
     spec = recipe.training
-    if save_every is not None and (folder is None or save_every < 1):
-        raise WorkbenchError(f"train(..., save_every={save_every!r}): give a folder too, and 1 step or more")
+    check_saving(recipe, folder, save_every)
     whole = step if isinstance(step, WholeStep) else None
     optimizer = optimizer_of(authored) if whole is None else whole.optimizer
     run = whole or apart(authored, step or authored.module, optimizer)  # type: ignore[arg-type]
-    saved = None if folder is None else Checkpoints(folder, authored, optimizer, whole)
+    schedule = None if scheduler is None else scheduler(optimizer)
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise WorkbenchError("train(..., scheduler=ReduceLROnPlateau): it reads a validation loss, and train has none: "
+                             "take a scheduler that counts steps")
+    saved = None if folder is None else Checkpoints(folder, authored, optimizer, whole, schedule)
     batches = Batches(authored)
     cuda = world.device.type == "cuda"
     if cuda:
@@ -186,6 +200,8 @@ def train(
         for index in range(first, spec.steps):
             pending.append(run(*batches.at(index)))
             balance(authored.module, load)
+            if schedule is not None:
+                _advance(schedule)
             due = saved is not None and (index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0)
             if (index + 1) % spec.read_loss_every and index + 1 < spec.steps and not due:
                 continue

@@ -15,12 +15,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{more * (count != 1)}"
 
 
-def differing(before: Iterable[str], after: Iterable[str], most: int = 3) -> str:
+def few(names: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first names, and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def differing(before: Iterable[str], after: Iterable[str]) -> str:
     """` (lost a; new b, c)`: the names that one of two lists has more often; "" where both have the same."""
     was, now = Counter(before), Counter(after)
     found = {"lost": list((was - now).elements()), "new": list((now - was).elements())}
-    told = [f"{kind} {', '.join(names[:most])}" + (f" and {len(names) - most:,} more" if len(names) > most else "")
-            for kind, names in found.items() if names]
+    told = [f"{kind} {few(names, 3)}" for kind, names in found.items() if names]
     return f" ({'; '.join(told)})" if told else ""
 
 

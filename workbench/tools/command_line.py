@@ -26,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
     run.add_argument("--dump", type=Path, metavar="DIR", help="write each rank's graphs there as runnable files")
+    run.add_argument("--checkpoints", type=Path, metavar="DIR",
+                     help="resume from the newest checkpoint in this folder, and save one at the end")
+    run.add_argument("--save-every", type=_count, metavar="N", help="with --checkpoints: save every N steps too")
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
     export = commands.add_parser("export", help="write a script that trains a recipe under torchrun, without notebooks",

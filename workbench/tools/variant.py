@@ -131,13 +131,13 @@ class Difference:
         """(name, before, after, change) of each verdict and figure; change is "" where both are the same."""
         found = []
         old, new = self.before.rows(), self.after.rows()
-        for name in _both(old, new):
+        for name in old | new:
             a, b = old.get(name, "-"), new.get(name, "-")
             found.append((name, a, b, "" if a == b else "differs"))
         was, now = self.before.figures.rows(), self.after.figures.rows()
-        for name in _both(was, now):
+        for name in was | now:
             x, y = was.get(name, 0), now.get(name, 0)
-            found.append((name, _number(x), _number(y), "" if x == y else _number(y - x, "+")))
+            found.append((name, number(x), number(y), "" if x == y else number(y - x, "+")))
         return found
 
     def __repr__(self) -> str:
@@ -150,15 +150,11 @@ class Difference:
         return "\n".join(lines)
 
 
-def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """All names: those of `a`, then those of `b` alone."""
-    return [*a, *(name for name in b if name not in a)]
-
-
 def _short(value: Any) -> str:
     text = "not set" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _number(value: float, sign: str = "") -> str:
+def number(value: float, sign: str = "") -> str:
+    """A figure of `Figures`: whole numbers with commas, milliseconds with three digits; `sign` "+" signs both."""
     return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign},.3f}"

@@ -6,7 +6,8 @@ import contextlib
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -62,6 +63,24 @@ def seeded(seed: int) -> Iterator[None]:
         if arrays := _numpy_random():
             arrays.seed(seed % 2**32)
         yield
+
+
+def random_state() -> dict[str, Any]:
+    """The state of all random generators of this process, of types that `torch.load(weights_only=True)` reads."""
+    arrays, cuda = _numpy_random(), torch.cuda.is_available()
+    name, keys, *rest = arrays.get_state() if arrays else ("", (), 0, 0, 0.0)
+    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if cuda else None,
+            "python": random.getstate(), "numpy": (name, [int(key) for key in keys], *rest) if arrays else None}
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Go on with the random numbers that `random_state` found; it imports numpy where the state is numpy's, too."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if state["numpy"] is not None:
+        import_module("numpy.random").set_state(state["numpy"])
 
 
 def _numpy_random() -> Any:

@@ -41,6 +41,25 @@ def refused_module(module: nn.Module, error: BaseException) -> str:
     return path
 
 
+def without_backward(node: torch.fx.Node) -> str:
+    """The operator of a node whose result needs a gradient, where it has no kernel for autograd; "" for all others.
+
+    torch gives such an operator no gradient, and warns when the backward runs.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
+    needs = any(isinstance(value, torch.Tensor) and value.requires_grad for value in made)
+    has = any(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key) for key in _AUTOGRAD)
+    return "" if has or not needs else target._schema.name
+
+
+_AUTOGRAD = "Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd"
+
+
 def _frames(error: BaseException) -> list[Any]:
     return list(getattr(error, "real_stack", None) or [])
 

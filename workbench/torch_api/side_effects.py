@@ -6,39 +6,49 @@ torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`).
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sized
 from typing import Any, NamedTuple
 from unittest import mock
 
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, ConstDictVariable, ListVariable, TensorVariable
+from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
+from workbench.torch_api.module_paths import clean_path
+
 _REFS = "get_replayed_side_effect_source_refs"
-_MODULE = re.compile(r"_modules\['([^']+)'\]")
-_HELD = re.compile(r"^L\['self'\](?:\._modules\['[^']+'\])*\.(\w+)")
+_GRADIENT = "method_attr_grad"
+_ARRAY = "___from_numpy("
+_MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
+_HELD = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)(?:\.(\w+))?")
+_IMPORTED = re.compile(r"^G\['__import_\w+'\]")
+_TORCHS = "G['__import_torch_"
 
 
 class SideEffect(NamedTuple):
-    """The assignment of a new tensor, number or text to an attribute of a module, which is given by its path.
+    """What a forward does beside its result, in a module, which is given by its path.
 
-    attribute: of the module, also where a list or dictionary that it holds got the number or text.
+    kind: "buffer" or "attribute", assigned to `name`. "contents": a container or object that attribute `name` holds
+    is changed. "outside": `name` is a global variable, a variable of another function, or an argument, and is changed.
+    "gradient": that of a tensor is read, before the step has a backward. Its `name` is "grad".
     """
 
     module: str
-    attribute: str
-    buffer: bool
+    name: str
+    kind: str
 
 
-@contextmanager
+@contextlib.contextmanager
 def noted_side_effects() -> Iterator[list[SideEffect]]:
-    """Inside, collects a traced forward's assignments to buffers, numbers and texts of modules.
+    """Inside, collects what a traced forward changes in Python, and the gradients that it reads.
 
-    A write into a buffer in place is not collected, since a capture contains it. Neither are tensors and lists of
-    tensors that a module keeps for its caller, unless the forward itself reads the attribute before it is assigned.
-    Nothing is collected where this torch lacks the method.
+    A write into a tensor in place is not collected, since a capture contains it. Neither is a tensor or container that
+    the forward assigns to an attribute for its caller, unless the forward reads the attribute before, nor a container
+    that is empty before and after. Nothing is collected where this torch lacks the method.
     """
     found: list[SideEffect] = []
     refs = getattr(OutputGraph, _REFS, None)
@@ -47,31 +57,80 @@ def noted_side_effects() -> Iterator[list[SideEffect]]:
         return
 
     def noted(self: Any, **options: Any) -> Any:
-        for variable in self.side_effects._get_modified_vars():
-            assigned = self.side_effects.store_attr_mutations.get(variable, {})
-            read = {guard.originating_source.name for guard in self.guards}
-            found.extend(effect for effect in _effects(variable, assigned, read) if effect not in found)  # asked twice
+        found.extend(effect for effect in _of_graph(self) if effect not in found)  # asked twice
         return refs(self, **options)
 
-    with mock.patch.object(OutputGraph, _REFS, noted):
+    gradient: Callable[..., Any] = getattr(TensorVariable, _GRADIENT, lambda self, tx: None)
+
+    def noted_gradient(self: Any, tx: Any) -> Any:
+        if (result := gradient(self, tx)) is None and self.requires_grad:
+            path = next(iter([*tx.nn_module_stack.values()][-1:]), ("",))[0]
+            found.append(SideEffect(clean_path(path), "grad", "gradient"))
+        return result
+
+    with (mock.patch.object(OutputGraph, _REFS, noted),
+          mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True)):
         yield found
 
 
-def _effects(variable: Any, assigned: dict[str, Any], read: Collection[str]) -> Iterator[SideEffect]:
-    """read: the sources whose values at the capture the graph relies on."""
-    source = str(variable.source.name) if variable.source is not None else ""
-    path = ".".join(_MODULE.findall(source))
-    if isinstance(variable, UnspecializedNNModuleVariable):
-        yield from (SideEffect(path, name, False) for name, value in assigned.items()
-                    if isinstance(value, ConstantVariable) or f"{source}.{name}" in read)
-    elif source.endswith(("._buffers", "['_buffers']")):
+def _of_graph(output: Any) -> Iterator[SideEffect]:
+    effects, read = output.side_effects, set[str]()
+    for guard in output.guards:
+        source = guard.originating_source.name
+        read |= {source, f"{source}.{getattr(guard.create_fn, 'keywords', {}).get('attr')}"}  # of hasattr
+    read |= {source.removeprefix(_ARRAY)[:-1] for source in read if source.startswith(_ARRAY)}
+    for node in output.graph.find_nodes(op="placeholder"):
+        source = str(getattr(getattr(node, "_dynamo_source", None), "name", ""))
+        if source.startswith(_ARRAY) and node.meta["example_value"]._version:
+            yield _placed(source.removeprefix(_ARRAY)[:-1])
+    objects = {id(each): each for each in effects.keepalive}
+    for key, variable in list(effects.id_to_variable.items()):  # an in-place check adds some
+        existed = isinstance(variable.mutation_type, AttributeMutationExisting | ValueMutationExisting)
+        named = existed and variable.source is not None and not str(variable.source.name).startswith(_TORCHS)
+        if named and effects.is_modified(variable):
+            assigned = effects.store_attr_mutations.get(variable, {})
+            yield from _effects(variable, objects.get(key), assigned, read)
+
+
+def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: Collection[str]) -> Iterator[SideEffect]:
+    """original: the object that the variable stands for, as it is before the forward.
+
+    read: the sources whose values at the capture the graph relies on.
+    """
+    source = str(variable.source.name)
+    if source.endswith(("._buffers", "['_buffers']")):
         for key, value in variable.items.items():
             if isinstance(value, TensorVariable) and value.source is None and not _in_place(value.as_proxy().node):
-                yield SideEffect(path, key.vt.as_python_constant(), True)
-    elif (held := _HELD.search(source)) and isinstance(variable, ListVariable | ConstDictVariable):
-        values = variable.items.values() if isinstance(variable.items, dict) else variable.items
-        if any(isinstance(value, ConstantVariable) for value in values):
-            yield SideEffect(path, held[1], False)
+                yield SideEffect(_path(source), key.vt.as_python_constant(), "buffer")
+    elif assigned:
+        of_module = isinstance(variable, UnspecializedNNModuleVariable)
+        for name, value in assigned.items():
+            number = isinstance(value, ConstantVariable)
+            if not _has(original, name, value) if number else f"{source}.{name}" in read:
+                yield _placed(source, name, of_module)
+    elif not isinstance(original, Sized) or len(original) or getattr(variable, "items", True):
+        yield _placed(source)
+
+
+def _placed(source: str, name: str = "", of_module: bool = False) -> SideEffect:
+    """What is changed: the object of this source, or its attribute `name`."""
+    own = _HELD.match(source)
+    if own and own[3]:
+        return SideEffect(_path(own[1]), own[3], "contents")
+    if own and of_module:
+        return SideEffect(_path(own[1]), name, "attribute")
+    words = [word for word in re.findall(r"\w+", _IMPORTED.sub("", source)) if word not in ("L", "G")]
+    return SideEffect("", ".".join(dict.fromkeys(filter(None, [*words[:1], name]))), "outside")
+
+
+def _path(source: str) -> str:
+    return ".".join(re.findall(_MODULES, source))
+
+
+def _has(original: Any, name: str, value: ConstantVariable) -> bool:
+    """Whether an attribute has this value before it is assigned."""
+    was, new = inspect.getattr_static(original, name, None), value.as_python_constant()
+    return type(was) is type(new) and was == new
 
 
 def _in_place(node: Any) -> bool:

@@ -6,6 +6,7 @@ import ast
 import linecache
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,6 +17,9 @@ from workbench.world.pickling import Pickler, dumps
 MAIN = ModuleType("__main__", "The cells' namespace, named so that cloudpickle sends their classes by value.")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in a default `repr`, which differs between ranks."""
+SHOWN = 500
+"""The number of cells whose lines tracebacks show. Without a limit, each cell would leave 1 kB in every process."""
+_SHOWN: deque[str] = deque()
 _STREAMS: dict[int, Iterator[Any]] = {}
 
 
@@ -82,10 +86,13 @@ def fetch(names: list[str]) -> bytes:
 def compiled(source: str, name: str) -> tuple[Any, Any]:
     """The code of a cell's statements, and of its last expression: None if it ends in none, or in a semicolon.
 
-    Line 1 is the cell's `%%ranks`. Tracebacks show its lines under `name`. Raises Python's SyntaxError.
+    Line 1 is the cell's `%%ranks`. Tracebacks show the lines of the last cells under `name`. Raises SyntaxError.
     """
     text = "\n" + source
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    _SHOWN.append(name)
+    if len(_SHOWN) > SHOWN:
+        linecache.cache.pop(_SHOWN.popleft(), None)
     tree = ast.parse(text, name)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):

@@ -52,7 +52,8 @@ def test_slots_are_told_before_and_after_the_exchange():
 
 
 def test_a_palette_keeps_the_size_and_saves_bytes():
-    from workbench.notebook.draw.picture import RANK_COLORS, finish, new_figure
+    from workbench.notebook.draw.colors import RANK_COLORS
+    from workbench.notebook.draw.picture import finish, new_figure
 
     figure = new_figure(6, 3)
     axes = figure.add_subplot()

@@ -23,9 +23,8 @@ from workbench.tools.bisect import bisect
 from workbench.tools.schedule import compare_schedules
 from workbench.world.fake import fake_world
 
-CAUSES = {"trees": ("oak", "all_gather_into_tensor_default"), "winds": ("south", "layer.1"),
-          "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
-          "metals": ("iron", "all_gather_into_tensor_1")}
+CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
+          "metals": ("iron", "all_gather_into_tensor_1")}  # the checkpoints; the text itself solves trees
 
 
 def examined(name: str, instead: dict[str, str | None] | None = None, rank: int = 0
@@ -57,6 +56,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[PassRecord]
         yield (request.param, *examined(request.param))
 
 
+@pytest.mark.parametrize("case", sorted(CAUSES), indirect=True)
 def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
     name, records, pair = case
     assert cause(name, records, pair.graphs) == CAUSES[name]
@@ -82,7 +82,11 @@ def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
     yew = records[-1]
     lost = [n for n in yew.before[0].graph.nodes if "all_gather" in n.name and not provenance(n).module]
     assert len(lost) == 6
-    assert effects(examined("trees", {"oak": None})[0])["yew"] == "PASS"
+    assert yew.verdict("effect").message == (  # type: ignore[union-attr]
+        "7 gathered parameters, each already alone in its bucket")
+    healed = examined("trees", {"oak": None})[0][-1].verdict("effect")
+    assert healed is not None and (str(healed.outcome), healed.message) == (
+        "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")  # as the forward runs
 
 
 def test_winds_leave_a_layer_out() -> None:

@@ -10,12 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from unpacked import unpacked
 
 from notebook.moments.stack import random_order, split
 from workbench import WorkbenchError, fake_world, load_lesson, order_pass, run_partitioned
 from workbench.graph.read.cost import device_spec
 from workbench.notebook.moments.collective_order import CollectiveOrder
-from workbench.notebook.moments.moment import unpacked
 
 SOURCES = Path(__file__).parents[3] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
 ORDERS = 500

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from unpacked import unpacked
 
 from workbench import WorkbenchError, author_module, capture, fake_world, partition
 from workbench.graph.read.memory import saved_tensors
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.moments.moment import unpacked
 from workbench.notebook.moments.partitioner import Partitioner
 from workbench.notebook.show import outputs
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from unpacked import unpacked
 
 from workbench import WorkbenchError, fake_world, load_recipe, what_if
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.moments.moment import unpacked
 from workbench.notebook.moments.pass_chips import PassChips
 from workbench.notebook.show import outputs
 from workbench.recipe.recipe import RecipeError

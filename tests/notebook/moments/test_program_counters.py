@@ -6,11 +6,11 @@ import json
 from itertools import product
 
 import pytest
+from unpacked import unpacked
 
 from notebook.moments.all_reduces import all_reduces
 from workbench import RankError, WorkbenchError, ranks
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.moments.moment import unpacked
 from workbench.notebook.moments.program_counters import ProgramCounters
 from workbench.notebook.show import outputs
 from workbench.world.diagnosis import Failure

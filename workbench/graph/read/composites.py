@@ -83,7 +83,7 @@ def _decomposed(node: Node) -> bool:
     return original is not None and hasattr(node.target, "overloadpacket") and str(original) != str(node.target)
 
 
-def attention_ms(call: Composite, spec: DeviceSpec, efficiency: float = 0.75) -> dict[Node, float]:
+def attention_ms(call: Composite, spec: DeviceSpec) -> dict[Node, float]:
     """Milliseconds of each node of an attention in parts: its matmuls share the time of the kernel.
 
     The kernel computes in the dtype that it was given, which the parts raise to float32.
@@ -98,8 +98,7 @@ def attention_ms(call: Composite, spec: DeviceSpec, efficiency: float = 0.75) ->
         sides = sorted(hint(side) for value in map(_tensor, (node, *node.all_input_nodes)) if value is not None
                        for side in value.shape[-2:])
         backward = _is_backward(node)
-        found[node] = spec.attention_ms(flop * (RECOMPUTED if backward else 1), sides[-1], sides[0], backward, dtype,
-                                        efficiency)
+        found[node] = spec.attention_ms(flop * (RECOMPUTED if backward else 1), sides[-1], sides[0], backward, dtype)
     return found
 
 

@@ -87,8 +87,8 @@ def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
     return device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0
 
 
-def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0.75) -> float:
-    """The larger of two times: its FLOP, as measured or at `efficiency` of the peak, and the bytes that it moves.
+def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
+    """The larger of two times: its FLOP, as measured or by the data sheet, and the bytes that it moves.
 
     0 for views, waits and collectives (see `collective_ms`), but not for products in one operator with a collective.
     Each operator counts as a separate kernel.
@@ -103,16 +103,17 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec, efficiency: float = 0
     moved = tensor_bytes(tensors) + sum(read)
     dtype = tensors[0].dtype if tensors else torch.float32
     flop = node_flops(node)
-    return max(_computing_ms(node, flop, tensors, spec, dtype, efficiency) if flop else 0.0, spec.moving_ms(moved))
+    return max(_computing_ms(node, flop, tensors, spec, dtype) if flop else 0.0, spec.moving_ms(moved))
 
 
-def _computing_ms(node: torch.fx.Node, flop: int, tensors: list[torch.Tensor], spec: DeviceSpec, dtype: torch.dtype,
-                  efficiency: float) -> float:
+def _computing_ms(
+    node: torch.fx.Node, flop: int, tensors: list[torch.Tensor], spec: DeviceSpec, dtype: torch.dtype
+) -> float:
     shape = tuple(map(hint, tensors[0].shape)) if tensors else ()
     if kind_of(node) == "attention" and len(shape) == 4:
-        return spec.attention_ms(flop, *shape[-2:], "backward" in op_name(node.target), dtype, efficiency)
+        return spec.attention_ms(flop, *shape[-2:], "backward" in op_name(node.target), dtype)
     rows = shape[-2] if len(shape) > 1 else 1
-    return spec.product_ms(flop, rows, max(1, math.prod(shape) // max(1, rows)), dtype, efficiency)
+    return spec.product_ms(flop, rows, max(1, math.prod(shape) // max(1, rows)), dtype)
 
 
 @dataclass(frozen=True)

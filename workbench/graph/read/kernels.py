@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, provenance
+from workbench.recipe.wording import few
 from workbench.torch_api.inductor import kernels as inductor_kernels
 from workbench.torch_api.inductor.kernels import GENERATED, KINDS
 from workbench.torch_api.inductor.regions import seen_of
@@ -47,7 +48,7 @@ class Kernel:
 
     def __repr__(self) -> str:
         own = f", {len(self.others)} of Inductor's own" if self.others else ""
-        return f"Kernel({self.number} {self.name}, {self.kind}, nodes: {_few(self.nodes)}{own})"
+        return f"Kernel({self.number} {self.name}, {self.kind}, nodes: {few(self.nodes, 5) or 'none'}{own})"
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,8 @@ class Kernels:
         parts = [f"{self.graph}: {len(self.nodes)} nodes, {len(self.kernels)} calls ({kinds})",
                  f"{nodes} nodes in {kernels} generated kernels", f"{len(self.views)} views in none",
                  f"{len(self.same) + len(self.removed)} taken out by Inductor's passes",
-                 f"not found: {_few(self.not_found)}"]
+                 f"not found: {few(self.not_found, 5) or 'none'}"]
         return "; ".join([*parts, *(f"missing: {text}" for text in self.missing)])
-
-
-def _few(names: tuple[str, ...], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
 
 
 def find_kernels(compiled: Any, graph: GraphModule) -> Kernels | None:

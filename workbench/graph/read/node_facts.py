@@ -11,6 +11,7 @@ from torch.fx import Node
 from workbench.graph.read.collectives import axis_names
 from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
 from workbench.graph.read.nodes import kind_of, provenance
+from workbench.recipe.wording import few
 from workbench.torch_api.ops import argument, collective_kind, group_name_of, op_name, tensor_bytes
 
 
@@ -39,8 +40,8 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
     rows.append(("source", f"{where.place}: {line or where.text}" if where.file else "not recorded"))
     if tag := getattr(node.meta.get("recompute"), "name", ""):
         rows.append(("policy", tag))
-    rows.append(("reads", names(node.all_input_nodes)))
-    rows.append(("read by", names(list(node.users))))
+    for name, nodes in (("reads", node.all_input_nodes), ("read by", node.users)):
+        rows.append((name, few([n.name for n in nodes], 8) or "nothing"))
     return rows
 
 
@@ -49,10 +50,5 @@ def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]"
     if isinstance(value, list | tuple):
-        return ", ".join(map(described, value[:4])) + (f" and {len(value) - 4} more" if len(value) > 4 else "")
+        return few(list(map(described, value)), 4)
     return "not recorded" if value is None else type(value).__name__
-
-
-def names(nodes: list[Node], most: int = 8) -> str:
-    listed = ", ".join(n.name for n in nodes[:most]) or "nothing"
-    return listed + (f" and {len(nodes) - most} more" if len(nodes) > most else "")

@@ -1,6 +1,7 @@
 """Static pictures and tables: one function each. A picture is a PNG with an alternative text and a text form.
 
     buffers       buffers and the memory they reuse
+    colors        the colours of all pictures
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from workbench.graph.read.buffers import Buffers
-from workbench.notebook.draw.picture import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    SKY,
-    Picture,
-    finish,
-    panels,
-    shortened,
-)
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PAPER, SKY
+from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 
 COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": ORANGE}
 

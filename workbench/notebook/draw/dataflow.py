@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import kind_of
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, RANK_COLORS, RED
 from workbench.notebook.draw.graphs import LANES
-from workbench.notebook.draw.picture import BLUE, GREEN, GREY, INK, PAPER, RANK_COLORS, RED, Picture, finish, new_figure
+from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.torch_api.aot import is_tangent
 
 MOST = 40  # boxes

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from workbench.checks.verdicts import FILLS, Outcome, columns, worst
-from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, RED, Picture, Table, finish, panels
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, RED
+from workbench.notebook.draw.picture import Picture, Table, finish, panels
 from workbench.notebook.draw.verdicts import failures, grid
 from workbench.recipe.wording import counted
-from workbench.tools.variant import Difference, Variant
+from workbench.tools.variant import Difference, Variant, number
 
 
 def difference(found: Difference) -> Picture:
@@ -19,14 +17,15 @@ def difference(found: Difference) -> Picture:
     the stages that ran again and those that were kept.
     """
     was, now = found.before.figures, found.after.figures
-    every = _both(was.rows(), now.rows())
+    old_rows, new_rows = was.rows(), now.rows()
+    every = {name: (old_rows.get(name, 0), new_rows.get(name, 0)) for name in old_rows | new_rows}
     rows = {name: both for name, both in every.items() if not name.startswith(("compute on", "exposed on"))}
     figure, (axes,) = panels(9.6, 1 + 0.34 * len(rows))
     for y, (name, (old, new)) in enumerate(rows.items()):
-        most, same = max(old, new) or 1, _number(old) == _number(new)
+        most, same = max(old, new) or 1, number(old) == number(new)
         for side, value, color in ((-0.2, old, GREY), (0.2, new, BLUE)):
             axes.barh(y + side, value / most, 0.36, color=color, alpha=0.35 if same else 1)
-        axes.text(1.02, y, _number(new) if same else f"{_number(old)} → {_number(new)}", va="center", fontsize=8.5,
+        axes.text(1.02, y, number(new) if same else f"{number(old)} → {number(new)}", va="center", fontsize=8.5,
                   color=GREY if same else INK)
         if name.startswith("step on"):
             for side, figures in ((-0.2, was), (0.2, now)):
@@ -42,7 +41,7 @@ def difference(found: Difference) -> Picture:
     figure.suptitle(found.title, fontsize=10, color=INK)
     lines = [found.title, f"ran again: {', '.join(ran.stage for ran in found.ran) or 'nothing'}",
              f"kept: {', '.join(found.kept) or 'nothing'}"]
-    changed = [f"{name}: {_number(a)} → {_number(b)}" for name, (a, b) in every.items() if _number(a) != _number(b)]
+    changed = [f"{name}: {number(a)} → {number(b)}" for name, (a, b) in every.items() if number(a) != number(b)]
     lines += changed or ["no figure changed"]
     return finish(figure, "Figures before and after a change. " + "; ".join(lines) + ".", "\n".join(lines))
 
@@ -70,12 +69,3 @@ def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:
     """(text, background) of what both sides found; None for a side that does not run the pass."""
     text = str(new) if old == new else f"{old or 'not run'} → {new or 'not run'}"
     return text, FILLS[new] if new is not None else FAINT if old is not None else ""
-
-
-def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The values of both by name, those of `a` first; 0 where one has none."""
-    return {name: (a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

@@ -8,7 +8,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.picture import GREY, INK, PAPER, RANK_COLORS, RED, Picture, finish, new_figure
+from workbench.notebook.draw.colors import GREY, INK, PAPER, RANK_COLORS, RED
+from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.pipeline.expert_load import ExpertLoad
 
 if TYPE_CHECKING:

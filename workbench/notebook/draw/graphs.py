@@ -12,20 +12,8 @@ from workbench.graph.partition import ForwardBackward
 from workbench.graph.read import collectives
 from workbench.graph.read.memory import SavedTensor, saved_tensors
 from workbench.graph.read.nodes import kind_of
-from workbench.notebook.draw.picture import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    Picture,
-    Table,
-    finish,
-    panels,
-    table,
-)
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
+from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.pipeline.run_passes import PassRecord
 from workbench.torch_api.aot import is_tangent
 

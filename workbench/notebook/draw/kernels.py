@@ -10,23 +10,11 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay
-from workbench.notebook.draw.picture import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PINK,
-    YELLOW,
-    Picture,
-    Table,
-    finish,
-    panels,
-    shortened,
-)
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
+from workbench.notebook.draw.picture import Picture, Table, finish, panels, shortened
 from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
-from workbench.recipe.wording import counted
+from workbench.recipe.wording import counted, few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +86,7 @@ def kernel_table(what: Given, *, kind: str | None = None) -> Table:
     """
     given = _given(what)
     picked = [(f, k) for f in given for k in f.kernels if kind in (None, k.kind)]
-    rows = tuple((f.graph, k.number, _short(k.name), k.kind, len(k.nodes), _listed(k.modules), _listed(k.places),
+    rows = tuple((f.graph, k.number, _short(k.name), k.kind, len(k.nodes), few(k.modules, 2), few(k.places, 2),
                   ", ".join(k.nodes)) for f, k in picked)
     heads = ("graph", "call", "kernel", "kind", "nodes", "modules", "source lines", "names")
     return Table("kernels in calling order", heads, rows, notes=tuple(f.summary() for f in given), hidden=("names",))
@@ -107,10 +95,6 @@ def kernel_table(what: Given, *, kind: str | None = None) -> Table:
 def _short(name: str) -> str:
     """The beginning, and the number at the end, which tells generated kernels apart."""
     return shortened(name.removeprefix("torch.ops."), 56, head=42)
-
-
-def _listed(names: Sequence[str], most: int = 2) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:

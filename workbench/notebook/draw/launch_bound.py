@@ -9,7 +9,8 @@ from matplotlib.patches import Patch
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.launch_bound import Pace
-from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, PAPER, Picture, finish, panels
+from workbench.notebook.draw.colors import BLUE, GREY, INK, ORANGE, PAPER
+from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.notebook.draw.timeline import bars
 
 COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar

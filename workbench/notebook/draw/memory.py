@@ -11,8 +11,9 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import MemoryProfile, live_bytes
+from workbench.notebook.draw.colors import BLUE, GREY, INK, ORANGE, RED
 from workbench.notebook.draw.graphs import by_title
-from workbench.notebook.draw.picture import BLUE, GREY, INK, ORANGE, RED, Picture, finish, panels, shortened
+from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

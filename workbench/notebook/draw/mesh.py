@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from workbench.authoring.author import Authored
 from workbench.authoring.layout import part_bounds
 from workbench.graph.read.redistribution import redistribution
-from workbench.notebook.draw.picture import INK, PAPER, RANK_COLORS, Picture, Table, finish, new_figure, table
+from workbench.notebook.draw.colors import INK, PAPER, RANK_COLORS
+from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

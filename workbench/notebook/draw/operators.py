@@ -13,20 +13,9 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.graph.read.fused_cost import KernelTraffic, kernel_traffic
 from workbench.graph.read.nodes import kind_of
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.graphs import LANES
-from workbench.notebook.draw.picture import (
-    BLUE,
-    FAINT,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    Picture,
-    finish,
-    new_figure,
-    panels,
-    shortened,
-)
+from workbench.notebook.draw.picture import Picture, finish, new_figure, panels, shortened
 from workbench.recipe.wording import counted
 
 MOST = 16  # operators in a row

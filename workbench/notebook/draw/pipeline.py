@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import FancyBboxPatch
 
 from workbench.checks.verdicts import FILLS, Outcome, worst
-from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, Picture, finish, new_figure
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK
+from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.pipeline.build import Built
 from workbench.pipeline.report import Report
 from workbench.recipe.contracts import CONTRACTS

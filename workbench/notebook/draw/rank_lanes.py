@@ -8,7 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from workbench.notebook.draw.picture import GREEN, INK, ORANGE, PAPER, RED, Picture, finish, panels, shortened
+from workbench.notebook.draw.colors import GREEN, INK, ORANGE, PAPER, RED
+from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import RankError
 
@@ -20,7 +21,7 @@ NOT_YET = NEVER | {"linestyle": "--", "linewidth": 1.6}
 def lanes(error: RankError, last: int = 6) -> Picture:
     """The last collectives of each rank, in the order in which the rank launched them.
 
-    Green: the rank has left it. Orange: the rank waits in it. A red frame: other ranks wait in it for this rank, which
+    Green: the rank has left it. Orange: the rank waits in it. A frame: other ranks wait in it for this rank, which
     has not launched it; dashed where the rank waits itself, solid where it has ended. On the right: what the rank did
     in the end. A rank that could not tell what it launched has an empty lane.
     """

@@ -10,7 +10,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.picture import FAINT, INK, PAPER, RANK_COLORS, Picture, finish, new_figure
+from workbench.notebook.draw.colors import FAINT, INK, PAPER, RANK_COLORS
+from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.world.simulated import shards
 
 if TYPE_CHECKING:

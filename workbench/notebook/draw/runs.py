@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from matplotlib.ticker import MaxNLocator
 
-from workbench.notebook.draw.picture import BLUE, FAINT, GREY, INK, ORANGE, RED, Picture, finish, panels
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, RED
+from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.report import Report, check_expectations
 from workbench.tools.ablate import Ablation
 

@@ -10,19 +10,8 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.graph.read.collectives import axis_names
 from workbench.graph.read.diff import GraphDiff
-from workbench.notebook.draw.picture import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PINK,
-    RED,
-    Picture,
-    Table,
-    finish,
-    panels,
-)
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, INK, ORANGE, PINK, RED
+from workbench.notebook.draw.picture import Picture, Table, finish, panels
 
 MARKS = {"removed": RED, "added": GREEN, "moved": BLUE, "changed": ORANGE, "tagged": PINK}
 FILLS = {"-": "#f5c7a9", "+": "#bfe5d9", ">": "#c9dff0"}

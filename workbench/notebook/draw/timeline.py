@@ -13,21 +13,9 @@ from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, ORANGE, PAPER, PINK, RED, SKY, YELLOW
 from workbench.notebook.draw.graphs import by_title
-from workbench.notebook.draw.picture import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PAPER,
-    PINK,
-    RED,
-    SKY,
-    YELLOW,
-    Picture,
-    finish,
-    panels,
-)
+from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.gpu_communication import union
 
 if TYPE_CHECKING:

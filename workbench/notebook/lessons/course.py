@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from workbench.errors import WorkbenchError, temporary
-from workbench.notebook.lessons.headless import environment, run_lesson
+from workbench.notebook.lessons.headless import run_lesson
 from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
 from workbench.notebook.recorded_figures import RECORD
@@ -138,7 +139,7 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     lesson = load_lesson(name)
     with temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-check-")) as folder:
         path = Path(folder) / "scores.json"  # scores of this run only
-        with environment(**{SCORES: str(path)}):
+        with mock.patch.dict(os.environ, {SCORES: str(path)}):
             run_lesson(name, None, Path(folder), source=notebook, progress=sys.stderr.isatty())
         found = load_scores(path).get(name, {})
     if lesson.checkpoints and not found:

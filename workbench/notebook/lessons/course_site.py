@@ -5,12 +5,11 @@ from __future__ import annotations
 import html
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.headless import notebooks_dir
+from workbench.notebook.lessons.headless import notebooks_dir, page_of
 from workbench.notebook.lessons.lesson import Lesson, load_lesson
 from workbench.notebook.lessons.scores import Scores, load_scores
 
@@ -99,12 +98,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _lesson_page(path: Path, pages: set[str]) -> str:
     """What nbconvert writes, without the scripts that it would fetch; the views draw themselves."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from nbconvert import HTMLExporter
-
-        page = HTMLExporter().from_filename(str(path))[0]
-    page = re.sub(r'<script[^>]*\ssrc="https?:[^>]*>\s*</script>', "", page)
+    page = re.sub(r'<script[^>]*\ssrc="https?:[^>]*>\s*</script>', "", page_of(path))
     page = re.sub(r"<script>(?:(?!</script>).)*?addWidgetsRenderer.*?</script>", "", page, flags=re.DOTALL)
     page = re.sub(r"(<body[^>]*>)", rf"\1{_nav()}", page, count=1)
     return _local(page, pages)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.lesson import load_lesson, parameters
@@ -80,29 +81,15 @@ def run_lesson(
     with _reports() as folder:
         _execute(source, target, checked, progress)
         tables = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
-    page.write_text(_html(target), encoding="utf-8")
+    page.write_text(page_of(target), encoding="utf-8")
     return Executed(target, page, tables)
-
-
-@contextlib.contextmanager
-def environment(**given: str) -> Iterator[None]:
-    """Environment variables for the kernels that start inside; restored afterwards."""
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager
 def _reports() -> Iterator[Path]:
     """A folder for the reports of `run` calls in kernels that start inside, which draw no progress bars."""
     with (temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-reports-")) as folder,
-          environment(**{REPORTS: folder, PROGRESS: "0"})):
+          mock.patch.dict(os.environ, {REPORTS: folder, PROGRESS: "0"})):
         yield Path(folder)
 
 
@@ -153,7 +140,8 @@ def _printed(target: Path) -> str:
                    if output.get("name") == "stderr").strip()
 
 
-def _html(notebook: Path) -> str:
+def page_of(notebook: Path) -> str:
+    """A notebook as nbconvert's HTML page."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from nbconvert import HTMLExporter

@@ -81,12 +81,8 @@ def named(answer: Any, *, truth: Any) -> tuple[float, str]:
 
 
 def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()) -> tuple[str, str]:
-    """The wrong pass of a pipeline, and the place that the lesson asks for, read from its graphs."""
+    """The wrong pass of a checkpoint's pipeline, and the place that the lesson asks for, read from its graphs."""
     by = {record.name: record for record in records}
-    if pipeline == "trees":
-        had = {n.name for n in by["oak"].before[0].graph.nodes if provenance(n).module}
-        return "oak", next(n.name for n in find_nodes(by["oak"].after[0])
-                           if not provenance(n).module and n.name not in had)
     if pipeline == "winds":
         return "south", by["south"].options.buckets[-1]
     if pipeline == "stones":

@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, Table
-from workbench.notebook.views.controls import Controlled
-
-STATIC = Path(__file__).parents[1] / "views" / "static"
+from workbench.notebook.views.controls import STATIC, Controlled
 
 
 class Moment(Controlled):
@@ -25,8 +22,6 @@ class Moment(Controlled):
     """
 
     _esm = (STATIC / "moments.js").read_text(encoding="utf-8")
-    kind = traitlets.Unicode().tag(sync=True)
-    title = traitlets.Unicode().tag(sync=True)
     message = traitlets.Unicode().tag(sync=True)
     data = traitlets.Unicode().tag(sync=True)
     figures = traitlets.Dict()
@@ -44,15 +39,7 @@ class Moment(Controlled):
         """The static picture beside the view, for where no script runs."""
         raise NotImplementedError
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.title})"
-
 
 def packed(data: Any) -> str:
     """JSON, compressed, as text: the page unpacks it with DecompressionStream."""
     return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
-
-
-def unpacked(text: str) -> Any:
-    """The data behind `packed`."""
-    return json.loads(zlib.decompress(base64.b64decode(text)))

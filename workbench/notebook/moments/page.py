@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.notebook.moments.moment import STATIC
+from workbench.notebook.views.controls import STATIC
 
 
 class PageScript:

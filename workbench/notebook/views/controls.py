@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 from ipywidgets import HBox, Layout, VBox, Widget, widget_serialization
 
+STATIC = Path(__file__).parent / "static"
 CONTROL = {"width": "auto", "max_width": "340px"}
 """The layout of a control: as wide as it needs to be."""
 
@@ -20,6 +22,8 @@ class Controlled(anywidget.AnyWidget):
     """
 
     linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
+    kind = traitlets.Unicode().tag(sync=True)
+    title = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
@@ -46,3 +50,6 @@ class Controlled(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return {**self._panel._repr_mimebundle_(**kwargs), "text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title})"

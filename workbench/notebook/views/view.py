@@ -6,23 +6,20 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import traitlets
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.views.controls import Controlled
+from workbench.notebook.views.controls import STATIC, Controlled
 from workbench.torch_api.garbage import uncollected
-
-_STATIC = Path(__file__).parent / "static"
 
 
 @functools.cache
 def module() -> tuple[str, bytes]:
     """(a hash of it, the ES module): built from js/ by `npm run build`."""
-    source = (_STATIC / "views.js").read_bytes()
+    source = (STATIC / "views.js").read_bytes()
     return hashlib.sha256(source).hexdigest()[:16], source
 
 
@@ -37,9 +34,7 @@ class View(Controlled):
     The widget's state holds its kind, its title and a hash: a saved notebook keeps nothing else.
     """
 
-    _esm = (_STATIC / "loader.js").read_text(encoding="utf-8")
-    kind = traitlets.Unicode().tag(sync=True)
-    title = traitlets.Unicode().tag(sync=True)
+    _esm = (STATIC / "loader.js").read_text(encoding="utf-8")
     version = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, kind: str, title: str):
@@ -78,6 +73,3 @@ class View(Controlled):
             raise WorkbenchError(f"{call}: these arguments are missing, unknown or of another type: {wrong}") from None
         except LookupError as error:
             raise WorkbenchError(f"{call}: this view has no {error.args[0]!r}") from None
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.title})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,13 +12,13 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.partition import output_nodes
+from workbench.graph.read.nodes import output_values
 from workbench.passes.effect import Effect
 from workbench.passes.full_inductor_compilation import CONTRACT, InductorOptions
 from workbench.passes.registry import RegisteredPass
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import lowering
-from workbench.torch_api.inductor.kept_order import graph_order
+from workbench.torch_api.inductor.kept_order import graph_order, kept_fusions
 
 
 def compiled_to_a_callable(before: Any, after: Any, options: InductorOptions) -> Effect:
@@ -52,7 +53,8 @@ def full_inductor_compilation(
         example_inputs = _as_saved(example_inputs, facts.step.forward_strides[facts.step.results :])
     # Inductor's own order, for peak memory, puts each wait next to its collective again
     config = {**(graph_order() if options.keep_order else {}), **options.config}
-    compiled, strides = compile_graph(gm, example_inputs, config)
+    with kept_fusions() if options.keep_order else nullcontext():
+        compiled, strides = compile_graph(gm, example_inputs, config)
     if facts.part == "forward":
         facts.step.forward_strides = strides
     return compiled
@@ -68,7 +70,7 @@ def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, 
         is_backward=backward,
         static=[i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))
                 if aot.is_parameter(n) or (facts.part == "step" and aot.is_state(n))],
-        visible=len(output_nodes(gm)) if backward else facts.step.results,
+        visible=len(output_values(gm)) if backward else facts.step.results,
         config=config,
         build=facts.world != "fake",
     )

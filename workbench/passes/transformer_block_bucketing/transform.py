@@ -54,7 +54,8 @@ def _paths(graphs: Graphs) -> set[str]:
 def _left_out(graphs: Graphs, options: BlockBucketingOptions) -> str:
     """The paths that match no module, and the gathered parameters that no bucket takes; "" where there are none."""
     planned = set(_planned(_plan(graphs[0], options)))
-    stacks = [module_stack(n) for _, chain in gather_chains(graphs[0]) for n in chain if n.target is _GATHER]
+    gathers = {n for _, chain in gather_chains(graphs[0]) for n in chain if n.target is _GATHER}
+    stacks = [module_stack(n) for n in graphs[0].graph.nodes if n in gathers]
     said = []
     if unknown := planned - {path for stack in stacks for path, _ in stack} and planned - _paths(graphs):
         said.append(f"no module path matches {', '.join(sorted(unknown))}")

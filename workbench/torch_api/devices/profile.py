@@ -168,22 +168,21 @@ class MeasuredSpec(DeviceSpec):
     def moving_ms(self, moved: float) -> float:
         return _along(self._moves, moved)
 
-    def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype, efficiency: float) -> float:
+    def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype) -> float:
         name = str(dtype).removeprefix("torch.")
         rows = [row for row in self.profile.matmuls if row.dtype == name] if self.profile else []
         if not rows:
-            return super().product_ms(flop, m, n, dtype, efficiency)
+            return super().product_ms(flop, m, n, dtype)
         k = flop / (2 * m * n)
         rate = _between({(r.m, r.k, r.n): 2 * r.m * r.k * r.n / r.ms for r in rows}, (m, k, n))
         return flop / rate
 
-    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype,
-                     efficiency: float) -> float:
+    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype) -> float:
         name = str(dtype).removeprefix("torch.")
         known = self.profile.attentions if self.profile else ()
         rows = [r for r in known if r.dtype == name and r.backward == backward]
         if not rows:
-            return super().attention_ms(flop, length, dim, backward, dtype, efficiency)
+            return super().attention_ms(flop, length, dim, backward, dtype)
         per = 10 if backward else 4  # FLOP of unmasked attention, as the cost model counts them
         rate = _between({(r.length, r.dim): per * r.heads * r.length**2 * r.dim / r.ms for r in rows}, (length, dim))
         return flop / rate

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+EFFICIENCY = 0.75
+"""Of a product or an attention that was not measured: its share of the peak."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -54,15 +57,14 @@ class DeviceSpec:
         """A kernel that reads and writes this many bytes, at full memory bandwidth."""
         return moved / (self.dram_gbps * 1e9) * 1e3
 
-    def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype, efficiency: float) -> float:
-        """A product whose result is m x n, at `efficiency` of the peak; n counts the columns of all of a batch."""
-        return 1e3 * flop / (efficiency * self.peak(dtype))
+    def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype) -> float:
+        """A product whose result is m x n, at EFFICIENCY of the peak; n counts the columns of all of a batch."""
+        return 1e3 * flop / (EFFICIENCY * self.peak(dtype))
 
-    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype,
-                     efficiency: float) -> float:
+    def attention_ms(self, flop: float, length: int, dim: int, backward: bool, dtype: torch.dtype) -> float:
         """Attention over `length` keys with heads of size `dim`; flop: of all pairs, also where a mask leaves some out.
         """
-        return 1e3 * flop / (efficiency * self.peak(dtype))
+        return 1e3 * flop / (EFFICIENCY * self.peak(dtype))
 
     def sending_ms(self, kind: str, ranks: int, payload: float) -> float:
         """A collective over `ranks` by the ring model: latency, and the bytes that a rank sends over its slowest link.

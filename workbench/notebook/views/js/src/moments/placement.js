@@ -2,7 +2,7 @@
 import { count, make } from "../dom.js";
 import { FAINT, FILL, GREEN, INK, RED, press, redraw, svg, text } from "./svg.js";
 
-const COLORS = ["#e69f00", "#009e73"], NEXT = { replicate: "rows", rows: "columns", columns: "replicate" };
+const COLORS = ["#f0e442", "#999999"], NEXT = { replicate: "rows", rows: "columns", columns: "replicate" };
 const PLACES = { "S(0)": "rows", "S(1)": "columns", R: "replicate" };
 const SIDE = 150, GAP = 120, TOP = 56;
 

@@ -1,0 +1,10 @@
+"""The data of a view, read back as its page does."""
+
+import base64
+import json
+import zlib
+
+
+def unpacked(text):
+    """The data behind `workbench.notebook.moments.moment.packed`."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))

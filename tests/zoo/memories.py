@@ -1,0 +1,190 @@
+"""Odd modules that keep something in Python between their steps: lists, counters, arrays, generators, gradients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.models import DIM, written
+
+HOLDS = "module body changes what its attribute '{}' holds in its forward, .*: return the new value, or make it"
+ASSIGNS = "module body assigns its attribute '{}' in its forward, .*: make it a buffer"
+OUTSIDE = "it changes '{}', which lies outside of the module, in its forward, .*: return the new value, or make"
+GRADIENT = "module body reads a tensor's 'grad' in its forward, .*: read it between the steps"
+
+
+def held(name: str, change: Callable[[Any, Tensor], Any], kept: Callable[[], Any]) -> None:
+    """A module whose attribute `kept` is changed by `change`, which gives a number; the output is scaled by it."""
+    written(name, lambda m, x: x * change(m.kept, x), kept=kept, refused=HOLDS.format("kept"))
+
+
+def appended(kept: Any, x: Tensor) -> int:
+    kept.append(x)
+    return len(kept)
+
+
+def added(kept: Any, x: Tensor) -> int:
+    kept.add(len(kept))
+    return len(kept)
+
+
+def inserted(kept: Any, x: Tensor) -> int:
+    kept[len(kept)] = x
+    return len(kept)
+
+
+def counted(kept: Any, x: Tensor) -> int:
+    kept["calls"] += 1
+    return kept["calls"]
+
+
+def summed(kept: Any, x: Tensor) -> Any:
+    found = 1 + sum(kept)
+    kept[0] = x.detach()
+    return found
+
+
+def popped(kept: Any, x: Tensor) -> int:
+    return kept.pop() if kept else 0
+
+
+@dataclass
+class Calls:
+    made: int = 0
+
+    def __call__(self) -> int:
+        self.made += 1
+        return self.made
+
+
+held("activations in a list", appended, list)
+held("detached activations in a list", lambda kept, x: appended(kept, x.detach()), list)
+held("activations in a queue", appended, deque)
+held("activations in a queue of two", appended, lambda: deque(maxlen=2))
+held("activations in a list of a dictionary", lambda kept, x: appended(kept["seen"], x), lambda: {"seen": []})
+held("activations in a default dictionary", lambda kept, x: appended(kept["seen"], x), lambda: defaultdict(list))
+held("activations in a namespace", lambda kept, x: appended(kept.seen, x), lambda: SimpleNamespace(seen=[]))
+held("activations in a dictionary", inserted, dict)
+held("activations in an ordered dictionary", inserted, OrderedDict)
+held("the last activation in a list", summed, lambda: [torch.zeros(DIM)])
+held("numbers in a set", added, set)
+held("a collections.Counter", counted, Counter)
+held("numbers taken from a list", popped, lambda: [3, 2, 1])
+held("numbers taken from an iterator", lambda kept, x: next(kept), itertools.count)
+held("a generator of Python's random numbers", lambda kept, x: kept.random(), lambda: random.Random(0))
+held("an object that counts", lambda kept, x: kept(), Calls)
+held("a partial function with a list", lambda kept, x: kept(x), lambda: functools.partial(appended, []))
+
+
+# attributes of the module
+
+
+def _compared(m: Any, x: Tensor) -> Tensor:
+    m.calls += 1
+    return x if m.calls < 2 else -x
+
+
+def _array_rebound(m: Any, x: Tensor) -> Tensor:
+    m.array = m.array + 1
+    return x * torch.from_numpy(m.array)
+
+
+def _array_written(m: Any, x: Tensor) -> Tensor:
+    m.array[0] += 1
+    return x * torch.from_numpy(m.array)
+
+
+def _list_rebound(m: Any, x: Tensor) -> Tensor:
+    m.kept = [*m.kept, x]
+    return x * len(m.kept)
+
+
+def _asked_for(m: Any, x: Tensor) -> Tensor:
+    scale = 2 if hasattr(m, "later") else 1
+    m.later = x
+    return x * scale
+
+
+def _losses(m: Any, x: Tensor) -> Tensor:
+    m.losses.append(x.square().mean())
+    m.losses.append(x.abs().mean())
+    total = sum(m.losses)
+    m.losses.clear()
+    return x * total
+
+
+def _fresh(m: Any, x: Tensor) -> Tensor:
+    m.losses = []
+    m.losses.append(x.square().mean())
+    return x * sum(m.losses)
+
+
+def _set_again(m: Any, x: Tensor) -> Tensor:
+    m.scale = 2
+    return x * m.scale
+
+
+written("a number that is compared", _compared, calls=lambda: 0, refused=ASSIGNS.format("calls"))
+written("an array that is rebound", _array_rebound, array=lambda: np.zeros(DIM, np.float32),
+        refused=ASSIGNS.format("array"))
+written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32),
+        refused=HOLDS.format("array"))
+written("a list that is rebound", _list_rebound, kept=list, refused=ASSIGNS.format("kept"))
+written("an attribute that is asked for", _asked_for, refused=ASSIGNS.format("later"))
+written("losses in a list that is emptied", _losses, losses=list)
+written("losses in a new list", _fresh, losses=list)
+written("a number that stays", _set_again, scale=lambda: 2)
+
+
+# outside of the module, and the last step's gradient
+
+SEEN: list[Tensor] = []
+CALLS = 0
+
+
+def _global_list(m: Any, x: Tensor) -> Tensor:
+    SEEN.append(x)
+    return x * len(SEEN)
+
+
+def _global_number(m: Any, x: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    return x * CALLS
+
+
+def _by_default(m: Any, x: Tensor, seen: list[Tensor] = []) -> Tensor:  # noqa: B006 (the row is about it)
+    seen.append(x)
+    return x * len(seen)
+
+
+def _closure() -> Callable[[Any, Tensor], Tensor]:
+    calls = 0
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * calls
+
+    return function
+
+
+def _by_gradient(m: Any, x: Tensor) -> Tensor:
+    return x if m.layer.weight.grad is None else -x
+
+
+written("a list that is a global", _global_list, refused=OUTSIDE.format("SEEN"))
+written("a number that is a global", _global_number, refused=OUTSIDE.format("CALLS"))
+written("a list that is a default", _by_default, refused=HOLDS.format("function"))
+written("a number of a closure", _closure(), refused=HOLDS.format("function"))
+written("a branch on the last gradient", _by_gradient, refused=GRADIENT)

@@ -1,0 +1,133 @@
+"""Odd modules that call operators which the user defines with torch.library."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.models import DIM, written
+
+
+@torch.library.custom_op("zoo::cubed", mutates_args=())
+def cubed(x: Tensor) -> Tensor:
+    return x ** 3
+
+
+@torch.library.custom_op("zoo::split_in_two", mutates_args=())
+def split_in_two(x: Tensor, at: int, factor: float) -> tuple[Tensor, Tensor]:
+    return x[..., :at] * factor, x[..., at:].clone()
+
+
+@torch.library.custom_op("zoo::scaled_by", mutates_args=())
+def scaled_by(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight
+
+
+@torch.library.custom_op("zoo::counted", mutates_args=("steps",))
+def counted(x: Tensor, steps: Tensor) -> Tensor:
+    steps.add_(1)
+    return x * steps
+
+
+@torch.library.custom_op("zoo::without_fake", mutates_args=())
+def without_fake(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("zoo::without_backward", mutates_args=())
+def without_backward(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("zoo::backward_without_context", mutates_args=())
+def backward_without_context(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("zoo::of_another_shape", mutates_args=())
+def of_another_shape(x: Tensor) -> Tensor:
+    return x * 2
+
+
+cubed.register_fake(torch.empty_like)
+cubed.register_autograd(lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
+                        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]))
+split_in_two.register_fake(lambda x, at, factor: (torch.empty_like(x[..., :at]), torch.empty_like(x[..., at:])))
+split_in_two.register_autograd(
+    lambda ctx, left, right: (torch.cat([left * ctx.factor, right], -1), None, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[2]))
+scaled_by.register_fake(lambda x, weight: torch.empty_like(x))
+scaled_by.register_autograd(
+    lambda ctx, grad: (grad * ctx.saved_tensors[1], (grad * ctx.saved_tensors[0]).sum((0, 1))),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+counted.register_fake(lambda x, steps: torch.empty_like(x))
+without_fake.register_autograd(lambda ctx, grad: grad * 2)
+without_backward.register_fake(torch.empty_like)
+backward_without_context.register_fake(torch.empty_like)
+backward_without_context.register_autograd(lambda ctx, grad: grad * 2)
+of_another_shape.register_fake(lambda x: x.new_empty(x.shape[:-1]))
+of_another_shape.register_autograd(lambda ctx, grad: grad * 2)
+
+LIBRARY = torch.library.Library("zoo", "FRAGMENT")  # the older way
+LIBRARY.define("halved(Tensor x) -> Tensor")
+LIBRARY.impl("halved", lambda x: x / 2, "CompositeImplicitAutograd")
+LIBRARY.define("doubled_by_key(Tensor x) -> Tensor")
+LIBRARY.impl("doubled_by_key", lambda x: x * 2, "CPU")
+LIBRARY.impl("doubled_by_key", torch.empty_like, "Meta")
+LIBRARY.define("real_only(Tensor x) -> Tensor")
+LIBRARY.impl("real_only", lambda x: x * 2, "CPU")
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return without_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return without_backward(grad)
+
+
+CAPTURED = "cannot be captured( at operators.py:.*)?: "
+NO_BACKWARD = "operator zoo::{}, which has no backward: write one with torch.library.register_autograd"
+written("an operator that the user defines", lambda m, x: cubed(x))
+written("an operator of two results", lambda m, x: torch.cat(split_in_two(x, 3, 2.0), -1))
+written("an operator with a parameter", lambda m, x: scaled_by(x, m.scale),
+        scale=lambda: nn.Parameter(torch.ones(DIM)))
+written("an operator that writes a buffer", lambda m, x: x + counted(x.detach(), m.steps),
+        steps=lambda: torch.zeros(()))
+written("an operator without a fake", lambda m, x: without_fake(x),
+        refused=CAPTURED + "operator zoo::without_fake has no fake, .*: write one with torch.library.register_fake")
+written("an operator without a backward", lambda m, x: without_backward(x),
+        refused=CAPTURED + NO_BACKWARD.format("without_backward"))
+written("an operator without a backward, beside another way", lambda m, x: x + without_backward(x),
+        refused=CAPTURED + NO_BACKWARD.format("without_backward"))
+written("an operator without a backward, detached", lambda m, x: x + without_backward(x.detach()))
+written("an operator whose backward has no context", lambda m, x: backward_without_context(x))
+written("an operator whose fake is wrong", lambda m, x: of_another_shape(x),
+        refused=CAPTURED + "the gradient of operator zoo_of_another_shape has another shape .*: give its fake")
+written("an operator in a custom gradient", lambda m, x: Cubed.apply(x))
+written("an operator of a library, composed", lambda m, x: torch.ops.zoo.halved(x))
+written("an operator of a library, by key", lambda m, x: torch.ops.zoo.doubled_by_key(x),
+        refused="module body calls " + NO_BACKWARD.format("doubled_by_key"))
+written("an operator of a library, without a fake", lambda m, x: torch.ops.zoo.real_only(x),
+        refused=CAPTURED + "operator zoo::real_only has no fake")
+
+
+# Triton kernels
+
+
+def _launched(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    torch.library.wrap_triton(lambda given, taken: None)[(1,)](x, out)
+    return out
+
+
+if importlib.util.find_spec("triton") is None:
+    launched = torch.library.triton_op("zoo::launched", _launched, mutates_args=())
+    NO_TRITON = CAPTURED + "it calls a Triton kernel, and Triton is not installed: torch for GPUs brings it"
+    written("an operator of a Triton kernel where Triton is not installed", lambda m, x: launched(x), refused=NO_TRITON)

@@ -1,0 +1,97 @@
+"""Our parameters' names and sizes as the transformers library calls them: Llama, and DeepSeek-V3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FEED_FORWARD = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_ATTENTION = {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj", "wq_a": "q_a_proj",
+              "q_norm": "q_a_layernorm", "wkv_a": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "wkv": "kv_b_proj"}
+_BLOCK = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+          **{f"attention.{ours}": f"self_attn.{theirs}" for ours, theirs in _ATTENTION.items()},
+          **{f"feed_forward.{ours}": f"mlp.{theirs}" for ours, theirs in _FEED_FORWARD.items()},
+          **{f"moe.shared_experts.{ours}": f"mlp.shared_experts.{theirs}" for ours, theirs in _FEED_FORWARD.items()},
+          "moe.router.gate": "mlp.gate"}
+_TOP = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_SIZES = {
+    "llama3": {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+               "num_key_value_heads": "n_kv_heads", "vocab_size": "vocab_size", "intermediate_size": "ffn_dim",
+               "rms_norm_eps": "norm_eps", "rope_theta": "rope_theta"},
+    "deepseek_v3": {"hidden_size": "dim", "num_hidden_layers": "n_layers", "first_k_dense_replace": "n_dense_layers",
+                    "num_attention_heads": "n_heads", "vocab_size": "vocab_size", "intermediate_size": "ffn_dim",
+                    "moe_intermediate_size": "expert_dim", "n_routed_experts": "n_experts",
+                    "n_shared_experts": "n_shared_experts", "num_experts_per_tok": "top_k", "n_group": "n_groups",
+                    "topk_group": "top_groups", "scoring_func": "score", "norm_topk_prob": "normalise",
+                    "routed_scaling_factor": "route_scale", "q_lora_rank": "q_lora_rank",
+                    "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_nope_dim",
+                    "qk_rope_head_dim": "qk_rope_dim", "v_head_dim": "v_dim", "rms_norm_eps": "norm_eps",
+                    "rope_theta": "rope_theta"},
+}
+FAMILIES = tuple(_SIZES)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Where one of our tensors lies in their files. names: one, or one for each expert of a stack.
+
+    order: row i of ours is row order[i] of theirs; None keeps the order.
+    """
+
+    names: tuple[str, ...]
+    stacked: bool = False
+    order: tuple[int, ...] | None = None
+
+
+def their_place(name: str, shape: torch.Size, sizes: Mapping[str, Any]) -> Named:
+    """Where our tensor `name` of this shape lies in a model of these sizes."""
+    path, _, kind = name.rpartition(".")
+    if path in _TOP:
+        return Named((f"{_TOP[path]}.{kind}",))
+    _, index, rest = path.split(".", 2)
+    layer = f"model.layers.{index}"
+    if rest == "moe.experts":
+        each = (f"{layer}.mlp.experts.{i}.{_FEED_FORWARD[kind]}.weight" for i in range(shape[0]))
+        return Named(tuple(each), stacked=True)
+    if rest == "moe.router":
+        return Named((f"{layer}.mlp.gate.e_score_correction_{kind}",))
+    theirs = _BLOCK[rest] if rest != "attention.wq" or not sizes.get("q_lora_rank") else "self_attn.q_b_proj"
+    return Named((f"{layer}.{theirs}.{kind}",), order=_order(rest, shape, sizes))
+
+
+def _order(path: str, shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """DeepSeek's rotary pairs are neighbours in their rows, and half a width apart in ours."""
+    if "qk_rope_dim" not in sizes or path not in ("attention.wq", "attention.wkv_a"):
+        return None
+    turned = sizes["qk_rope_dim"]
+    kept = sizes["qk_nope_dim"] if path == "attention.wq" else sizes["kv_lora_rank"]
+    head = [*range(kept), *range(kept, kept + turned, 2), *range(kept + 1, kept + turned, 2)]
+    return tuple(start + i for start in range(0, shape[0], kept + turned) for i in head)
+
+
+def their_config(family: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a model of these sizes."""
+    found = {theirs: sizes[ours] for theirs, ours in _SIZES[family].items()}
+    found |= {"max_position_embeddings": sizes["max_seq_len"], "hidden_act": "silu", "tie_word_embeddings": False}
+    if family == "llama3":
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **found}
+    found |= {"q_lora_rank": sizes["q_lora_rank"] or None, "num_key_value_heads": sizes["n_heads"],
+              "rope_interleave": True}
+    return {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **found}
+
+
+def misfit(family: str, sizes: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What their config.json says that a model of these sizes would compute otherwise, and the remedy; or nothing."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        return f"it scales rotary positions ({kind}), which {family} here does not do: take other weights"
+    theirs = {"rope_theta": rope.get("rope_theta"), **config}
+    for key, ours in _SIZES[family].items():
+        there, here = theirs.get(key), sizes[ours]
+        if there is not None and there != here:
+            return f"{key} is {there!r}, and the recipe's model.{ours} is {here!r}: set model.{ours} to {there!r}"
+    return "" if config.get("rope_interleave", True) else "rope_interleave is false, and only true is read"
