@@ -86,10 +86,18 @@ def _of_graph(output: Any) -> Iterator[SideEffect]:
     objects = {id(each): each for each in effects.keepalive}
     for key, variable in list(effects.id_to_variable.items()):  # an in-place check adds some
         existed = isinstance(variable.mutation_type, AttributeMutationExisting | ValueMutationExisting)
-        named = existed and variable.source is not None and not str(variable.source.name).startswith(_TORCHS)
+        named = existed and (source := _name(variable.source)) and not source.startswith(_TORCHS)
         if named and effects.is_modified(variable):
             assigned = effects.store_attr_mutations.get(variable, {})
             yield from _effects(variable, objects.get(key), assigned, read)
+
+
+def _name(source: Any) -> str:
+    """Where Dynamo found an object; "" for one that it made itself."""
+    try:
+        return "" if source is None else str(source.name)
+    except NotImplementedError:  # of a temporary of its own
+        return ""
 
 
 def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: Collection[str]) -> Iterator[SideEffect]:

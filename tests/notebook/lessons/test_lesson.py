@@ -352,9 +352,9 @@ def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
 
 @pytest.mark.parametrize(("answer", "score", "message"), [
     ([0, 2], 1.0, "right"),
-    ([0, 1, 2], 2 / 3, "1 not of it"),
+    ([0, 1, 2], 2 / 3, "1 of your 3 calls are not of it"),
     ([0], 0.5, "1 missing"),
-    ([1], 0.0, "1 not of it; 2 missing"),
+    ([1], 0.0, "1 of your 1 calls are not of it; 2 missing"),
     ([], 0.0, "2 missing"),
     ([7], 0.0, "give calls of the backward graph, or their numbers"),
     (None, 0.0, "give calls of the backward graph, or their numbers"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {"triton": BLUE, "cpp": GREEN, "extern": ORANGE, "collective": PINK, "wait": GREY, "other": YELLOW}
+LABELS = {"triton": "generated (triton)", "cpp": "generated (cpp)", "extern": "library call (extern)"}
 MOST = 60
 """The most bars in one picture; later calls are only counted."""
 
@@ -62,7 +63,7 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
         if kind == "collective":
             axes.vlines([i for i, _ in at], 0, top, color=color, linewidth=1.4, label=kind if at else "")
         elif at:
-            axes.bar([i for i, _ in at], [high for _, high in at], 0.8, color=color, label=kind)
+            axes.bar([i for i, _ in at], [high for _, high in at], 0.8, color=color, label=LABELS.get(kind, kind))
         if of_kind := [k for k in calls if k.kind == kind]:
             nodes = len({n for k in of_kind for n in k.nodes})
             lines.append(f"  {kind}: {len(of_kind)} calls of {len({k.name for k in of_kind})} kernels, {nodes} nodes")
@@ -72,11 +73,17 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
         lines.append(f"  not drawn: {count}")
     axes.set(xlim=(-1, len(drawn) + bool(folded)), ylim=(0, top * 1.05), ylabel="nodes")
     axes.set_xlabel("calls of kernels, in their order", fontsize=8)
-    axes.set_title(f"{found.graph}: {len(found.nodes)} nodes in {len(calls)} calls, "
-                   f"{len(found.not_found)} nodes not found", fontsize=10)
+    axes.set_title(_title(found, calls), fontsize=10)
     if calls:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return lines
+
+
+def _title(found: Kernels, calls: Sequence[Kernel]) -> str:
+    """The nodes that the calls compute, of all: views, waits and nodes that Inductor took out are in no call."""
+    within = len({*found.nodes}.intersection(n for k in calls for n in k.nodes))
+    lost = f", {len(found.not_found)} nodes not found" if found.not_found else ""
+    return f"{found.graph}: {counted(len(calls), 'call')} with {within} of {len(found.nodes)} nodes{lost}"
 
 
 def kernel_table(what: Given, *, kind: str | None = None) -> Table:

@@ -196,7 +196,8 @@ def calls_of(answer: Any, *, graph: Any, nodes: set[str]) -> tuple[float, str]:
         return 0.0, f"give calls of the {graph.graph} graph, or their numbers"
     wanted = {k.number for k in graph.kernels if nodes & {*k.nodes}}
     other, missing = len(chosen - wanted), len(wanted - chosen)
-    parts = [f"{count} {word}" for count, word in ((other, "not of it"), (missing, "missing")) if count]
+    stray = f"{other} of your {len(chosen)} calls are not of it"
+    parts = [text for count, text in ((other, stray), (missing, f"{missing} missing")) if count]
     return len(chosen & wanted) / max(1, len(chosen | wanted)), "; ".join(parts) or "right"
 
 
