@@ -155,3 +155,15 @@ def test_a_model_of_half_precision_does_not_become_another_in_silence(fake4: Any
                                              "would compute in float32"):
         author(of_recipe(lambda: Net(mean).bfloat16()), fake4)
     assert capture(author(of_recipe(lambda: Net(mean).bfloat16(), **{"precision.param": "bfloat16"}), fake4))
+
+
+class Squared(nn.Linear):
+    """Dynamo makes the object that `super()` gives; it has no place in the user's program."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_a_forward_that_calls_super_is_captured(fake4: Any) -> None:
+    authored = author_module(Squared(16, 32, bias=False), fake4, None, batch=lambda: (torch.empty(8, 16),))
+    assert [n.name for n in capture(authored).graph.graph.nodes if "mm" in n.name] == ["mm", "mm_1"]
