@@ -6,6 +6,7 @@ import json
 import tomllib
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,9 @@ def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
         context = {"at_most": {"bytes": 4.0}} if point.check == "targets" else {"truth": truth}
         if point.check.endswith(":exposes"):
             context = {}
+        if point.check.endswith(":calls_of"):
+            call = SimpleNamespace(number=1, nodes=("mm",))
+            context = {"graph": SimpleNamespace(graph="forward", kernels=[call]), "nodes": {"mm"}}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
