@@ -18,7 +18,6 @@ from workbench import (
     author,
     build,
     capture,
-    fake_world,
     load_recipe,
     partition,
     register_pass,
@@ -233,14 +232,14 @@ def test_what_this_pass_hides_stays_hidden_in_inductors_code(fake4):
 
 
 @pytest.mark.parametrize("anything_fuses", [False, True])
-def test_no_fusion_delays_a_gradients_collective_behind_later_products(anything_fuses, monkeypatch):
+def test_no_fusion_delays_a_gradients_collective_behind_later_products(fake4, anything_fuses, monkeypatch):
     """In a whole step of one layer, the sums of all norms' gradients read alike enough to become one late kernel."""
     if anything_fuses:
         monkeypatch.setattr(inductor, "kept_fusions", nullcontext)
     recipe = load_recipe("llama3_whole_step").override({
-        "mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 1, "strict": False,
+        "mesh.dp_shard": 4, "mesh.tp": 1, "model.n_layers": 1, "strict": False,
         "passes": [OVERLAP, "full_inductor_compilation"]})
-    with config.patch(force_disable_caches=True), fake_world(2) as world:
-        found = build(recipe, world).records[-1].verdict("order")
+    with config.patch(force_disable_caches=True):
+        found = build(recipe, fake4).records[-1].verdict("order")
     assert found.outcome is (Outcome.FAIL if anything_fuses else Outcome.PASS)
     assert found.evidence["hidden"] > 5 and bool(found.evidence["lost"]) is anything_fuses
