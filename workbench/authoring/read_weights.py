@@ -88,13 +88,13 @@ def stored_weights(recipe: Recipe, module: nn.Module) -> dict[str, Stored | torc
             raise WorkbenchError(f"weights {folder}: tensor {theirs!r} is missing, which {name!r} of {family} needs: "
                                  "take the weights of this model, or another flavor")
         shape = tuple(kept[name].shape[places[name].stacked:])
-        _, piece = slices[theirs]
+        file, piece = slices[theirs]
         if tuple(piece.get_shape()) != shape:
-            raise WorkbenchError(f"weights {slices[theirs][0]}: tensor {theirs!r} has shape {piece.get_shape()}, and "
+            raise WorkbenchError(f"weights {file}: tensor {theirs!r} has shape {piece.get_shape()}, and "
                                  f"{name!r} of {family} takes {list(shape)}: set the sizes in model, or take other "
                                  "weights")
         if piece.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-            raise WorkbenchError(f"weights {slices[theirs][0]}: tensor {theirs!r} is of dtype {piece.get_dtype()}: "
+            raise WorkbenchError(f"weights {file}: tensor {theirs!r} is of dtype {piece.get_dtype()}: "
                                  "convert it to BF16 first")
     second_head = f"model.layers.{sizes['n_layers']}."  # DeepSeek-V3's second prediction head, which is left out here
     has_head = f"{second_head}eh_proj.weight" in slices

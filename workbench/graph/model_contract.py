@@ -59,8 +59,6 @@ _REMEDIES = {
         "it writes into a tensor that is no buffer: give it to register_buffer"),
     r"has been modified inplace": (
         "it writes into a parameter: write between the steps, and build an embedding without max_norm"),
-}
-_REMEDIES |= {
     r"No module named 'triton'": "it calls a Triton kernel, and Triton is not installed: torch for GPUs brings it",
     r"no fake impl registered for <CustomOpDef\(([\w:]+)\)>|unsupported operator: (\w+)\.(\w+)": (
         "operator {} has no fake, which gives the shape of its result: write one with torch.library.register_fake"),

@@ -119,16 +119,19 @@ class Checkpoints:
         rates = {names[id(p)]: {key: float(group[key]) for key in _RATES if key in group}
                  for group in self.optimizer.param_groups for p in group["params"]}
         state = None if self.scheduler is None else self.scheduler.state_dict()
-        return {"rates": rates, "groups": len(self.optimizer.param_groups), "scheduler": state,
-                "class": None if self.scheduler is None else type(self.scheduler).__name__}
+        return {"rates": rates, "groups": len(self.optimizer.param_groups), "scheduler": state, "class": self._schedule}
+
+    @property
+    def _schedule(self) -> str | None:
+        """The scheduler's class."""
+        return None if self.scheduler is None else type(self.scheduler).__name__
 
     def _set_rates(self, place: Path) -> None:
         """Go on with the checkpoint's learning rates, each written into its tensor where it is one."""
         found, names = _read(place / RATES), {id(p): name for name, p in self.authored.module.named_parameters()}
-        mine = None if self.scheduler is None else type(self.scheduler).__name__
-        if found["class"] != mine:
-            raise WorkbenchError(f"checkpoint {place}: its run had {_schedule(found['class'])}, and this one has "
-                                 f"{_schedule(mine)}: give train the same scheduler, or take another folder")
+        if found["class"] != self._schedule:
+            raise WorkbenchError(f"checkpoint {place}: its run had {_told(found['class'])}, and this one has "
+                                 f"{_told(self._schedule)}: give train the same scheduler, or take another folder")
         groups = self.optimizer.param_groups
         if self.scheduler is not None:
             if found["groups"] != len(groups):
@@ -239,7 +242,7 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _schedule(name: str | None) -> str:
+def _told(name: str | None) -> str:
     return f"scheduler {name}" if name is not None else "no scheduler"
 
 

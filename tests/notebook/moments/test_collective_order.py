@@ -12,19 +12,13 @@ from pathlib import Path
 import pytest
 from unpacked import unpacked
 
-from notebook.moments.stack import random_order, split
-from workbench import WorkbenchError, fake_world, load_lesson, order_pass, run_partitioned
+from notebook.moments.stack import random_order
+from workbench import WorkbenchError, load_lesson, order_pass, run_partitioned
 from workbench.graph.read.cost import device_spec
 from workbench.notebook.moments.collective_order import CollectiveOrder
 
 SOURCES = Path(__file__).parents[3] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
 ORDERS = 500
-
-
-@pytest.fixture(scope="module")
-def pair():
-    with fake_world(2) as world:
-        yield split(world)
 
 
 @pytest.fixture

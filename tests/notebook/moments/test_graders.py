@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from notebook.moments.stack import split
 from workbench import CollectiveOrder, Partitioner, PlacementLab, author_module, capture, fake_world
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
@@ -75,12 +74,6 @@ def test_the_other_circle_and_no_other_launches():
     assert hangs(["4: dp"])[1].startswith("'4: dp' is no launch")
     assert "it cannot launch another one" in hangs(["0: dp", "0: tp"])[1]
     assert hangs({"0": "dp"}) == (0.0, "give the board, or a list of launches such as '0: dp'")
-
-
-@pytest.fixture(scope="module")
-def pair():
-    with fake_world(2) as world:
-        yield split(world)
 
 
 @pytest.fixture

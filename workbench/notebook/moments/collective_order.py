@@ -33,8 +33,8 @@ class CollectiveOrder(Moment):
 
     `order`: the names of all nodes, as they stand now; `order_pass(view.order, view.part)` makes a pass of it.
     `given`: the order as captured. `reads`: by name, the nodes that a node reads. `selected`: a collective or a wait.
-    `figures`: exposed and total milliseconds, and the peak in bytes. `race`: show
-    the order of overlap_collectives below.
+    `figures`: exposed and total milliseconds, and the peak in bytes. `race`: show the order of overlap_collectives
+    below.
     """
 
     order = traitlets.List(traitlets.Unicode()).tag(sync=True)

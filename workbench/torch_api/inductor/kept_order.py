@@ -30,10 +30,7 @@ class KeptOrder(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # t
         return "workbench: order of the graph, 2"
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        from torch._inductor.virtualized import V
-
-        place: dict[Node, int] = {node: i for i, node in enumerate(V.graph.graph.nodes)}
-        needs = _needs(nodes)
+        place, needs = _places(), _needs(nodes)
         keys = [(_last_origin(node, place), i) for i, node in enumerate(nodes)]
         try:
             return [nodes[i] for i in nx.lexicographical_topological_sort(needs, keys.__getitem__)]
@@ -70,10 +67,8 @@ class KeptFusions(InductorChoices):
 
     def _read(self, scheduler: Any) -> None:
         from torch._inductor.utils import is_collective
-        from torch._inductor.virtualized import V
 
-        self._of = scheduler
-        place: dict[Node, int] = {node: i for i, node in enumerate(V.graph.graph.nodes)}
+        self._of, place = scheduler, _places()
         nodes = [part for node in scheduler.nodes for part in node.get_nodes()]
         needs, names = _needs(nodes), [part.get_name() for part in nodes]
         self._last = {name: _last_origin(part, place) for name, part in zip(names, nodes, strict=True)}
@@ -83,6 +78,13 @@ class KeptFusions(InductorChoices):
         for i in reversed(list(nx.topological_sort(needs))):
             users = [names[user] for user in needs.successors(i)]
             self._due[names[i]] = min((min(first[user], self._due[user]) for user in users), default=len(place))
+
+
+def _places() -> dict[Node, int]:
+    """The positions of the nodes of the graph that Inductor compiles now."""
+    from torch._inductor.virtualized import V
+
+    return {node: i for i, node in enumerate(V.graph.graph.nodes)}
 
 
 def _needs(nodes: Sequence[Any]) -> nx.DiGraph[int]:
