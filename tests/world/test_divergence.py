@@ -60,6 +60,13 @@ def test_a_rank_that_hangs_elsewhere_is_the_consequence():
     assert found is not None and found.ranks == (1, 2) and set(found.missing) == {2}
 
 
+def test_of_equals_it_is_the_lowest_ranks_whoever_answered_first():
+    circle = {r: [launch(1, done=False, group=f"{m}", ranks=m)]
+              for r, m in enumerate([(0, 2), (0, 1), (2, 3), (1, 3)])}
+    for order in ((0, 1, 2, 3), (1, 0, 3, 2), (3, 2, 1, 0)):
+        assert first_divergence({rank: circle[rank] for rank in order}).ranks == (0, 2)
+
+
 def test_unlike_collectives_come_before_a_missing_one():
     others = {"group": "b", "ranks": (0, 1)}
     lists = {0: [launch(1), launch(1, **others)], 1: [launch(1, **others, op="broadcast")]}

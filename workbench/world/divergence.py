@@ -62,11 +62,12 @@ def first_divergence(launches: Mapping[int, Sequence[Launch]]) -> Divergence | N
     """The first difference between the ranks' launches, or None. `launches`: each rank's, oldest first.
 
     Different collectives come before a missing one. Of the missing ones, those of ranks that wait in no other group
-    come first: a rank that hangs in another group is missing here as a consequence.
+    come first: a rank that hangs in another group is missing here as a consequence. Of equals, the lowest rank's,
+    whichever rank answered first.
     """
     groups: dict[str, dict[int, dict[int, Launch]]] = {}
     forgetful = {rank for rank, own in launches.items() if own and own[0].record > 0}  # lost their oldest launches
-    for rank, own in launches.items():
+    for rank, own in sorted(launches.items()):
         for launch in own:
             for member in launch.ranks:
                 if member in launches and member not in forgetful:
