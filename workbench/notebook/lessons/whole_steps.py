@@ -1,0 +1,178 @@
+"""What "One graph for the whole step" prints, counts and asks: a graph's lines, traffic, recorded steps, late reads."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from workbench.checks.lint import stale_reads
+from workbench.errors import WorkbenchError
+from workbench.graph.read.nodes import lists_of_update, updates_of
+from workbench.graph.read.program import program
+from workbench.graph.step_graph import StepGraph
+from workbench.torch_api.ops import tensor_bytes
+from workbench.tools.timing.trace_file import TracedStep
+
+RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
+Row = tuple[str, str, tuple[str, ...]]
+"""A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
+
+
+def lines_of(gm: GraphModule, *, after: str = "", upto: str = "") -> str:
+    """The graph's program behind the node `after` and up to `upto`; by default from the first or to the last line."""
+    lines = [text for text in program(gm).splitlines() if not text.startswith("#")]
+    names = [text.partition(":")[0] for text in lines]
+    first = names.index(after) + 1 if after else 0
+    last = names.index(upto) + 1 if upto else len(lines)
+    short = (text.replace(", dtype=torch.float32, device=device(type='cpu'), pin_memory=False", "")
+             for text in lines[first:last])
+    return "\n".join(textwrap.fill(text, 100, subsequent_indent=" " * 8) for text in short)
+
+
+def traffic(joined: StepGraph) -> dict[str, tuple[int, int]]:
+    """Bytes (read, written) of gradients, parameters and states by norm, scaling and update. Scalars are left out."""
+    nodes = {node.name: node for node in joined.graph.graph.nodes}
+    updates = updates_of(joined.graph)
+    raw = [nodes[name] for name in joined.gradients.values()]
+    found = {}
+    for part in ("norm", "scaling"):
+        bytes_read = sum(_size(gradient) for gradient in raw for user in gradient.users
+                         if user not in updates and (user.target is torch.ops.aten.mul.Tensor) == (part == "scaling"))
+        found[part] = bytes_read, bytes_read if part == "scaling" else 0
+    read = written = 0
+    for update in updates:
+        parameters, gradients, *states = (sum(map(_size, each)) for each in lists_of_update(update)[:4])
+        read += parameters + gradients + sum(states)
+        scales = update.kwargs.get("grad_scale") is not None  # then it writes the scaled gradient back
+        written += parameters + sum(states) + (gradients if scales else 0)
+    return found | {"update": (read, written)}
+
+
+def _size(node: Node) -> int:
+    return tensor_bytes(node.meta["val"])
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The steps recorded on one GPU with clipping and AdamW outside of the graphs and inside, as `workbench run` wrote
+    them.
+    """
+    if not RECORDED.is_file():
+        raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
+    return [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Clipping and AdamW at the end of a traced step, in milliseconds.
+
+    cpu_ms: from the CPU's first launch to its last. gpu_ms: in which a kernel runs, of it clip_ms and adamw_ms.
+    idle_ms: between the kernels. late_ms: of it, before kernels that were launched too late.
+    """
+
+    launches: int
+    cpu_ms: float
+    clip_ms: float
+    adamw_ms: float
+    idle_ms: float
+    late_ms: float
+
+    @property
+    def gpu_ms(self) -> float:
+        return self.clip_ms + self.adamw_ms
+
+
+def tail_of(step: TracedStep) -> Tail:
+    """The part of a traced step from the first kernel of the gradients' norm on; it runs on one stream."""
+    first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
+    before, tail = step.events[first - 1], step.events[first:]
+    launched = [event.launched for event in tail if event.launched is not None]
+    busy = {kind: sum(e.end - e.begin for e in tail if ("FusedOptimizer" in e.name) == kind) for kind in (True, False)}
+    gaps = [(b.begin - a.end, b.launched is not None and b.launched > a.end)
+            for a, b in pairwise([before, *tail]) if b.begin > a.end]
+    return Tail(len(tail), (max(launched) - min(launched)) / 1e3, busy[False] / 1e3, busy[True] / 1e3,
+                sum(gap for gap, _ in gaps) / 1e3, sum(gap for gap, late in gaps if late) / 1e3)
+
+
+def late_reads(rows: Sequence[Row]) -> dict[str, str]:
+    """For each input that is read behind its update, the first node that does so, by the lint check."""
+    graph, made = Graph(), dict[str, Node]()
+    operators: dict[str, Callable[[list[Node]], tuple[Any, tuple[Any, ...]]]] = {
+        "view": lambda given: (torch.ops.aten.t.default, tuple(given)),
+        "compute": lambda given: (torch.ops.aten.cat.default, (given,)),
+        "update": lambda given: (torch.ops.aten.add_.Tensor, tuple(given))}
+    for name, kind, reads in rows:
+        if kind == "input":
+            made[name] = graph.placeholder(name)
+        else:
+            target, args = operators[kind]([made[read] for read in reads])
+            made[name] = graph.create_node("call_function", target, args, name=name)
+    graph.output(())
+    found = (re.match(r"(\w+) is read by (\w+) after", said) for said in
+             stale_reads(GraphModule(torch.nn.Module(), graph)))
+    return {match[1]: match[2] for match in found if match}
+
+
+def _cases() -> Iterator[tuple[str, list[Row]]]:
+    inputs: list[Row] = [("w", "input", ()), ("v", "input", ()), ("g", "input", ())]
+    update: Row = ("up", "update", ("w", "g"))
+    yield "a read after the update", [*inputs, update, ("mm", "compute", ("w",))]
+    yield "a read before the update", [*inputs, ("mm", "compute", ("w", "g")), update]
+    yield "another input", [*inputs, update, ("mm", "compute", ("v",))]
+    yield "two reads after the update", [*inputs, update, ("mm", "compute", ("v", "w")), ("mm_1", "compute", ("w",))]
+    yield "a view from before the update", [*inputs, ("t", "view", ("w",)), update, ("mm", "compute", ("t",))]
+    yield "a view of a view", [*inputs, ("t", "view", ("w",)), ("t_1", "view", ("t",)), update,
+                               ("mm", "compute", ("v", "t_1"))]
+    yield "a view that nobody reads", [*inputs, update, ("t", "view", ("w",)), ("mm", "compute", ("v",))]
+    seed = random.Random(15)
+    for _ in range(20):
+        yield "a program at random", [*inputs, *_at_random(seed)]
+
+
+def _at_random(seed: random.Random) -> Iterator[Row]:
+    names, open_inputs = ["w", "v"], ["w", "v"]
+    for number in range(10):
+        kind = seed.choice(("view", "compute", "compute", "update"))
+        if kind == "update" and open_inputs:
+            yield f"up_{number}", kind, (open_inputs.pop(seed.randrange(len(open_inputs))), seed.choice(names))
+        elif kind == "view":
+            yield f"t_{number}", kind, (seed.choice(names),)
+            names.append(f"t_{number}")
+        else:
+            yield f"mm_{number}", "compute", tuple(seed.sample(names, 2))
+
+
+def finds(answer: Any) -> tuple[float, str]:
+    """Grades a function from rows to late reads by what lint finds in the same programs.
+
+    The message names the first kind of case that is wrong. A wrong read after the update scores 0.
+    """
+    if not callable(answer):
+        return 0.0, "give a function of a list of rows"
+    wrong: dict[str, str] = {}
+    cases = list(_cases())
+    for case, rows in cases:
+        if case not in wrong and (problem := _problem(answer, rows)):
+            wrong[case] = problem
+    right = sum(case not in wrong for case, _ in cases)
+    first = next(iter(wrong.items()), None)
+    score = 0.0 if "a read after the update" in wrong else right / len(cases)
+    return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
+
+
+def _problem(answer: Callable[[list[Row]], Any], rows: list[Row]) -> str:
+    wanted = late_reads(rows)
+    try:
+        got = answer(list(rows))
+    except Exception as error:  # the reader's code
+        return f"{type(error).__name__}: {error}"
+    return "" if got == wanted else f"got {got}, wanted {wanted}"
