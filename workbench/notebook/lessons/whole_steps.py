@@ -34,7 +34,7 @@ def lines_of(gm: GraphModule, *, after: str = "", upto: str = "") -> str:
     names = [text.partition(":")[0] for text in lines]
     first = names.index(after) + 1 if after else 0
     last = names.index(upto) + 1 if upto else len(lines)
-    short = (text.replace(", dtype=torch.float32, device=device(type='cpu'), pin_memory=False", "")
+    short = (re.sub(r": not recorded|, dtype=torch.float32, device.*pin_memory=False", "", text)
              for text in lines[first:last])
     return "\n".join(textwrap.fill(text, 100, subsequent_indent=" " * 8) for text in short)
 
