@@ -10,4 +10,5 @@
     scores       a reader's best scores
     suspects     the pipelines of "Find the wrong pass"
     traces       what "Read your own trace" reads and asks
+    whole_steps  what "One graph for the whole step" counts and asks
 """

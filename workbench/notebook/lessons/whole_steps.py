@@ -20,8 +20,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
-from workbench.torch_api.ops import tensor_bytes
 from workbench.tools.timing.trace_file import TracedStep
+from workbench.torch_api.ops import tensor_bytes
 
 RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
 Row = tuple[str, str, tuple[str, ...]]
@@ -63,9 +63,7 @@ def _size(node: Node) -> int:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """The steps recorded on one GPU with clipping and AdamW outside of the graphs and inside, as `workbench run` wrote
-    them.
-    """
+    """The steps recorded on one GPU, with clipping and AdamW outside of the graphs and inside."""
     if not RECORDED.is_file():
         raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
     return [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
@@ -75,8 +73,8 @@ def recorded() -> list[dict[str, Any]]:
 class Tail:
     """Clipping and AdamW at the end of a traced step, in milliseconds.
 
-    cpu_ms: from the CPU's first launch to its last. gpu_ms: in which a kernel runs, of it clip_ms and adamw_ms.
-    idle_ms: between the kernels. late_ms: of it, before kernels that were launched too late.
+    launches: of kernels. cpu_ms: from the CPU's first launch to its last. gpu_ms: in which a kernel runs, of it clip_ms
+    and adamw_ms. idle_ms: between the kernels. late_ms: of it, before kernels that were launched too late.
     """
 
     launches: int
@@ -92,14 +90,16 @@ class Tail:
 
 
 def tail_of(step: TracedStep) -> Tail:
-    """The part of a traced step from the first kernel of the gradients' norm on; it runs on one stream."""
+    """The part of a traced step from the fill of the norm's buffer on. It runs on one stream."""
     first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
+    first -= "FillFunctor" in step.events[first - 1].name
     before, tail = step.events[first - 1], step.events[first:]
     launched = [event.launched for event in tail if event.launched is not None]
     busy = {kind: sum(e.end - e.begin for e in tail if ("FusedOptimizer" in e.name) == kind) for kind in (True, False)}
     gaps = [(b.begin - a.end, b.launched is not None and b.launched > a.end)
             for a, b in pairwise([before, *tail]) if b.begin > a.end]
-    return Tail(len(tail), (max(launched) - min(launched)) / 1e3, busy[False] / 1e3, busy[True] / 1e3,
+    launches = sum(not event.name.startswith("Mem") for event in tail)
+    return Tail(launches, (max(launched) - min(launched)) / 1e3, busy[False] / 1e3, busy[True] / 1e3,
                 sum(gap for gap, _ in gaps) / 1e3, sum(gap for gap, late in gaps if late) / 1e3)
 
 

@@ -1,0 +1,202 @@
+"""What "One graph for the whole step" counts and says, and its graders with answers that are wrong in one way."""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from workbench import Update, author_module, capture, join, partition, run_partitioned
+from workbench.authoring.plans import ParallelPlan
+from workbench.errors import WorkbenchError
+from workbench.notebook.lessons import whole_steps
+from workbench.notebook.lessons.grading import grade
+from workbench.notebook.lessons.lesson import load_lesson
+from workbench.notebook.lessons.traces import recorded as recorded_trace
+from workbench.notebook.lessons.whole_steps import finds, late_reads, lines_of, recorded, tail_of, traffic
+from workbench.tools.timing.order import read_order
+from workbench.world.mesh import World
+
+ROOT = Path(__file__).parents[3]
+LESSON = "15_one_graph_for_the_whole_step"
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x, y):
+        return ((x @ self.weight.t() - y) ** 2).sum()
+
+
+def joined(*passes, clip: float | None = 1.0):
+    batch = torch.ones(2, 4), torch.ones(2, 3)
+    alone = World("gloo", 1, 0, torch.device("cpu"))
+    found = join(partition(capture(author_module(Linear(), alone, None, ParallelPlan(), batch=lambda: batch))),
+                 Update(clip=clip))
+    run_partitioned(found, passes)
+    return found
+
+
+def test_a_graph_s_lines_between_two_nodes():
+    graph = joined().graph
+    assert lines_of(graph, after="mul_2", upto="clamp") == "clamp: float32 [] = aten.clamp(mul_2, None, 1.0)"
+    assert lines_of(graph).startswith("primals_1: ") and lines_of(graph).endswith("return (sum_1, _to_copy_1)")
+    assert max(map(len, lines_of(graph).splitlines())) <= 100 and "not recorded" not in lines_of(graph)
+
+
+@pytest.mark.parametrize(("found", "wanted"), [
+    (((), 1.0), {"norm": (48, 0), "scaling": (48, 48), "update": (192, 144)}),
+    ((("fused_clip_adamw",), 1.0), {"norm": (48, 0), "scaling": (0, 0), "update": (192, 192)}),
+    (((), None), {"norm": (48, 0), "scaling": (0, 0), "update": (192, 144)}),
+])
+def test_traffic_of_one_weight(found, wanted):
+    passes, clip = found
+    assert traffic(joined(*passes, clip=clip)) == wanted
+
+
+def rooted(rows):
+    """The right answer."""
+    memory, updated, found = {}, set(), {}
+    for name, kind, reads in rows:
+        memory[name] = memory[reads[0]] if kind == "view" else name
+        found |= {memory[r]: name for r in reads if kind != "view" and memory[r] in updated and memory[r] not in found}
+        updated |= {memory[reads[0]]} if kind == "update" else set()
+    return found
+
+
+def by_name(rows):
+    """Wrong: knows no views."""
+    return rooted([(name, "compute" if kind == "view" else kind, reads) for name, kind, reads in rows])
+
+
+def one_view(rows):
+    """Wrong: follows one view, and no chain."""
+    memory, updated, found = {}, set(), {}
+    for name, kind, reads in rows:
+        memory[name] = reads[0] if kind == "view" else name
+        found |= {memory[r]: name for r in reads if kind != "view" and memory[r] in updated and memory[r] not in found}
+        updated |= {reads[0]} if kind == "update" else set()
+    return found
+
+
+def views_read(rows):
+    """Wrong: takes a view for a read."""
+    memory, updated, found = {}, set(), {}
+    for name, kind, reads in rows:
+        memory[name] = memory[reads[0]] if kind == "view" else name
+        found |= {memory[r]: name for r in reads if memory[r] in updated and memory[r] not in found}
+        updated |= {memory[reads[0]]} if kind == "update" else set()
+    return found
+
+
+def only_computes(rows):
+    """Wrong: an update reads nothing."""
+    return rooted([(name, kind, reads[:1] if kind == "update" else reads) for name, kind, reads in rows])
+
+
+def ever_updated(rows):
+    """Wrong: does not ask what comes first."""
+    updated = {reads[0] for _, kind, reads in rows if kind == "update"}
+    return {r: name for name, kind, reads in reversed(rows) if kind == "compute" for r in reads if r in updated}
+
+
+def last_reader(rows):
+    """Wrong: names the last reader."""
+    return rooted(rows) and {w: [n for n, kind, reads in rows if kind == "compute" and w in reads][-1]
+                             for w in rooted(rows)}
+
+
+WRONG = {
+    "a read after the update": lambda rows: {}, "a read before the update": ever_updated,
+    "another input": lambda rows: rooted(rows) if rows[-2][1] != "update" else {"w": "mm"},
+    "two reads after the update": last_reader, "a view from before the update": by_name, "a view of a view": one_view,
+    "a view that nobody reads": views_read, "at random": only_computes,
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_finder_is_told_by_its_case_and_meets_its_hint(case):
+    score, message = finds(WRONG[case])
+    assert score < 1 and message.startswith("wrong with ") and f"{case}: got " in message
+    assert [words for words in load_lesson(LESSON).checkpoint("late").reacts if words in message] == [case]
+
+
+def test_a_finder_that_raises_and_what_is_no_function_are_refused_in_words():
+    assert finds(rooted) == (1.0, "right")
+    assert finds(lambda rows: rows[99]) == (
+        0.0, "wrong with a read after the update: IndexError: list index out of range")
+    assert finds({}) == (0.0, "give a function of a list of rows")
+
+
+def test_lint_finds_late_reads_by_the_input_and_its_first_reader():
+    rows = [("w", "input", ()), ("v", "input", ()), ("t", "view", ("w",)), ("up", "update", ("w", "v")),
+            ("mm", "compute", ("v", "t")), ("up_1", "update", ("v", "w"))]
+    assert late_reads(rows) == {"w": "mm"} and late_reads(rows[:4]) == {}
+
+
+def solutions():
+    spec = importlib.util.spec_from_file_location("solved", ROOT / "lessons" / "solutions" / f"{LESSON}.py")
+    solved = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(solved)
+    return solved
+
+
+def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
+    solved, found = solutions(), joined()
+    inputs = len(found.graph.graph.find_nodes(op="placeholder"))
+    assert finds(solved.late()) == (1.0, "right") and solved.all_inputs(found.pair.forward, found) == inputs
+    before, after = (sum(map(sum, traffic(each).values())) for each in (found, joined("fused_clip_adamw")))
+    weight = found.pair.authored.module.weight
+    built = type("Built", (), {"authored": found.pair.authored})
+    assert solved.saved_bytes(built) == before - after == weight.nbytes
+    lesson = load_lesson(LESSON)
+    for name, truth, above, below in (("all_inputs", inputs, inputs + 1, inputs - 2),
+                                      ("saved_bytes", before - after, 2 * weight.nbytes, weight.numel())):
+        for answer, said in ((truth, "right"), (above, "too high"), (below, "too low")):
+            assert grade(lesson.checkpoint(name).check, answer, {"truth": truth})[1] == said
+
+
+TAILS = {name: tail_of(read_order([recorded_trace(name)]).traced[-1])
+         for name in ("eager", "compile", "llama3_full_inductor", "llama3_full_inductor_cudagraph")}
+
+
+def test_what_the_lesson_says_of_the_recorded_tails():
+    for tail in TAILS.values():
+        assert tail.cpu_ms < tail.gpu_ms and 0 <= tail.late_ms <= tail.idle_ms < 1
+    assert [tail.late_ms > 0.1 for tail in TAILS.values()] == [True, True, False, False]
+    recorded_tail = TAILS["llama3_full_inductor_cudagraph"]
+    assert recorded_tail.late_ms == 0 == TAILS["llama3_full_inductor"].late_ms
+    rates = [12 / recorded_tail.clip_ms, 28 / recorded_tail.adamw_ms]
+    assert max(rates) < 1.1 * min(rates) and 0.6 < 374_360_064 * min(rates) / 4.8e9 < 1
+
+
+def test_a_tail_s_times_are_those_of_its_events():
+    traced = read_order([recorded_trace("llama3_full_inductor_cudagraph")]).traced[-1]
+    tail = TAILS["llama3_full_inductor_cudagraph"]
+    *_, last = (i for i, event in enumerate(traced.events) if event.graph)  # the end of the backward's recording
+    assert tail.gpu_ms + tail.idle_ms == pytest.approx((traced.events[-1].end - traced.events[last].end) / 1e3)
+    assert traced.launches - tail.launches == 3  # two graphs, and the fill of the tangent
+
+
+def test_what_the_lesson_says_of_the_steps_on_a_gpu():
+    rows = {(row["step"], len(row["passes"])): row for row in recorded()}
+    outside, outside_recorded, inside, inside_recorded = (
+        rows[key] for key in (("pair", 1), ("pair", 2), ("whole", 1), ("whole", 2)))
+    assert all(a["step_ms"] < 1.015 * b["step_ms"] for a, b in combinations(rows.values(), 2))
+    assert min(rows.values(), key=lambda row: row["step_ms"]) is outside_recorded
+    assert (outside_recorded["launches"], inside_recorded["launches"]) == (3, 1)
+    assert inside["launches"] - outside["launches"] > 4 * TAILS["llama3_full_inductor"].launches
+    assert inside_recorded["peak_bytes"] < outside_recorded["peak_bytes"]
+    assert outside["peak_bytes"] < inside["peak_bytes"] < 1.05 * outside["peak_bytes"]
+
+
+def test_a_file_of_steps_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(whole_steps, "RECORDED", tmp_path / "none.jsonl")
+    with pytest.raises(WorkbenchError, match="no such file: run from a checkout"):
+        recorded()
