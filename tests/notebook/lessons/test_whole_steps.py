@@ -17,7 +17,15 @@ from workbench.notebook.lessons import whole_steps
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import recorded as recorded_trace
-from workbench.notebook.lessons.whole_steps import finds, late_reads, lines_of, recorded, tail_of, traffic
+from workbench.notebook.lessons.whole_steps import (
+    even_size,
+    finds,
+    late_reads,
+    lines_of,
+    recorded,
+    tail_of,
+    traffic,
+)
 from workbench.tools.timing.order import read_order
 from workbench.world.mesh import World
 
@@ -160,6 +168,16 @@ def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
                                       ("saved_bytes", before - after, 2 * weight.nbytes, weight.numel())):
         for answer, said in ((truth, "right"), (above, "too high"), (below, "too low")):
             assert grade(lesson.checkpoint(name).check, answer, {"truth": truth})[1] == said
+
+
+def test_the_size_where_launches_take_as_long_as_the_work_and_answers_on_either_side():
+    tail = TAILS["llama3_full_inductor_cudagraph"]
+    truth = even_size(1000, tail)
+    assert solutions().tips(1000, tail) == truth and truth * tail.gpu_ms == pytest.approx(1000 * tail.cpu_ms)
+    check = load_lesson(LESSON).checkpoint("tips").check
+    for answer, said in ((truth, "right"), (1000 * tail.gpu_ms / tail.cpu_ms, "too high"),
+                         (truth * tail.gpu_ms / (tail.gpu_ms + tail.clip_ms), "too low")):
+        assert grade(check, answer, {"truth": truth, "within": 0.02})[1] == said
 
 
 TAILS = {name: tail_of(read_order([recorded_trace(name)]).traced[-1])

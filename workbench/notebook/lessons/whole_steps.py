@@ -103,6 +103,11 @@ def tail_of(step: TracedStep) -> Tail:
                 sum(gap for gap, _ in gaps) / 1e3, sum(gap for gap, late in gaps if late) / 1e3)
 
 
+def even_size(size: int, tail: Tail) -> float:
+    """The parameters of a model whose tail the CPU launches as long as the GPU works on it; `size`: those of `tail`."""
+    return size * tail.cpu_ms / tail.gpu_ms
+
+
 def late_reads(rows: Sequence[Row]) -> dict[str, str]:
     """For each input that is read behind its update, the first node that does so, by the lint check."""
     graph, made = Graph(), dict[str, Node]()
