@@ -11,11 +11,13 @@ from workbench.checks import collectives, lint
 from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import no_exit
-from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import lists_of_update, output_values, updates_of
 from workbench.graph.step_graph import StepGraph
-from workbench.torch_api.aot import is_state
-from workbench.torch_api.ops import calls_of, written_inputs
+from workbench.recipe.wording import counted
+from workbench.torch_api.aot import is_state, parameter_of
+from workbench.torch_api.ops import calls_of, op_name, tensor_bytes, written_inputs
 
 
 @no_exit()
@@ -30,11 +32,47 @@ def check(joined: StepGraph) -> list[Verdict]:
 
 def _lint(joined: StepGraph) -> Verdict:
     graph = joined.graph
-    problems = [*lint.form(graph), *lint.unwaited(graph), *lint.stale_reads(graph), *_updates(joined)]
+    problems = [*lint.form(graph), *lint.unwaited(graph), *lint.stale_reads(graph), *_updates(joined), *_sums(joined)]
     if problems:
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
-    return Verdict("lint", Outcome.PASS, f"{len(joined.trained)} parameters, each updated once, from its own gradient",
-                   {"nodes": len(graph.graph.nodes)})
+    text = f"{len(joined.trained)} parameters, each updated once, from its own gradient"
+    evidence = {"nodes": len(graph.graph.nodes)}
+    if joined.microbatches > 1:
+        held = sum(tensor_bytes(n.meta["val"]) for n in graph.graph.nodes if n.name in joined.sums)
+        text += f"; the sums of {joined.microbatches} microbatches' unsharded gradients hold {held:,} bytes a rank"
+        evidence |= {"microbatches": joined.microbatches, "accumulated_bytes": held}
+    return Verdict("lint", Outcome.PASS, text, evidence)
+
+
+def _sums(joined: StepGraph) -> list[str]:
+    """Whether each sum of gradients has one term of each microbatch: a term's microbatch is the last that it reads."""
+    if joined.microbatches == 1:
+        return []
+    nodes, latest, problems = {}, dict[Node, int](), list[str]()
+    for node in joined.graph.graph.nodes:
+        nodes[node.name] = node
+        latest[node] = max([_rows_of(node, joined.microbatches), *map(latest.__getitem__, node.all_input_nodes)])
+    for name in joined.sums:
+        terms, rest = list[int](), nodes.get(name)
+        while rest is not None and len(terms) < joined.microbatches - 1 and op_name(rest.target) == "aten.add":
+            rest, term = rest.all_input_nodes[0], rest.all_input_nodes[-1]
+            terms.append(latest[term])
+        terms += [latest[rest]] if rest is not None else []
+        if set(terms) == {-1}:  # a gradient that depends on no input
+            continue
+        for i in range(joined.microbatches):
+            if terms.count(i) != 1:
+                problems.append(f"the sum {name} of gradients has {counted(terms.count(i), 'term')} of microbatch {i}")
+    return problems
+
+
+def _rows_of(node: Node, microbatches: int) -> int:
+    """The microbatch whose rows of an input a node takes; -1 for any other node."""
+    source = node.args[0] if op_name(node.target) == "aten.slice" else None
+    if not isinstance(source, Node) or source.op != "placeholder" or parameter_of(source) or is_state(source):
+        return -1
+    start, end = (int(str(at)) for at in node.args[2:4])
+    return start // (end - start) if end - start == source.meta["val"].shape[0] // microbatches else -1
 
 
 def _updates(joined: StepGraph) -> list[str]:
@@ -91,8 +129,7 @@ def _source(node: Node, gradients: dict[Node, str]) -> str | None:
 
 
 def _collectives(joined: StepGraph) -> Verdict:
-    """PASS if the joined graph has the pair's collectives, and one all-reduce more: that of the norm."""
-    before = [c for graph in joined.pair.graphs for c in list_collectives(graph)]
+    """PASS if the joined graph has the collectives of each microbatch, and one all-reduce more: that of the norm."""
     after = list_collectives(joined.graph)
     ranks = joined.pair.authored.world.size
     if ranks > 1:
@@ -100,6 +137,19 @@ def _collectives(joined: StepGraph) -> Verdict:
         if not norms:
             return Verdict("collectives", Outcome.FAIL, "no all-reduce adds up the squared norm of all ranks")
         after.remove(norms[-1])
-    found = collectives.conserved(before, after, fewer=False)
+    found = collectives.conserved(_expected(joined), after, fewer=False)
     return found if ranks == 1 or found.outcome is not Outcome.PASS else Verdict(
         "collectives", Outcome.PASS, f"{found.message}, and an all-reduce of 8 bytes for the norm", found.evidence)
+
+
+def _expected(joined: StepGraph) -> list[Collective]:
+    """The pair's collectives as often as the step runs them: those of activations, and gathers of weights that are not
+    kept, once for each microbatch; gathers of weights that are kept, and reductions of gradients, once.
+    """
+    forward, backward = joined.pair.graphs
+    once = {row.gathered for row in gathered_parameters_kept(forward, backward, copies=True)}
+    found = [c for c in list_collectives(forward) for _ in range(1 if c.node in once else joined.microbatches)]
+    for c in list_collectives(backward):
+        reduces = c.kind in ("reduce_scatter", "all_reduce") and c.axis != "tp"
+        found += [c] * (1 if reduces else joined.microbatches)
+    return found
