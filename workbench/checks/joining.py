@@ -38,31 +38,35 @@ def _lint(joined: StepGraph) -> Verdict:
     text = f"{len(joined.trained)} parameters, each updated once, from its own gradient"
     evidence = {"nodes": len(graph.graph.nodes)}
     if joined.microbatches > 1:
-        held = sum(tensor_bytes(n.meta["val"]) for n in graph.graph.nodes if n.name in joined.sums)
+        first = {terms[0] for terms in joined.terms}
+        held = sum(tensor_bytes(n.meta["val"]) for n in graph.graph.nodes if n.name in first)
         text += f"; the sums of {joined.microbatches} microbatches' unsharded gradients hold {held:,} bytes a rank"
         evidence |= {"microbatches": joined.microbatches, "accumulated_bytes": held}
     return Verdict("lint", Outcome.PASS, text, evidence)
 
 
 def _sums(joined: StepGraph) -> list[str]:
-    """Whether each sum of gradients has one term of each microbatch: a term's microbatch is the last that it reads."""
+    """Whether the gradients depend on each microbatch as on the first: the terms of a sum by equally many paths, each
+    from rows of its own.
+    """
     if joined.microbatches == 1:
         return []
-    nodes, latest, problems = {}, dict[Node, int](), list[str]()
-    for node in joined.graph.graph.nodes:
-        nodes[node.name] = node
-        latest[node] = max([_rows_of(node, joined.microbatches), *map(latest.__getitem__, node.all_input_nodes)])
-    for name in joined.sums:
-        terms, rest = list[int](), nodes.get(name)
-        while rest is not None and len(terms) < joined.microbatches - 1 and op_name(rest.target) == "aten.add":
-            rest, term = rest.all_input_nodes[0], rest.all_input_nodes[-1]
-            terms.append(latest[term])
-        terms += [latest[rest]] if rest is not None else []
-        if set(terms) == {-1}:  # a gradient that depends on no input
-            continue
-        for i in range(joined.microbatches):
-            if terms.count(i) != 1:
-                problems.append(f"the sum {name} of gradients has {counted(terms.count(i), 'term')} of microbatch {i}")
+    nodes = {node.name: node for node in joined.graph.graph.nodes}
+    rows, paths = dict[Node, int](), Counter[Node](nodes[name] for name in joined.gradients.values())
+    for node in nodes.values():
+        rows[node] = max([_rows_of(node, joined.microbatches), *map(rows.__getitem__, node.all_input_nodes)])
+    ends = set(paths)
+    for node in reversed(nodes.values()):
+        paths[node] += sum(paths[user] for user in node.users if node not in ends)
+    problems = []
+    for terms in joined.terms:
+        first, *later = [(paths[nodes[name]], rows[nodes[name]]) if name in nodes else (0, -1) for name in terms]
+        for i, (name, found) in enumerate(zip(terms[1:], later, strict=True), 1):
+            if found[0] != first[0] or not found[0]:
+                problems.append(f"{counted(found[0], 'path')} from {name} of microbatch {i} to the gradients, and "
+                                f"{first[0]} from {terms[0]} of microbatch 0: each must count once")
+            elif found[1] not in (i, -1):
+                problems.append(f"{name} of microbatch {i} reads the rows of microbatch {found[1]}")
     return problems
 
 

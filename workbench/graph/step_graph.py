@@ -29,8 +29,8 @@ class StepGraph:
     then the step count and the learning rate, and returns the loss and the gradients' norm.
 
     trained: qualified names of the parameters, in the order of their states. parameters: their nodes' names.
-    gradients: the name of the node of each one's gradient before clipping. sums: names of the nodes that hold a sum of
-    all microbatches' gradients. body: what runs the graph, once lowered.
+    gradients: the name of the node of each one's gradient before clipping. terms: of each sum of gradients, the names
+    of its terms, one for each microbatch. body: what runs the graph, once lowered.
     """
 
     pair: ForwardBackward
@@ -40,7 +40,7 @@ class StepGraph:
     gradients: dict[str, str] = field(repr=False)
     update: Update
     microbatches: int = 1
-    sums: tuple[str, ...] = field(default=(), repr=False)
+    terms: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     body: Any = field(default=None, repr=False)
     broken: UnusableGraph | None = field(default=None, repr=False)
     parts: tuple[Part, ...] = ("step",)
@@ -103,7 +103,7 @@ def join(pair: ForwardBackward, update: Update, *, microbatches: int = 1,
     set_facts(module, facts_of(pair.forward).of("step", _facts(pair, made.copies)))
     return StepGraph(pair, module, names, tuple(inputs[name].name for name in names),
                      {name: gradients[name].name for name in names}, update, microbatches,
-                     tuple(node.name for node in made.sums.values()))
+                     tuple(tuple(held[node].name for held in made.copies) for node in made.sums))
 
 
 def require_joinable(authored: Authored) -> None:
