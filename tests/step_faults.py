@@ -139,20 +139,16 @@ def reduces_each_microbatch(gm: GraphModule) -> None:
     """Of the first parameter whose gradient is reduced, the sum of the reduced gradients."""
     scatter = scatters(gm)
     total, (wait,) = scatter.args[0], scatter.users
-    with gm.graph.inserting_after(wait):
-        made = []
-        for term in total.args:
-            one = gm.graph.call_function(scatter.target, (term, *scatter.args[1:]))
-            one.meta = dict(scatter.meta)
-            done = gm.graph.call_function(wait.target, (one,))
-            done.meta = dict(wait.meta)
-            made.append(done)
-            one.append(done)
-        both = gm.graph.call_function(total.target, tuple(made))
-        both.meta = dict(wait.meta)
-        made[0].append(both)
-        made[1].append(both)
-    wait.replace_all_uses_with(both, delete_user_cb=lambda user: user is not both)
+
+    def call(target, args, like):
+        node = gm.graph.call_function(target, args)
+        node.meta = dict(like.meta)
+        return node
+
+    with gm.graph.inserting_before(wait):
+        starts = [call(scatter.target, (term, *scatter.args[1:]), scatter) for term in total.args]
+        both = call(total.target, tuple(call(wait.target, (start,), wait) for start in starts), wait)
+    wait.replace_all_uses_with(both)
     for node in (wait, scatter, total):
         gm.graph.erase_node(node)
 
