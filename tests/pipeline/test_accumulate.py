@@ -28,7 +28,7 @@ from workbench.graph.step_graph import join
 from workbench.graph.update import Update
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import build
-from workbench.pipeline.train import apart, clip, optimizer_of
+from workbench.pipeline.train import apart, clip, optimizer_of, train
 from workbench.recipe.recipe import RecipeError
 from workbench.recipe.sections import MeshSpec, TrainingSpec
 from workbench.torch_api import aot
@@ -149,6 +149,20 @@ class Twice(nn.Module):
 
     def forward(self, x, y):
         return ((self.layer(torch.relu(self.layer(x))) - y) ** 2).mean()
+
+
+def load_of(recipe):
+    """Copies of tokens that a step of the whole graph routed on all ranks."""
+    built = build(recipe, current_world())
+    return train(built.authored, built.step).load.copies(0)
+
+
+def test_the_experts_load_is_that_of_all_microbatches(pool2):
+    recipe = routed({"dp_shard": 2, "ep": 2}, **{"training.steps": 1})
+    sizes = recipe.model.sizes()
+    layers = sizes["n_layers"] - sizes["n_dense_layers"]
+    wanted = layers * sizes["top_k"] * 2 * recipe.data.batch_per_rank * recipe.data.seq_len
+    assert pool2.run(load_of, recipe) == [wanted, wanted]
 
 
 def read_twice(_):

@@ -46,27 +46,26 @@ def _lint(joined: StepGraph) -> Verdict:
 
 
 def _sums(joined: StepGraph) -> list[str]:
-    """Whether the gradients depend on each microbatch as on the first: the terms of a sum by equally many paths, each
-    from rows of its own.
+    """Whether the update depends on each microbatch as on the first: the terms of each sum by equally many paths, and
+    each from rows of its own.
     """
     if joined.microbatches == 1:
         return []
     nodes = {node.name: node for node in joined.graph.graph.nodes}
-    rows, paths = dict[Node, int](), Counter[Node](nodes[name] for name in joined.gradients.values())
+    rows, paths = dict[Node, int](), Counter[Node](updates_of(joined.graph))
     for node in nodes.values():
         rows[node] = max([_rows_of(node, joined.microbatches), *map(rows.__getitem__, node.all_input_nodes)])
-    ends = set(paths)
     for node in reversed(nodes.values()):
-        paths[node] += sum(paths[user] for user in node.users if node not in ends)
+        paths[node] += sum(paths[user] for user in node.users)
     problems = []
     for terms in joined.terms:
         first, *later = [(paths[nodes[name]], rows[nodes[name]]) if name in nodes else (0, -1) for name in terms]
-        for i, (name, found) in enumerate(zip(terms[1:], later, strict=True), 1):
-            if found[0] != first[0] or not found[0]:
-                problems.append(f"{counted(found[0], 'path')} from {name} of microbatch {i} to the gradients, and "
-                                f"{first[0]} from {terms[0]} of microbatch 0: each must count once")
-            elif found[1] not in (i, -1):
-                problems.append(f"{name} of microbatch {i} reads the rows of microbatch {found[1]}")
+        for i, (name, (count, read)) in enumerate(zip(terms[1:], later, strict=True), 1):
+            if count != first[0] or not count:
+                problems.append(f"{counted(count, 'path')} from {name} of microbatch {i} to the update, and {first[0]} "
+                                f"from {terms[0]} of microbatch 0: each must count once")
+            elif read not in (i, -1):
+                problems.append(f"{name} of microbatch {i} reads the rows of microbatch {read}")
     return problems
 
 
