@@ -8,17 +8,21 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import _functional_collectives as collectives
+from whole_steps import experts
 
 from workbench import author_module, capture, partition, run_partitioned
+from workbench.authoring.author import author
 from workbench.authoring.microbatches import accumulate
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks import joining
 from workbench.errors import WorkbenchError
+from workbench.graph.microbatches import gradients_of
 from workbench.graph.replay_rehearsal import Rehearsal
 from workbench.graph.step_graph import join
 from workbench.graph.update import Update
 from workbench.graph.whole_step import WholeStep
 from workbench.torch_api import aot, cuda_graphs
+from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
@@ -253,8 +257,6 @@ class Odd(nn.Module):
 
 
 def test_a_backward_that_computes_with_reductions_is_refused():
-    from workbench.world.fake import fake_world
-
     with fake_world(2) as world:
         authored = author_module(Odd(torch.distributed.group.WORLD.group_name), world, None, ParallelPlan(),
                                  batch=lambda: batch(0, 1))
@@ -265,3 +267,28 @@ def test_a_backward_that_computes_with_reductions_is_refused():
     assert re.fullmatch(r"the whole step of Odd: \S+ \(aten\.\w+\) reads a reduction over data-parallel ranks in the "
                         "backward, and only sums of gradients can be reduced once for several microbatches: drop it, "
                         'or set training.step to "pair"', str(told.value))
+
+
+def test_a_gradient_that_is_written_in_place_is_refused():
+    pair = partition(capture(author_module(model(), ALONE, None, ParallelPlan(), batch=lambda: batch(0, 1))))
+    graph = pair.backward.graph
+    gradient = next(iter(gradients_of(pair.backward).values()))
+    with graph.inserting_before(graph.output_node()):
+        graph.call_function(torch.ops.aten.mul_.Tensor, (gradient, 1.0)).meta["val"] = gradient.meta["val"]
+    join(pair, Update())
+    with pytest.raises(WorkbenchError) as told:
+        join(pair, Update(), microbatches=2)
+    assert re.fullmatch(r"the whole step of MLP: the backward writes into \S+, which holds gradients, in place, and a "
+                        "step of several microbatches adds up new values: return a new tensor, or set training.step to "
+                        '"pair"', str(told.value))
+
+
+def test_sizes_that_are_read_from_the_device_are_refused():
+    recipe = experts({"dp_shard": 2, "ep": 2}, **{"model.dispatch": "dropless"})
+    with fake_world(2) as world:
+        pair = partition(capture(author(recipe, world)))
+        with pytest.raises(WorkbenchError) as told:
+            join(pair, Update(), microbatches=2)
+    assert re.fullmatch(r"the whole step of deepseek_v3: the size of \S+ is read from the device, and a step of "
+                        "several microbatches needs sizes that are the same in all: give it a static size, or set "
+                        'training.step to "pair"', str(told.value))
