@@ -99,3 +99,60 @@ def _update_early(gm: GraphModule, lists: list[list[Node]], k: int, last: Node) 
 FAULTS = (leaves_a_gradient_out_of_the_norm, forgets_the_step_count, swaps_two_gradients, lays_out_a_gradient_otherwise,
           forgets_a_parameter, updates_before_the_last_read)
 """Those that change the values on one rank too."""
+
+
+def scatters(gm: GraphModule) -> Node:
+    """The first reduce-scatter; in a step of several microbatches its input is their sum."""
+    return gm.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.reduce_scatter_tensor.default)[0]
+
+
+def forgets_a_microbatch(gm: GraphModule) -> None:
+    scatter = scatters(gm)
+    scatter.replace_input_with(scatter.args[0], scatter.args[0].args[0])
+
+
+def adds_a_microbatch_twice(gm: GraphModule) -> None:
+    scatter = scatters(gm)
+    total = scatter.args[0]
+    with gm.graph.inserting_after(total):
+        more = gm.graph.call_function(total.target, (total, total.args[1]))
+    more.meta = dict(total.meta)
+    scatter.replace_input_with(total, more)
+
+
+def reads_the_first_microbatch_again(gm: GraphModule) -> None:
+    """The second microbatch's rows of each input are the first's."""
+    for given in gm.graph.find_nodes(op="placeholder"):
+        parts = [n for n in given.users if n.target is torch.ops.aten.slice.Tensor]
+        for later in parts[1:]:
+            later.args = parts[0].args
+
+
+def adds_up_without_the_mean(gm: GraphModule) -> None:
+    """The gradient of each microbatch's loss is 1."""
+    for ones in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
+        if ones.args[1] == 0.5:
+            ones.args = (ones.args[0], 1.0)
+
+
+def reduces_each_microbatch(gm: GraphModule) -> None:
+    """Of the first parameter whose gradient is reduced, the sum of the reduced gradients."""
+    scatter = scatters(gm)
+    total, (wait,) = scatter.args[0], scatter.users
+
+    def call(target, args, like):
+        node = gm.graph.call_function(target, args)
+        node.meta = dict(like.meta)
+        return node
+
+    with gm.graph.inserting_before(wait):
+        starts = [call(scatter.target, (term, *scatter.args[1:]), scatter) for term in total.args]
+        both = call(total.target, tuple(call(wait.target, (start,), wait) for start in starts), wait)
+    wait.replace_all_uses_with(both)
+    for node in (wait, scatter, total):
+        gm.graph.erase_node(node)
+
+
+ACCUMULATION = (forgets_a_microbatch, adds_a_microbatch_twice, reads_the_first_microbatch_again,
+                adds_up_without_the_mean, reduces_each_microbatch)
+"""For a step of two microbatches on ranks that share parameters."""

@@ -13,6 +13,7 @@ import torch
 from on_ranks import small
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from whole_steps import JOINED, differing, whole
 
 from workbench.graph.read.collectives import list_collectives
 from workbench.pipeline.build import build
@@ -47,6 +48,15 @@ def test_attention_compiled_as_a_region_reads_the_right_blocks(mask, passes):
     with ranks(1, backend="nccl", timeout=120, echo="none") as pool:
         (found,) = pool.run(difference, mask, passes)
     assert found < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2], ids=["one microbatch", "two microbatches"])
+def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(count):
+    changes = {"training.accumulate": count, "data.batch_per_rank": 2 * count}
+    with ranks(1, backend="nccl", timeout=120, echo="none") as pool:
+        ((odd, compared, verdicts, _),) = pool.run(differing, whole({}, (), ("cudagraph",), **changes))
+    assert odd == [] and compared >= 12 * 4 and verdicts == JOINED
 
 
 def on_four(name: str) -> dict[str, str]:

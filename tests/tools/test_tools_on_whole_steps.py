@@ -6,6 +6,7 @@ import pytest
 from on_ranks import small
 
 from workbench import as_backend, compare_schedules, what_if
+from workbench.checks import joining
 from workbench.errors import WorkbenchError
 from workbench.tools.inductor_passes import inductor_passes
 
@@ -35,6 +36,14 @@ def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
     assert study.records[-1].verdict("effect").evidence["updates"] == 3
     study.revert()
     assert study.records[-1].verdict("effect").evidence["updates"] == 2
+
+
+def test_a_study_changes_the_number_of_microbatches(fake4):
+    study = what_if(recipe(**{"data.batch_per_rank": 4}), fake4)
+    changed = study.change({"training.accumulate": 2})
+    assert changed.ran[0].stage == "author"
+    lint, collectives = joining.check(study._last.joined)
+    assert lint.evidence["microbatches"] == 2 and collectives.outcome == "PASS"
 
 
 def test_explain_says_that_it_needs_a_pair():

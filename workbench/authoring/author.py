@@ -20,6 +20,7 @@ from workbench.authoring.materialise import (
     stored_parameter,
     whole_parameter,
 )
+from workbench.authoring.microbatches import cut
 from workbench.authoring.plans import AuthoringError, ParallelPlan, expand_units, matching
 from workbench.authoring.read_weights import Stored, stored_weights
 from workbench.authoring.shardable import require_shardable
@@ -62,6 +63,10 @@ class Authored:
         if self.batch is None:
             raise AuthoringError("this model has no example batch: pass `batch=` to author_module")
         return self.batch()
+
+    def microbatch(self) -> tuple[Any, ...]:
+        """What is captured: the example batch, or the first microbatch of it where the recipe accumulates several."""
+        return cut(self.example_batch(), 1 if self.recipe is None else self.recipe.training.accumulate)[0]
 
 
 @no_exit()

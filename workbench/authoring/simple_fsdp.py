@@ -52,17 +52,28 @@ class Gather:
     shard_dim: int = 0
     factor: float | None = None
 
+    @property
+    def reduces(self) -> bool:
+        """Whether the gradient is reduced over data-parallel ranks."""
+        return self.replicate_mesh is not None or self.shard_mesh is not None
+
     def __call__(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
         """The stored parameter -> a plain tensor, or a DTensor on the tp axis where the plan asks for it."""
+        return self.placed(self.whole(shard))
+
+    def whole(self, shard: DTensor | torch.Tensor) -> torch.Tensor:
+        """The stored parameter -> the plain tensor that the data-parallel ranks hold together."""
         x = shard.to_local() if isinstance(shard, DTensor) else shard
         if self.factor is not None:
             x = _ScaledGradient.apply(x, self.factor)
         if self.replicate_mesh is not None:
             x = self._redistributed(x, self.replicate_mesh, Replicate(), last=self.shard_mesh is None)
         if self.shard_mesh is not None:
-            x = self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
-        elif x.dtype != self.precision.param:
-            x = x.to(self.precision.param)
+            return self._redistributed(x, self.shard_mesh, Shard(self.shard_dim), last=True)
+        return x if x.dtype == self.precision.param else x.to(self.precision.param)
+
+    def placed(self, x: torch.Tensor) -> torch.Tensor:
+        """What `whole` gives -> a DTensor on the tp axis where the plan asks for it, or else the same tensor."""
         if self.tp_mesh is None:
             return x
         # in the backward, this also sums the gradient of a whole parameter over the ranks of the tp axis

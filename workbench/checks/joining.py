@@ -11,11 +11,13 @@ from workbench.checks import collectives, lint
 from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import no_exit
-from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import lists_of_update, output_values, updates_of
 from workbench.graph.step_graph import StepGraph
-from workbench.torch_api.aot import is_state
-from workbench.torch_api.ops import calls_of, written_inputs
+from workbench.recipe.wording import counted
+from workbench.torch_api.aot import is_state, parameter_of
+from workbench.torch_api.ops import calls_of, op_name, tensor_bytes, written_inputs
 
 
 @no_exit()
@@ -30,11 +32,50 @@ def check(joined: StepGraph) -> list[Verdict]:
 
 def _lint(joined: StepGraph) -> Verdict:
     graph = joined.graph
-    problems = [*lint.form(graph), *lint.unwaited(graph), *lint.stale_reads(graph), *_updates(joined)]
+    problems = [*lint.form(graph), *lint.unwaited(graph), *lint.stale_reads(graph), *_updates(joined), *_sums(joined)]
     if problems:
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
-    return Verdict("lint", Outcome.PASS, f"{len(joined.trained)} parameters, each updated once, from its own gradient",
-                   {"nodes": len(graph.graph.nodes)})
+    text = f"{len(joined.trained)} parameters, each updated once, from its own gradient"
+    evidence = {"nodes": len(graph.graph.nodes)}
+    if joined.microbatches > 1:
+        first = {terms[0] for terms in joined.terms}
+        held = sum(tensor_bytes(n.meta["val"]) for n in graph.graph.nodes if n.name in first)
+        text += f"; the sums of {joined.microbatches} microbatches' unsharded gradients hold {held:,} bytes a rank"
+        evidence |= {"microbatches": joined.microbatches, "accumulated_bytes": held}
+    return Verdict("lint", Outcome.PASS, text, evidence)
+
+
+def _sums(joined: StepGraph) -> list[str]:
+    """Whether the update depends on each microbatch as on the first: the terms of each sum by equally many paths, and
+    each from rows of its own.
+    """
+    if joined.microbatches == 1:
+        return []
+    nodes = {node.name: node for node in joined.graph.graph.nodes}
+    rows, paths = dict[Node, int](), Counter[Node](updates_of(joined.graph))
+    for node in nodes.values():
+        rows[node] = max([_rows_of(node, joined.microbatches), *map(rows.__getitem__, node.all_input_nodes)])
+    for node in reversed(nodes.values()):
+        paths[node] += sum(paths[user] for user in node.users)
+    problems = []
+    for terms in joined.terms:
+        first, *later = [(paths[nodes[name]], rows[nodes[name]]) if name in nodes else (0, -1) for name in terms]
+        for i, (name, (count, read)) in enumerate(zip(terms[1:], later, strict=True), 1):
+            if count != first[0] or not count:
+                problems.append(f"{counted(count, 'path')} from {name} of microbatch {i} to the update, and {first[0]} "
+                                f"from {terms[0]} of microbatch 0: each must count once")
+            elif read not in (i, -1):
+                problems.append(f"{name} of microbatch {i} reads the rows of microbatch {read}")
+    return problems
+
+
+def _rows_of(node: Node, microbatches: int) -> int:
+    """The microbatch whose rows of an input a node takes; -1 for any other node."""
+    source = node.args[0] if op_name(node.target) == "aten.slice" else None
+    if not isinstance(source, Node) or source.op != "placeholder" or parameter_of(source) or is_state(source):
+        return -1
+    start, end = (int(str(at)) for at in node.args[2:4])
+    return start // (end - start) if end - start == source.meta["val"].shape[0] // microbatches else -1
 
 
 def _updates(joined: StepGraph) -> list[str]:
@@ -91,8 +132,7 @@ def _source(node: Node, gradients: dict[Node, str]) -> str | None:
 
 
 def _collectives(joined: StepGraph) -> Verdict:
-    """PASS if the joined graph has the pair's collectives, and one all-reduce more: that of the norm."""
-    before = [c for graph in joined.pair.graphs for c in list_collectives(graph)]
+    """PASS if the joined graph has the collectives of each microbatch, and one all-reduce more: that of the norm."""
     after = list_collectives(joined.graph)
     ranks = joined.pair.authored.world.size
     if ranks > 1:
@@ -100,6 +140,19 @@ def _collectives(joined: StepGraph) -> Verdict:
         if not norms:
             return Verdict("collectives", Outcome.FAIL, "no all-reduce adds up the squared norm of all ranks")
         after.remove(norms[-1])
-    found = collectives.conserved(before, after, fewer=False)
+    found = collectives.conserved(_expected(joined), after, fewer=False)
     return found if ranks == 1 or found.outcome is not Outcome.PASS else Verdict(
         "collectives", Outcome.PASS, f"{found.message}, and an all-reduce of 8 bytes for the norm", found.evidence)
+
+
+def _expected(joined: StepGraph) -> list[Collective]:
+    """The pair's collectives as often as the step runs them: those of activations, and gathers of weights that are not
+    kept, once for each microbatch; gathers of weights that are kept, and reductions of gradients, once.
+    """
+    forward, backward = joined.pair.graphs
+    once = {row.gathered for row in gathered_parameters_kept(forward, backward, copies=True)}
+    found = [c for c in list_collectives(forward) for _ in range(1 if c.node in once else joined.microbatches)]
+    for c in list_collectives(backward):
+        reduces = c.kind in ("reduce_scatter", "all_reduce") and c.axis != "tp"
+        found += [c] * (1 if reduces else joined.microbatches)
+    return found

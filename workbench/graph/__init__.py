@@ -7,6 +7,7 @@
     gather_chains     from a sharded parameter to the whole weight
     list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
+    microbatches      forward and backward of each microbatch in one graph
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs

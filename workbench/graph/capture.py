@@ -154,7 +154,7 @@ def capture(
     Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
     """
     refuse_padding(authored.module)
-    args = tuple(batch) if batch is not None else authored.example_batch()
+    args = tuple(batch) if batch is not None else authored.microbatch()
     found: JointGraph | None = None
     copied: int | str = "the whole module was asked for"
     if stamped:

@@ -9,23 +9,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
-import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import title
 from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
-from workbench.graph.partition import ForwardBackward, saved_nodes
-from workbench.graph.read.nodes import output_values
+from workbench.graph.microbatches import PAIR, Microbatches, Values, refused
+from workbench.graph.partition import ForwardBackward
 from workbench.graph.update import Update, append_update, shards_of
 from workbench.torch_api import aot
-
-PAIR = 'set training.step to "pair"'
-"""What to do where a step cannot be joined."""
 
 
 @dataclass
@@ -34,7 +29,8 @@ class StepGraph:
     then the step count and the learning rate, and returns the loss and the gradients' norm.
 
     trained: qualified names of the parameters, in the order of their states. parameters: their nodes' names.
-    gradients: the name of the node of each one's gradient before clipping. body: what runs the graph, once lowered.
+    gradients: the name of the node of each one's gradient before clipping. terms: of each sum of gradients, the names
+    of its terms, one for each microbatch. body: what runs the graph, once lowered.
     """
 
     pair: ForwardBackward
@@ -43,6 +39,8 @@ class StepGraph:
     parameters: tuple[str, ...] = field(repr=False)
     gradients: dict[str, str] = field(repr=False)
     update: Update
+    microbatches: int = 1
+    terms: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     body: Any = field(default=None, repr=False)
     broken: UnusableGraph | None = field(default=None, repr=False)
     parts: tuple[Part, ...] = ("step",)
@@ -82,35 +80,30 @@ class StepGraph:
                 "parameters trained)")
 
 
-def join(pair: ForwardBackward, update: Update, *, decompositions: dict[Any, Any] | None = None) -> StepGraph:
+def join(pair: ForwardBackward, update: Update, *, microbatches: int = 1,
+         decompositions: dict[Any, Any] | None = None) -> StepGraph:
     """Join the pair, the norm, clipping and AdamW. The pair stays as it is.
 
-    decompositions: the table that the pair's operators were decomposed by, for the operators of clipping.
-    Raises WorkbenchError where a trained parameter has no gradient, or the forward returns more than the loss.
+    microbatches: the step's batch has so many times the rows that the pair was captured with, and the update follows
+    the mean of the microbatches' losses. decompositions: the table that the pair's operators were decomposed by, for
+    the operators of clipping.
+    Raises WorkbenchError where a trained parameter has no gradient, the forward returns more than the loss, or the
+    gradients of several microbatches cannot be added up before their reduction.
     """
     pair.require_usable()
-    forward, backward = pair.graphs
-    graph, copied, attributes = Graph(), dict[Node, Any](), dict[str, Any]()
-    _copy(forward, "forward", graph, copied, attributes)
-    taken = [n for n in backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
-    copied |= {node: copied[saved] for node, saved in zip(taken, saved_nodes(forward, backward), strict=True)}
-    for node in backward.graph.find_nodes(op="placeholder"):
-        if aot.is_tangent(node):
-            copied[node] = _ones(graph, node)
-    _copy(backward, "backward", graph, copied, attributes)
-    inputs = {aot.parameter_of(n): copied[n] for n in forward.graph.find_nodes(op="placeholder")
-              if aot.parameter_of(n) is not None and isinstance(n.meta.get("val"), torch.Tensor)}
-    gradients = _gradients(backward, copied)
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+        raise WorkbenchError(f"join(..., microbatches={microbatches!r}): it must be a whole number, 1 or more")
+    made = Microbatches(pair, microbatches)
+    graph, inputs, gradients = made.graph, made.inputs, made.gradients
     names = _trained(pair, gradients)
     norm = append_update(graph, update, [inputs[n] for n in names], [gradients[n] for n in names],
                          shards_of(pair.authored, names), decompositions)
-    loss = _results(pair, forward, graph, copied, inputs)
-    graph.output((loss, norm))
-    step = _facts(pair, copied)
-    made = aot.like(forward, graph, attributes)
-    set_facts(made, facts_of(forward).of("step", step))
-    return StepGraph(pair, made, names, tuple(inputs[name].name for name in names),
-                     {name: gradients[name].name for name in names}, update)
+    graph.output((made.loss(), norm))
+    module = aot.like(pair.forward, graph, made.attributes)
+    set_facts(module, facts_of(pair.forward).of("step", _facts(pair, made.copies)))
+    return StepGraph(pair, module, names, tuple(inputs[name].name for name in names),
+                     {name: gradients[name].name for name in names}, update, microbatches,
+                     tuple(tuple(held[node].name for held in made.copies) for node in made.sums))
 
 
 def require_joinable(authored: Authored) -> None:
@@ -125,71 +118,24 @@ def require_joinable(authored: Authored) -> None:
                                  f"set requires_grad to True, or {PAIR}")
 
 
-def _copy(source: GraphModule, part: str, graph: Graph, copied: dict[Node, Any], attributes: dict[str, Any]) -> None:
-    """Append the nodes of `source` that have no copy yet; its attributes get names of their own."""
-    for node in source.graph.nodes:
-        if node.op == "output" or node in copied:
-            continue
-        made = copied[node] = graph.node_copy(node, copied.__getitem__)
-        made.meta["custom"] = dict(node.meta.get("custom") or {})
-        if node.op == "get_attr":
-            made.target = f"{part}_{str(node.target).replace('.', '_')}"
-            attributes[made.target] = attrgetter(str(node.target))(source)
-
-
-def _ones(graph: Graph, tangent: Node) -> Node:
-    value = tangent.meta["val"]
-    ones = graph.call_function(torch.ops.aten.full.default, (list(value.shape), 1.0),
-                               {"dtype": value.dtype, "device": value.device, "pin_memory": False})
-    ones.meta["val"] = value
-    return ones
-
-
-def _gradients(backward: GraphModule, copied: dict[Node, Any]) -> dict[str, Node]:
-    found = {}
-    for node, desc in zip(output_values(backward), backward.graph.output_node().meta["desc"], strict=True):
-        name = aot.gradient_of(desc)
-        if name is not None and isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor):
-            found[name] = copied[node]
-    return found
-
-
 def _trained(pair: ForwardBackward, gradients: dict[str, Node]) -> tuple[str, ...]:
     """The module's parameters in their order, which is the order in which the eager loop takes the norm."""
     names = tuple(name for name, _ in pair.authored.module.named_parameters())
     missing = [name for name in names if name not in gradients]
     if missing:
-        raise WorkbenchError(f"the whole step of {title(pair.authored)}: parameter {missing[0]!r} gets no gradient, "
-                             f"and every parameter must: use it in the loss, drop it, or {PAIR}")
+        raise refused(pair, f"parameter {missing[0]!r} gets no gradient, and every parameter must: use it in the loss, "
+                            "drop it")
     return names
 
 
-def _results(pair: ForwardBackward, forward: GraphModule, graph: Graph, copied: dict[Node, Any],
-             inputs: dict[Any, Node]) -> Node:
-    """The loss; what the forward returns as new values of buffers is written into them."""
-    count = facts_of(forward).step.results
-    descs = forward.graph.output_node().meta["desc"]
-    losses = []
-    for node, desc in zip(output_values(forward)[:count], descs[:count], strict=True):
-        name = aot.written_by(desc)
-        if name is None:
-            losses.append(node)
-            continue
-        write = graph.call_function(torch.ops.aten.copy_.default, (inputs[name], copied[node]))
-        write.meta["val"] = inputs[name].meta["val"]
-    if len(losses) != 1 or losses[0].meta["val"].numel() != 1:
-        raise WorkbenchError(f"the whole step of {title(pair.authored)}: the module returns {len(losses)} results, and "
-                             f"a whole step takes one loss: return the loss alone, or {PAIR}")
-    loss: Node = copied[losses[0]]
-    return loss
-
-
-def _facts(pair: ForwardBackward, copied: dict[Node, Any]) -> StepFacts:
+def _facts(pair: ForwardBackward, copies: list[Values]) -> StepFacts:
     """The step's facts for the joined graph, whose nodes have other names where both graphs used one."""
     step = replace(pair.facts.fork(), results=2, saved_order=(), recorder=None, replayed_forward=None)
     if step.order is not None:
-        names = {f"{part} {node.name}": f"step {copied[node].name}"
-                 for part, graph in zip(pair.parts, pair.graphs, strict=True)
-                 for node in graph.graph.nodes if isinstance(copied.get(node), Node)}
-        step.order = replace(step.order, hidden={names[name]: n for name, n in step.order.hidden.items()})
+        hidden = dict[str, int]()
+        for part, graph in zip(pair.parts, pair.graphs, strict=True):
+            for node in graph.graph.nodes:
+                if (found := step.order.hidden.get(f"{part} {node.name}")) is not None:
+                    hidden |= {f"step {held[node].name}": found for held in copies if node in held}
+        step.order = replace(step.order, hidden=hidden)
     return step

@@ -11,7 +11,8 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import title
-from workbench.graph.step_graph import PAIR, StepGraph
+from workbench.graph.microbatches import PAIR
+from workbench.graph.step_graph import StepGraph
 from workbench.graph.update import STATE, Update, scalar_dtype
 from workbench.torch_api import aot
 from workbench.torch_api.unchanged import shard_of
@@ -20,9 +21,10 @@ from workbench.torch_api.unchanged import shard_of
 class WholeStep:
     """`step(tokens, targets)` trains one step and returns (loss, norm): scalars on this rank's device, not read yet.
 
-    tokens, targets: this rank's int64 tensors of shape (batch, seq_len). loss: local to the rank. norm: of the whole
-    gradients of all ranks, before clipping. `optimizer` holds the state, which its own `step` does not change here. A
-    schedule may set its learning rate between the steps: the graph reads it from a tensor.
+    tokens, targets: this rank's int64 tensors of shape (batch, seq_len), the rows of all microbatches. loss: local to
+    the rank. norm: of the whole gradients of all ranks, before clipping. `optimizer` holds the state, which its own
+    `step` does not change here. A schedule may set its learning rate between the steps: the graph reads it from a
+    tensor.
     """
 
     def __init__(self, joined: StepGraph, optimizer: torch.optim.Optimizer):
@@ -55,8 +57,19 @@ class WholeStep:
         self._take_lr()
         if not self._fixed:
             self._fixed = list(self._inputs())
+        if self.joined.microbatches > 1:
+            self._require_rows(batch)
         given = iter(batch)
         return [next(given) if value is _BATCH else value for value in self._fixed]
+
+    def _require_rows(self, batch: tuple[Any, ...]) -> None:
+        """Refuse a batch of other sizes: the graph would leave out rows, or read a microbatch that is too short."""
+        wanted = [list(n.meta["val"].shape) for n, value in zip(
+            self.joined.graph.graph.find_nodes(op="placeholder"), self._fixed, strict=True) if value is _BATCH]
+        given = [list(getattr(value, "shape", ())) for value in batch]
+        if given != wanted:
+            raise WorkbenchError(f"{self._where} takes a batch of {self.joined.microbatches} microbatches, of shapes "
+                                 f"{wanted}, and got {given}: give a whole batch")
 
     def _inputs(self) -> Iterator[Any]:
         held: dict[str, Any] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

@@ -34,7 +34,8 @@ class Built:
     """A compiled step and what was proved on the way. `seconds` is wall time by stage.
 
     step: a WholeStep where the recipe asks for it. pipeline: verdicts on the list of passes, and on the join. captured:
-    the joint graph as the passes received it. flop: of one step on this rank, counted on that graph.
+    the joint graph as the passes received it. flop: of one step on this rank, counted on that graph, for each
+    microbatch.
     """
 
     authored: Authored
@@ -115,7 +116,7 @@ def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[Joi
     whole = hasattr(state, "joined")
     step = WholeStep(state.joined, optimizer_of(state.authored)) if whole else CompiledStep(pair)
     return Built(state.authored, step, state.records, state.schedule, state.joining, seconds, saved_bytes(pair),
-                 state.captured, sum(flops(state.captured).values()))
+                 state.captured, sum(flops(state.captured).values()) * recipe.training.accumulate)
 
 
 def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:

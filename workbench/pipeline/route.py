@@ -234,11 +234,11 @@ def _join(recipe: Recipe) -> RouteStage:
 
     def run(state: StepState) -> None:
         table = lowering.decomposition_table() if decomposed else None
-        state.joined = join(state.forward_backward, update, decompositions=table)
+        state.joined = join(state.forward_backward, update, microbatches=spec.accumulate, decompositions=table)
         state.joining = joining.check(state.joined)
         state.seen = static.Seen()
 
-    return RouteStage("join", "join", run, {"recipe": (update, decomposed), "code": (join,)})
+    return RouteStage("join", "join", run, {"recipe": (update, decomposed, spec.accumulate), "code": (join,)})
 
 
 def _of_pass(spec: PassSpec, stages: Sequence[Stage], run: Callable[[StepState], None]) -> RouteStage:

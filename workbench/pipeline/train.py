@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from workbench.authoring.author import Authored
+from workbench.authoring.microbatches import accumulate
 from workbench.errors import WorkbenchError
 from workbench.graph.update import copies_of, scalar_dtype, squares
 from workbench.graph.whole_step import WholeStep
@@ -133,12 +134,21 @@ def clip(authored: Authored, optimizer: torch.optim.Optimizer, limit: float | No
 def apart(
     authored: Authored, run: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """A step of a forward, eager or compiled, whose optimizer runs outside of any graph: returns loss and norm."""
+    """A step of a forward, eager or compiled, whose optimizer runs outside of any graph: returns loss and norm.
+
+    Raises WorkbenchError where the recipe accumulates microbatches and `run` is not the module itself.
+    """
     spec = recipe_of(authored).training
+    if spec.accumulate > 1 and run is not authored.module:
+        raise WorkbenchError(f"the recipe accumulates {spec.accumulate} microbatches, and this step reduces each one's "
+                             "gradients: train the module or a WholeStep, or set training.accumulate to 1")
 
     def step(*batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        loss = run(*batch)
-        loss.backward()
+        if spec.accumulate > 1:
+            loss = accumulate(authored.module, batch, spec.accumulate)
+        else:
+            loss = run(*batch)
+            loss.backward()
         norm = clip(authored, optimizer, spec.clip)
         if spec.nan_norm == "apply" or math.isfinite(norm):
             optimizer.step()

@@ -40,12 +40,31 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
     if (training := parts.get("training")) is not None:
         problems += [Problem(f"passes[{i}]", message)
                      for i, message in check_step([p["name"] for p in passes], training["step"])]
+        problems += _accumulation_problems(training, data, sizes)
     if expect is not None:
         listed = [p["name"] for p in (*joint, *passes)]
         problems += [
             Problem("expect.no_effect", f"pass {name!r} is not in the recipe: list it, or drop it here")
             for name in expect["no_effect"] if name not in listed
         ]
+    return problems
+
+
+def _accumulation_problems(
+    training: Mapping[str, Any], data: Mapping[str, Any] | None, sizes: Mapping[str, Any] | None
+) -> list[Problem]:
+    key, count, problems = "training.accumulate", training["accumulate"], list[Problem]()
+    if count == 1:
+        return []
+    if training["step"] != "whole":
+        problems.append(Problem(key, f"{count} microbatches are added up inside the graph of a whole step, and "
+                                     f'training.step is "{training["step"]}": set it to "whole", or accumulate to 1'))
+    if data is not None:
+        problems += _divides("data.batch_per_rank", data["batch_per_rank"], key, count, key)
+    if (sizes or {}).get("dispatch") == "dropless":
+        problems.append(Problem(key, "several microbatches in one graph need sizes that are the same in all, and "
+                                     "dropless dispatch reads them from the device: set model.dispatch to "
+                                     '"capacity", or accumulate to 1'))
     return problems
 
 

@@ -180,6 +180,8 @@ class TrainingSpec(Declared):
     steps: PositiveInt = 10
     step: Literal["pair", "whole"] = Field("pair", description="whole: forward, backward, clipping and the optimizer "
                                                                "in one graph; pair: the optimizer runs outside")
+    accumulate: PositiveInt = Field(1, description="microbatches that a rank's batch is cut into: the update follows "
+                                                   "their mean gradient, which is reduced once")
     nan_norm: Literal["apply", "skip"] = Field("apply", description="a step whose gradient norm is NaN or infinite: "
                                                                     "update all the same, or leave all as it is")
     read_loss_every: PositiveInt = Field(1, description="steps between two reads of loss and norm from the device")

@@ -133,7 +133,7 @@ def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
 
     The capture stays open: a pass may break the step that is built of it. Every rank must call it.
     """
-    return real_inputs(compile_step(partition(joint.fork())), joint.authored.example_batch())
+    return real_inputs(compile_step(partition(joint.fork())), joint.authored.microbatch())
 
 
 def first_departure(

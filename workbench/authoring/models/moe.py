@@ -194,6 +194,7 @@ class MoE(nn.Module):
     how many of them exceeded the capacity.
     """
 
+    summed_buffers = ("tokens", "dropped")  # of a step's microbatches
     tokens: torch.Tensor
     dropped: torch.Tensor
 

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored
+from workbench.authoring.microbatches import cut
 from workbench.checks import numerics
 from workbench.checks.values import copies
 from workbench.checks.verdicts import Outcome, Verdict
@@ -247,7 +248,8 @@ def inputs_by_parts(step: CompiledStep | WholeStep, batch: tuple[Any, ...]) -> I
     """The flat inputs and tangents of one step, by the parts of the records that take them."""
     apart = CompiledStep(step.pair) if isinstance(step, WholeStep) else step
     with torch.enable_grad():
-        found: Inputs = {PARTS: real_inputs(apart, batch)}
+        parts = cut(batch, step.joined.microbatches if isinstance(step, WholeStep) else 1)
+        found: Inputs = {PARTS: real_inputs(apart, parts[0])}
     if isinstance(step, WholeStep):
         found["step",] = step.inputs(*batch), []
     return found

@@ -1,0 +1,60 @@
+"""Recipes whose step is one graph, and their training beside the eager loop. In a module that ranks import."""
+
+from __future__ import annotations
+
+import torch
+from on_ranks import small
+
+from workbench.authoring.author import author
+from workbench.graph.whole_step import WholeStep
+from workbench.pipeline import train as training
+from workbench.pipeline.build import build
+from workbench.recipe.recipe import load_recipe
+from workbench.world.mesh import current_world
+
+BLOCKS, DECOMPOSE, INDUCTOR = "transformer_block_bucketing", "inductor_decomposition", "full_inductor_compilation"
+CAPACITY = {"model.dispatch": "capacity"}
+
+
+def whole(mesh, joint=(), passes=(), **changes):
+    return small(mesh).override({"training.step": "whole", "joint_passes": list(joint), "passes": list(passes),
+                                 **changes})
+
+
+def experts(mesh, passes=(), **changes):
+    found = load_recipe("deepseek_v3").override({"model.n_layers": 2, "data.seq_len": 16, "training.steps": 5})
+    sizes = {f"mesh.{axis}": mesh.get(axis, 1) for axis in ("dp_shard", "tp", "ep")}
+    return found.override({"training.step": "whole", "passes": list(passes), **sizes, **changes})
+
+
+def trained(recipe, eager):
+    """(losses and norms, what training left on this rank): parameters, buffers and the optimizer's state."""
+    kept = []
+    made = training.optimizer_of
+    training.optimizer_of = lambda authored: kept.append(made(authored)) or kept[-1]
+    try:
+        built = None if eager else build(recipe, current_world())
+        authored = author(recipe, current_world()) if built is None else built.authored
+        assert built is None or isinstance(built.step, WholeStep)
+        seen = training.train(authored, built and built.step)
+    finally:
+        training.optimizer_of = made
+    optimizer = kept[0] if built is None else built.step.optimizer
+    left = {**dict(authored.module.named_parameters()), **dict(authored.module.named_buffers())}
+    for name, parameter in authored.module.named_parameters():
+        left |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
+    left = {name: getattr(v, "_local_tensor", v).detach().clone() for name, v in left.items()}
+    return seen, left, built
+
+
+def differing(recipe):
+    """Names of what five steps leave other than the eager loop does, how much is compared, and the join's verdicts."""
+    (whole, ours, built), (eager, theirs, _) = trained(recipe, False), trained(recipe, True)
+    assert ours.keys() == theirs.keys()
+    odd = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    odd += ["losses"] * (whole.losses != eager.losses) + ["norms"] * (whole.norms != eager.norms)
+    return odd, len(ours), [(v.check, str(v.outcome)) for v in built.pipeline], str(built.schedule.outcome)
+
+
+JOINED = [("lint", "PASS"), ("collectives", "PASS")]
+"""The join's verdicts."""
