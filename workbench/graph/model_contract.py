@@ -52,7 +52,7 @@ _REMEDIES = {
         "Dynamo does not trace RNN, GRU and LSTM: write the recurrence as a loop over nn.LSTMCell or nn.GRUCell"),
     r"Module-level backwards hooks": (
         "a module has a hook on its gradient: take the hook off, or write it as a torch.autograd.Function"),
-    r"Random\.|random\.": "it draws Python's random numbers: draw them with torch, as torch.rand does",
+    r"Random\.|random\.": "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does",
     r"share storage but are not": (
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (
@@ -150,8 +150,10 @@ _EFFECTS = {
                  f"the new value, or make it a buffer, and {_IN_PLACE}"),
     "outside": ("changes {!r}, which lies outside of the module, in its forward, which the compiled step would not do: "
                 f"return the new value, or make it a buffer, and {_IN_PLACE}"),
-    "gradient": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
-                 "steps"),
+    "tensor": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
+               "steps"),
+    "setting": ("leaves torch's setting {!r} changed after its forward, which the compiled step would not do: change "
+                "it before the capture"),
 }
 
 

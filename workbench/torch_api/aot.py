@@ -26,6 +26,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
+from workbench.torch_api.frozen_reads import nothing_frozen
 from workbench.torch_api.side_effects import noted_side_effects
 from workbench.torch_api.unchanged import same_tensors
 
@@ -52,7 +53,7 @@ def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _noted_globals() as hooks, noted_side_effects() as effects:
+    with _noted_globals() as hooks, noted_side_effects() as effects, nothing_frozen():
         contexts.callback(_remove_globals, hooks)
         graph: Graph = capture(module)(*args)
     graph.meta["side_effects"] = effects

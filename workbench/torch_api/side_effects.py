@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, NamedTuple
 from unittest import mock
 
+from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
+from workbench.torch_api.frozen_reads import noted_reads
 from workbench.torch_api.module_paths import clean_path
 
 _REFS = "get_replayed_side_effect_source_refs"
-_GRADIENT = "method_attr_grad"
+_GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _ARRAY = "___from_numpy("
 _MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
 _HELD = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)(?:\.(\w+))?")
@@ -34,7 +36,8 @@ class SideEffect(NamedTuple):
 
     kind: "buffer" or "attribute", assigned to `name`. "contents": a container or object that attribute `name` holds
     is changed. "outside": `name` is a global variable, a variable of another function, or an argument, and is changed.
-    "gradient": that of a tensor is read, before the step has a backward. Its `name` is "grad".
+    "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes. "setting": torch's
+    settings of these names, such as "default_dtype", are others after the forward.
     """
 
     module: str
@@ -56,25 +59,39 @@ def noted_side_effects() -> Iterator[list[SideEffect]]:
         yield found
         return
 
+    settings = GlobalStateGuard()
+
     def noted(self: Any, **options: Any) -> Any:
-        found.extend(effect for effect in _of_graph(self) if effect not in found)  # asked twice
+        if not settings.check():
+            found.append(SideEffect("", " ".join(settings.reason().split()), "setting"))
+        found.extend(effect for effect in _of_graph(self, read) if effect not in found)  # asked twice
         return refs(self, **options)
 
     gradient: Callable[..., Any] = getattr(TensorVariable, _GRADIENT, lambda self, tx: None)
+    version: Callable[..., Any] = getattr(TensorVariable, _VERSION)
+
+    def note(tx: Any, name: str) -> None:
+        path = next(iter([*tx.nn_module_stack.values()][-1:]), ("",))[0]
+        found.append(SideEffect(clean_path(path), name, "tensor"))
 
     def noted_gradient(self: Any, tx: Any) -> Any:
         if (result := gradient(self, tx)) is None and self.requires_grad:
-            path = next(iter([*tx.nn_module_stack.values()][-1:]), ("",))[0]
-            found.append(SideEffect(clean_path(path), "grad", "gradient"))
+            note(tx, "grad")
         return result
 
-    with (mock.patch.object(OutputGraph, _REFS, noted),
-          mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True)):
+    def noted_version(self: Any, tx: Any) -> Any:
+        note(tx, "_version")
+        return version(self, tx)
+
+    with (mock.patch.object(OutputGraph, _REFS, noted), noted_reads() as read,
+          mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True),
+          mock.patch.object(TensorVariable, _VERSION, noted_version)):
         yield found
 
 
-def _of_graph(output: Any) -> Iterator[SideEffect]:
-    effects, read = output.side_effects, set[str]()
+def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
+    """read: as from `noted_reads`; the guards add to it."""
+    effects = output.side_effects
     for guard in output.guards:
         source = guard.originating_source.name
         read |= {source, f"{source}.{getattr(guard.create_fn, 'keywords', {}).get('attr')}"}  # of hasattr
@@ -100,24 +117,32 @@ def _name(source: Any) -> str:
         return ""
 
 
-def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: Collection[str]) -> Iterator[SideEffect]:
+def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: set[str]) -> Iterator[SideEffect]:
     """original: the object that the variable stands for, as it is before the forward.
 
     read: the sources whose values at the capture the graph relies on.
     """
     source = str(variable.source.name)
     if source.endswith(("._buffers", "['_buffers']")):
-        for key, value in variable.items.items():
-            if isinstance(value, TensorVariable) and value.source is None and not _in_place(value.as_proxy().node):
-                yield SideEffect(_path(source), key.vt.as_python_constant(), "buffer")
+        kept = {key.vt.as_python_constant(): value for key, value in variable.items.items()}
+        for name in kept | original:
+            if not _is_kept(kept.get(name), original.get(name), f"{source}['{name}']"):
+                yield SideEffect(_path(source), name, "buffer")
     elif assigned:
         of_module = isinstance(variable, UnspecializedNNModuleVariable)
         for name, value in assigned.items():
             number = isinstance(value, ConstantVariable)
-            if not _has(original, name, value) if number else f"{source}.{name}" in read:
+            if not _has(original, name, value) if number else read & {f"{source}.{name}", f"{source}.*"}:
                 yield _placed(source, name, of_module)
     elif not isinstance(original, Sized) or len(original) or getattr(variable, "items", True):
         yield _placed(source)
+
+
+def _is_kept(value: Any, original: Any, source: str) -> bool:
+    """Whether a buffer is still the tensor, or the None, that it was; it may be written in place."""
+    if not isinstance(value, TensorVariable):
+        return original is None or value is not None and not isinstance(value, ConstantVariable)
+    return str(value.source.name) == source if value.source is not None else _in_place(value.as_proxy().node)
 
 
 def _placed(source: str, name: str = "", of_module: bool = False) -> SideEffect:
