@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.torch_api.side_effects import SideEffect, noted_side_effects
+from workbench.torch_api.side_effects import SideEffect, noted_reads, noted_side_effects
 
 SEEN, CALLS = [], 0
 
@@ -161,13 +161,13 @@ CHANGES = {
     (rebinds, SideEffect("inner", "mean", "buffer")), (counts, SideEffect("inner", "calls", "attribute")),
     (names, SideEffect("inner", "last", "attribute")), (adds_to_an_array, SideEffect("inner", "array", "attribute")),
     (asks_and_keeps, SideEffect("inner", "later", "attribute")),
-    (reads_a_gradient, SideEffect("", "grad", "gradient")),
+    (reads_a_gradient, SideEffect("", "grad", "tensor")),
     (changes_a_global, SideEffect("", "SEEN", "outside")),
     (counts_in_a_global, SideEffect("", "CALLS", "outside")),
     (writes, None), (writes_out, None), (keeps, None), (empties, None), (sets_what_it_is, None),
 ])
 def test_what_a_forward_changes(step, found):
     torch._dynamo.reset()
-    with noted_side_effects() as effects:
+    with noted_reads() as read, noted_side_effects(read) as effects:
         torch._dynamo.functional_export.dynamo_graph_capture_for_export(Net(step))(torch.ones(4))
     assert effects == ([found] if found else [])

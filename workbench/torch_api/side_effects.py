@@ -1,7 +1,9 @@
-"""Side effects of a traced forward, which Dynamo records and a capture for export leaves out.
+"""What a traced forward reads and changes in Python. Dynamo guards and replays it, and a capture for export does not.
 
 Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
-torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`).
+torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`), torch/_dynamo/variables/dicts.py
+(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.generic_getattr`,
+`call_random_fn`), torch/_subclasses/fake_tensor.py (`FakeTensorConverter.from_real_tensor`).
 """
 
 from __future__ import annotations
@@ -10,22 +12,26 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
+import torch._dynamo.config
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables import ConstantVariable, TensorVariable, misc, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.dicts import SideEffectsProxyDict
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch._subclasses.fake_tensor import FakeTensorConverter
 
-from workbench.torch_api.frozen_reads import noted_reads
 from workbench.torch_api.module_paths import clean_path
 
 _REFS = "get_replayed_side_effect_source_refs"
 _GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _ARRAY = "___from_numpy("
 _MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
+_ATTRIBUTE = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)((?:\.\w+)+)$")
 _HELD = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)(?:\.(\w+))?")
 _IMPORTED = re.compile(r"^G\['__import_\w+'\]")
 _TORCHS = "G['__import_torch_"
@@ -46,8 +52,72 @@ class SideEffect(NamedTuple):
 
 
 @contextlib.contextmanager
-def noted_side_effects() -> Iterator[list[SideEffect]]:
+def noted_reads() -> Iterator[set[str]]:
+    """Inside, collects the sources of the attributes that a traced forward looks for before it assigns them.
+
+    Dynamo guards the attributes that are there, and not all that are absent: `"seen" in vars(self)` and the
+    AttributeError of `self.seen` leave no guard. `source.*` stands for all attributes of an object.
+    """
+    read: set[str] = set()
+
+    def note(variable: Any, effects: Any, name: str) -> None:
+        if variable.source is not None and not effects.has_pending_mutation_of_attr(variable, name):
+            read.add(f"{variable.source.name}.{name}")
+
+    table = SideEffectsProxyDict
+    contains, item, names = table.__contains__, table.__getitem__, table.__iter__
+    get = user_defined.UserDefinedObjectVariable.generic_getattr
+
+    def noted_contains(self: Any, key: Any) -> Any:
+        note(self.item, self.side_effects, self._maybe_unwrap_key(key))
+        return contains(self, key)
+
+    def noted_item(self: Any, key: Any) -> Any:
+        note(self.item, self.side_effects, self._maybe_unwrap_key(key))
+        return item(self, key)
+
+    def noted_names(self: Any) -> Any:
+        note(self.item, self.side_effects, "*")
+        return names(self)
+
+    def noted_get(self: Any, tx: Any, name: str) -> Any:
+        note(self, tx.output.side_effects, name)
+        return get(self, tx, name)
+
+    with (mock.patch.multiple(table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names),
+          mock.patch.object(user_defined.UserDefinedObjectVariable, "generic_getattr", noted_get)):
+        yield read
+
+
+@contextlib.contextmanager
+def nothing_frozen() -> Iterator[None]:
+    """Inside, a traced forward finds no value that would stay what it is at the capture.
+
+    Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
+    steps: here it does not, and a branch on one depends on a tensor's value. A number that Python or NumPy draws is
+    refused.
+    """
+    make = FakeTensorConverter.__init__
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options | {"export": True})
+
+    with (mock.patch.object(FakeTensorConverter, "__init__", made),
+          mock.patch.object(user_defined, "call_random_fn", _refuse),
+          mock.patch.object(misc, "call_random_fn", _refuse),
+          torch._dynamo.config.patch(use_numpy_random_stream=True)):
+        yield
+
+
+def _refuse(tx: Any, drawn: Any, *given: Any) -> NoReturn:
+    unimplemented(gb_type="random.", context=str(drawn), explanation="It draws random numbers in Python.", hints=[])
+
+
+@contextlib.contextmanager
+def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
     """Inside, collects what a traced forward changes in Python, and the gradients that it reads.
+
+    read: the set of `noted_reads`, in which this must run; gets the sources that Dynamo guards.
 
     A write into a tensor in place is not collected, since a capture contains it. Neither is a tensor or container that
     the forward assigns to an attribute for its caller, unless the forward reads the attribute before, nor a container
@@ -83,14 +153,19 @@ def noted_side_effects() -> Iterator[list[SideEffect]]:
         note(tx, "_version")
         return version(self, tx)
 
-    with (mock.patch.object(OutputGraph, _REFS, noted), noted_reads() as read,
+    with (mock.patch.object(OutputGraph, _REFS, noted),
           mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True),
           mock.patch.object(TensorVariable, _VERSION, noted_version)):
         yield found
 
 
+def module_attribute(source: str) -> tuple[str, ...]:
+    """The path of the module and the names of the attributes from there on; empty for what is no such attribute."""
+    found = _ATTRIBUTE.match(source)
+    return (_path(found[1]), *found[3].split(".")[1:]) if found else ()
+
+
 def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
-    """read: as from `noted_reads`; the guards add to it."""
     effects = output.side_effects
     for guard in output.guards:
         source = guard.originating_source.name
@@ -141,7 +216,7 @@ def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: set[s
 def _is_kept(value: Any, original: Any, source: str) -> bool:
     """Whether a buffer is still the tensor, or the None, that it was; it may be written in place."""
     if not isinstance(value, TensorVariable):
-        return original is None or value is not None and not isinstance(value, ConstantVariable)
+        return original is None or (value is not None and not isinstance(value, ConstantVariable))
     return str(value.source.name) == source if value.source is not None else _in_place(value.as_proxy().node)
 
 
