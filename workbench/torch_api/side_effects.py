@@ -2,7 +2,7 @@
 
 Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
 torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`), torch/_dynamo/variables/dicts.py
-(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.generic_getattr`,
+(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.var_getattr`,
 `call_random_fn`), torch/_subclasses/fake_tensor.py (`FakeTensorConverter.from_real_tensor`).
 """
 
@@ -17,11 +17,10 @@ from unittest import mock
 
 import torch._dynamo.config
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo.exc import unimplemented
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, TensorVariable, misc, user_defined
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, misc, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
-from torch._dynamo.variables.dicts import SideEffectsProxyDict
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
 
@@ -64,9 +63,9 @@ def noted_reads() -> Iterator[set[str]]:
         if variable.source is not None and not effects.has_pending_mutation_of_attr(variable, name):
             read.add(f"{variable.source.name}.{name}")
 
-    table = SideEffectsProxyDict
+    table: Any = getattr(dicts, "SideEffectsProxyDict", dict)  # not in every torch
     contains, item, names = table.__contains__, table.__getitem__, table.__iter__
-    get = user_defined.UserDefinedObjectVariable.generic_getattr
+    get: Callable[..., Any] = user_defined.UserDefinedObjectVariable.var_getattr
 
     def noted_contains(self: Any, key: Any) -> Any:
         note(self.item, self.side_effects, self._maybe_unwrap_key(key))
@@ -84,8 +83,11 @@ def noted_reads() -> Iterator[set[str]]:
         note(self, tx.output.side_effects, name)
         return get(self, tx, name)
 
-    with (mock.patch.multiple(table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names),
-          mock.patch.object(user_defined.UserDefinedObjectVariable, "generic_getattr", noted_get)):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(user_defined.UserDefinedObjectVariable, "var_getattr", noted_get))
+        if table is not dict:
+            stack.enter_context(mock.patch.multiple(
+                table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names))
         yield read
 
 
@@ -110,7 +112,7 @@ def nothing_frozen() -> Iterator[None]:
 
 
 def _refuse(tx: Any, drawn: Any, *given: Any) -> NoReturn:
-    unimplemented(gb_type="random.", context=str(drawn), explanation="It draws random numbers in Python.", hints=[])
+    raise Unsupported(f"random.{getattr(drawn, '__name__', drawn)}")
 
 
 @contextlib.contextmanager
