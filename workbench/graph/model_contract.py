@@ -52,7 +52,8 @@ _REMEDIES = {
         "Dynamo does not trace RNN, GRU and LSTM: write the recurrence as a loop over nn.LSTMCell or nn.GRUCell"),
     r"Module-level backwards hooks": (
         "a module has a hook on its gradient: take the hook off, or write it as a torch.autograd.Function"),
-    r"Random\.|random\.": "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does",
+    r"Random\.|random\.|RandomState": (
+        "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does"),
     r"share storage but are not": (
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (
