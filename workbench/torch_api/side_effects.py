@@ -19,7 +19,7 @@ import torch._dynamo.config
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, misc, user_defined
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
@@ -96,8 +96,8 @@ def nothing_frozen() -> Iterator[None]:
     """Inside, a traced forward finds no value that would stay what it is at the capture.
 
     Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
-    steps: here it does not, and a branch on one depends on a tensor's value. A number that Python or NumPy draws is
-    refused.
+    steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or
+    NumPy's own generator is refused.
     """
     make = FakeTensorConverter.__init__
 
@@ -106,7 +106,6 @@ def nothing_frozen() -> Iterator[None]:
 
     with (mock.patch.object(FakeTensorConverter, "__init__", made),
           mock.patch.object(user_defined, "call_random_fn", _refuse),
-          mock.patch.object(misc, "call_random_fn", _refuse),
           torch._dynamo.config.patch(use_numpy_random_stream=True)):
         yield
 
