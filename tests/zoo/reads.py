@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import random
 import threading
@@ -139,6 +140,21 @@ def _of_object(get: Callable[[Any], Any]) -> Callable[[Any, Tensor], Tensor]:
     return function
 
 
+@functools.cache
+def kept() -> list[int]:
+    return [0]
+
+
+def _of_cache(m: Any, x: Tensor) -> Tensor:
+    kept()[0] += 1
+    return x * kept()[0]
+
+
+@functools.cache
+def table(size: int) -> list[Tensor]:
+    return [torch.arange(size) + 1.0]
+
+
 def _by_identity(m: Any, x: Tensor) -> Tensor:
     return x * IDS.setdefault(id(x), len(IDS) + 1)
 
@@ -166,6 +182,10 @@ written("a number of a weak reference", _of_object(lambda m: m.seen()), refused=
         seen=lambda: weakref.ref(OBJECT))
 written("a number of a thread", _of_object(lambda m: LOCAL), refused=OUTSIDE.format(".*calls"))
 written("a number of a context", _of_context, refused=ELSEWHERE)
+written("a number of a cached list", _of_cache, refused=OUTSIDE.format(r"kept\(\)"))
+written("a table of a cached function", lambda m, x: x * table(DIM)[0])
+written("a number of a weight", _of_object(lambda m: m.layer.weight),
+        refused="it assigns attribute 'calls' of a tensor in its forward, .*: make it a buffer")
 written("a number by identity", _by_identity, refused=OUTSIDE.format("IDS"))
 written("a number of the environment", _environment, refused="module body cannot be captured at .*posix.putenv")
 written("training that is turned", _turned, refused=ASSIGNS.format("training"))

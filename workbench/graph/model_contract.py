@@ -151,6 +151,8 @@ _EFFECTS = {
                  f"the new value, or make it a buffer, and {_IN_PLACE}"),
     "outside": ("changes {!r}, which lies outside of the module, in its forward, which the compiled step would not do: "
                 f"return the new value, or make it a buffer, and {_IN_PLACE}"),
+    "on tensor": ("assigns attribute {!r} of a tensor in its forward, which the compiled step would not do: make it a "
+                  "buffer, and " + _IN_PLACE),
     "tensor": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
                "steps"),
     "setting": ("leaves torch's setting {!r} changed after its forward, which the compiled step would not do: change "

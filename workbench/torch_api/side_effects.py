@@ -19,8 +19,12 @@ import torch._dynamo.config
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
 
@@ -41,6 +45,7 @@ class SideEffect(NamedTuple):
 
     kind: "buffer" or "attribute", assigned to `name`. "contents": a container or object that attribute `name` holds
     is changed. "outside": `name` is a global variable, a variable of another function, or an argument, and is changed.
+    "on tensor": attribute `name` of a tensor is looked for, and then assigned.
     "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes. "setting": torch's
     settings of these names, such as "default_dtype", are others after the forward.
     """
@@ -96,8 +101,8 @@ def nothing_frozen() -> Iterator[None]:
     """Inside, a traced forward finds no value that would stay what it is at the capture.
 
     Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
-    steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or
-    NumPy's own generator is refused.
+    steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
+    own generator is refused.
     """
     make = FakeTensorConverter.__init__
 
@@ -131,19 +136,43 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
         return
 
     settings = GlobalStateGuard()
+    cached: list[tuple[str, Any, Any]] = []
+    asked: set[tuple[Any, str]] = set()
 
     def noted(self: Any, **options: Any) -> Any:
         if not settings.check():
             found.append(SideEffect("", " ".join(settings.reason().split()), "setting"))
+        found.extend(SideEffect("", name, "outside") for name, value, was in cached if _contents(value) != was)
         found.extend(effect for effect in _of_graph(self, read) if effect not in found)  # asked twice
         return refs(self, **options)
 
     gradient: Callable[..., Any] = getattr(TensorVariable, _GRADIENT, lambda self, tx: None)
     version: Callable[..., Any] = getattr(TensorVariable, _VERSION)
 
+    get: Callable[..., Any] = TensorVariable.var_getattr
+    store: Callable[..., Any] = SideEffects.store_attr
+    call: Callable[..., Any] = WrapperUserFunctionVariable.call_function
+
     def note(tx: Any, name: str) -> None:
         path = next(iter([*tx.nn_module_stack.values()][-1:]), ("",))[0]
         found.append(SideEffect(clean_path(path), name, "tensor"))
+
+    def noted_get(self: Any, tx: Any, name: str) -> Any:
+        if not tx.output.side_effects.has_pending_mutation_of_attr(self, name):
+            asked.add((self, name))
+        return get(self, tx, name)
+
+    def noted_store(self: Any, item: Any, name: str, *given: Any) -> None:
+        if (item, name) in asked:
+            found.append(SideEffect("", name, "on tensor"))
+        found.extend(SideEffect("", function, "outside") for function, value, _ in cached if value is item)
+        store(self, item, name, *given)
+
+    def noted_call(self: Any, tx: Any, *given: Any) -> Any:
+        result = call(self, tx, *given).realize()
+        if hasattr(self.wrapper_obj, "cache_info"):  # traced as if it had no cache
+            cached.append((f"{self.wrapper_obj.__name__}()", result, _contents(result)))
+        return result
 
     def noted_gradient(self: Any, tx: Any) -> Any:
         if (result := gradient(self, tx)) is None and self.requires_grad:
@@ -155,9 +184,19 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
         return version(self, tx)
 
     with (mock.patch.object(OutputGraph, _REFS, noted),
+          mock.patch.object(WrapperUserFunctionVariable, "call_function", noted_call),
+          mock.patch.object(TensorVariable, "var_getattr", noted_get),
+          mock.patch.object(SideEffects, "store_attr", noted_store),
           mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True),
           mock.patch.object(TensorVariable, _VERSION, noted_version)):
         yield found
+
+
+def _contents(variable: Any) -> list[Any]:
+    """What a list, tuple, dictionary or set that the forward made holds, to be compared with what it holds later."""
+    if isinstance(variable, ConstDictVariable):
+        return [*variable.items.items()]
+    return [*variable.items] if isinstance(variable, BaseListVariable) else []
 
 
 def module_attribute(source: str) -> tuple[str, ...]:
