@@ -72,6 +72,7 @@ for dtype in (torch.int64, torch.float64):
     counter("a branch on the item", lambda n, x: x if n < 2 else -x, dtype, VALUE)
     counter("a product with the item", lambda n, x: x * n, dtype)
 counter("a loop over the item", lambda n, x: sum([x for _ in range(n)], x), torch.int64, VALUE)
+counter("a product with the item", lambda n, x: x * n, torch.float32)
 written("a scale of float64", lambda m, x: (x * m.scale).float(), scale=lambda: torch.tensor(2.5, dtype=torch.float64))
 
 
@@ -97,7 +98,15 @@ def _deleted(m: Any, x: Tensor) -> Tensor:
     return -x
 
 
+def _old_deviation(m: Any, x: Tensor) -> Tensor:
+    found = x / (m.mean + 1e-3).sqrt()
+    with torch.no_grad():
+        m.mean.lerp_(x.var((0, 1)), 0.1)
+    return found
+
+
 TWO = {"mean": lambda: torch.ones(DIM), "other": lambda: torch.zeros(DIM)}
+written("a deviation before it is followed", _old_deviation, mean=lambda: torch.ones(DIM))
 written("a buffer that becomes None", _emptied, refused=REPLACES, **TWO)
 written("buffers that change places", _swapped, refused=REPLACES, **TWO)
 written("a buffer that is deleted", _deleted, refused=REPLACES, **TWO)
