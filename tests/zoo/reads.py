@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from zoo.memories import ASSIGNS, HOLDS, OUTSIDE
 from zoo.models import DIM, written
@@ -107,6 +108,20 @@ def _old_deviation(m: Any, x: Tensor) -> Tensor:
 
 TWO = {"mean": lambda: torch.ones(DIM), "other": lambda: torch.zeros(DIM)}
 written("a deviation before it is followed", _old_deviation, mean=lambda: torch.ones(DIM))
+def _checkpointed(m: Any, x: Tensor) -> Tensor:
+    def function(x: Tensor) -> Tensor:
+        return x.sin() * m.mean.add_(1)
+
+    return checkpoint(function, x, use_reentrant=False)
+
+
+CHECKPOINT = r"reads buffer body\.{} inside of a checkpoint, .*: leave the buffer out of the checkpoint"
+written("a buffer written in a checkpoint", _checkpointed, mean=lambda: torch.ones(DIM),
+        refused=CHECKPOINT.format("mean"))
+written("batch norm in a checkpoint", lambda m, x: checkpoint(m.norm, x.flatten(0, 1), use_reentrant=False),
+        norm=lambda: nn.BatchNorm1d(DIM), refused=CHECKPOINT.format("norm.num_batches_tracked"))
+written("a buffer read in a checkpoint", lambda m, x: checkpoint(lambda x: x.sin() * m.mean, x, use_reentrant=False),
+        mean=lambda: torch.ones(DIM))
 written("a buffer that becomes None", _emptied, refused=REPLACES, **TWO)
 written("buffers that change places", _swapped, refused=REPLACES, **TWO)
 written("a buffer that is deleted", _deleted, refused=REPLACES, **TWO)

@@ -30,7 +30,8 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     module without a recipe may return anything that its caller can call `backward` on.
     """
     problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph),
-                     _of_operators(graph), _of_side_effects(graph), _of_writes(authored.module, graph))
+                     _of_operators(graph), _of_side_effects(graph), _of_writes(authored.module, graph),
+                     _of_checkpoints(authored.module, graph))
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -183,14 +184,26 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
                        "and its shards would keep their values: write between the steps, under torch.no_grad()")
 
 
+def _of_checkpoints(module: nn.Module, graph: GraphModule) -> Iterator[str]:
+    """Buffers that a checkpoint reads and the forward writes: eager PyTorch runs the checkpoint a second time."""
+    names = {_as_input(name, "buffers"): name for name, _ in module.named_buffers(remove_duplicate=False)}
+    for node in graph.graph.nodes:
+        if not str(node.target).endswith("activation_checkpoint"):
+            continue
+        for given in node.all_input_nodes:
+            if (name := names.get(str(given.target))) and _value(given)._version:
+                yield (f"{_module(node, 'it')} reads buffer {name} inside of a checkpoint, and its forward writes it: "
+                       "the backward would read or write it a second time: leave the buffer out of the checkpoint")
+
+
 _READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_attr"}
 """What lies between a parameter and what its module reads; `.data` too."""
 
 
-def _as_input(name: str) -> str:
-    """What Dynamo calls the placeholder of a parameter."""
+def _as_input(name: str, kind: str = "parameters") -> str:
+    """What Dynamo calls the placeholder of a parameter, or of a buffer."""
     *path, own = name.split(".")
-    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"parameters_{own}_"
+    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"{kind}_{own}_"
 
 
 def _key(value: Any) -> Any:
