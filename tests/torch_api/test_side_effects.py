@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import OrderedDict, deque
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.torch_api.side_effects import SideEffect, noted_side_effects
+from workbench.torch_api.side_effects import SideEffect, noted_reads, noted_side_effects
 
 SEEN, CALLS = [], 0
 
@@ -148,6 +149,56 @@ def reads_the_last(m, x):
     m.before = x
 
 
+def asks_in_vars_and_keeps(m, x):
+    if "later" not in vars(m):
+        m.later = x
+
+
+def asks_by_error_and_keeps(m, x):
+    try:
+        m.later + x
+    except AttributeError:
+        m.later = x
+
+
+def drops_a_buffer(m, x):
+    m.other = None
+
+
+def swaps_buffers(m, x):
+    m.mean, m.other = m.other, m.mean
+
+
+@functools.cache
+def cached():
+    return []
+
+
+@functools.cache
+def cached_object():
+    return Counted()
+
+
+def appends_to_what_is_cached(m, x):
+    cached().append(x)
+
+
+def counts_in_what_is_cached(m, x):
+    cached_object()()
+
+
+def counts_on_a_weight(m, x):
+    m.weight.calls = getattr(m.weight, "calls", 0) + 1
+
+
+def reads_a_version(m, x):
+    m.last = m.weight._version
+
+
+def changes_a_setting(m, x):
+    torch.set_default_dtype(torch.float64)
+
+
 CHANGES = {
     counts_in_a_list: "counts", counts_by_name: "by_name", appends: "seen", remembers_keys: "ordered", shifts: "recent",
     adds: "numbers", takes: "count", draws: "random", calls: "counted",
@@ -160,14 +211,22 @@ CHANGES = {
     (registers, SideEffect("inner", "late", "buffer")), (reads_the_last, SideEffect("inner", "before", "attribute")),
     (rebinds, SideEffect("inner", "mean", "buffer")), (counts, SideEffect("inner", "calls", "attribute")),
     (names, SideEffect("inner", "last", "attribute")), (adds_to_an_array, SideEffect("inner", "array", "attribute")),
+    (asks_in_vars_and_keeps, SideEffect("inner", "later", "attribute")),
+    (asks_by_error_and_keeps, SideEffect("inner", "later", "attribute")),
+    (drops_a_buffer, SideEffect("inner", "other", "buffer")), (swaps_buffers, SideEffect("inner", "mean", "buffer")),
+    (appends_to_what_is_cached, SideEffect("", "cached()", "outside")),
+    (counts_in_what_is_cached, SideEffect("", "cached_object()", "outside")),
+    (counts_on_a_weight, SideEffect("", "calls", "on tensor")),
+    (reads_a_version, SideEffect("", "_version", "tensor")),
+    (changes_a_setting, SideEffect("", "default_dtype", "setting")),
     (asks_and_keeps, SideEffect("inner", "later", "attribute")),
-    (reads_a_gradient, SideEffect("", "grad", "gradient")),
+    (reads_a_gradient, SideEffect("", "grad", "tensor")),
     (changes_a_global, SideEffect("", "SEEN", "outside")),
     (counts_in_a_global, SideEffect("", "CALLS", "outside")),
     (writes, None), (writes_out, None), (keeps, None), (empties, None), (sets_what_it_is, None),
 ])
 def test_what_a_forward_changes(step, found):
     torch._dynamo.reset()
-    with noted_side_effects() as effects:
+    with noted_reads() as read, noted_side_effects(read) as effects:
         torch._dynamo.functional_export.dynamo_graph_capture_for_export(Net(step))(torch.ones(4))
-    assert effects == ([found] if found else [])
+    assert effects[:1] == ([found] if found else [])

@@ -215,7 +215,7 @@ written("a branch by torch.cond", lambda m, x: torch.cond(x.sum() > 0, torch.sin
 written("a number read from a tensor", lambda m, x: x * float(x.mean()))
 written("rows chosen by value", lambda m, x: x[x > 0])
 written("Python's global random numbers", lambda m, x: x * random.random(),
-        refused="module body cannot be captured at .*: it draws Python's random numbers: draw them with torch")
+        refused="module body cannot be captured at .*: it draws random numbers of Python or NumPy: draw")
 
 
 # modules of other kinds

@@ -3,6 +3,7 @@
     callables         one direction of a step as a callable
     capture           authored module to joint graph
     facts             what is known of a graph and of its step
+    fixed             attributes that must stay as the capture read them
     fuse_products     a collective and its products in one operator
     gather_chains     from a sharded parameter to the whole weight
     list_schedule     an order in which compute hides collectives

@@ -17,6 +17,7 @@ from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, set_facts
+from workbench.graph.fixed import Fixed
 from workbench.graph.model_contract import NO_TENSOR, named, not_captured, require_trainable
 from workbench.graph.read.program import program
 from workbench.graph.stamping import capture_few
@@ -49,6 +50,7 @@ class JointGraph:
     export: Any = field(repr=False)
     contexts: aot.Contexts = field(repr=False)
     tracing_context: Any = field(repr=False)
+    fixed: Fixed = field(repr=False)
     stamped: int | str = 0
     closed: bool = False
     passes: tuple[str, ...] = ()
@@ -182,7 +184,8 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
         if aot.without_results(error):
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
         raise WorkbenchError(not_captured(authored, error)) from error
-    return JointGraph(authored, export, contexts, graph.meta["tracing_context"])
+    fixed = Fixed(authored.module, graph.meta["read"])
+    return JointGraph(authored, export, contexts, graph.meta["tracing_context"], fixed)
 
 
 def settle(graph: GraphModule) -> None:

@@ -30,7 +30,8 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
     module without a recipe may return anything that its caller can call `backward` on.
     """
     problems = chain(_of_parameters(authored.module), _of_results(authored, graph, args), _of_norms(graph),
-                     _of_operators(graph), _of_side_effects(graph), _of_writes(authored.module, graph))
+                     _of_operators(graph), _of_side_effects(graph), _of_writes(authored.module, graph),
+                     _of_checkpoints(authored.module, graph))
     if problem := next(problems, ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
@@ -52,7 +53,8 @@ _REMEDIES = {
         "Dynamo does not trace RNN, GRU and LSTM: write the recurrence as a loop over nn.LSTMCell or nn.GRUCell"),
     r"Module-level backwards hooks": (
         "a module has a hook on its gradient: take the hook off, or write it as a torch.autograd.Function"),
-    r"Random\.|random\.": "it draws Python's random numbers: draw them with torch, as torch.rand does",
+    r"Random\.|random\.|RandomState": (
+        "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does"),
     r"share storage but are not": (
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (
@@ -150,8 +152,12 @@ _EFFECTS = {
                  f"the new value, or make it a buffer, and {_IN_PLACE}"),
     "outside": ("changes {!r}, which lies outside of the module, in its forward, which the compiled step would not do: "
                 f"return the new value, or make it a buffer, and {_IN_PLACE}"),
-    "gradient": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
-                 "steps"),
+    "on tensor": ("assigns attribute {!r} of a tensor in its forward, which the compiled step would not do: make it a "
+                  "buffer, and " + _IN_PLACE),
+    "tensor": ("reads a tensor's {!r} in its forward, which the compiled step would not do: read it between the "
+               "steps"),
+    "setting": ("leaves torch's setting {!r} changed after its forward, which the compiled step would not do: change "
+                "it before the capture"),
 }
 
 
@@ -178,14 +184,26 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
                        "and its shards would keep their values: write between the steps, under torch.no_grad()")
 
 
+def _of_checkpoints(module: nn.Module, graph: GraphModule) -> Iterator[str]:
+    """Buffers that a checkpoint reads and the forward writes: eager PyTorch runs the checkpoint a second time."""
+    names = {_as_input(name, "buffers"): name for name, _ in module.named_buffers(remove_duplicate=False)}
+    for node in graph.graph.nodes:
+        if not str(node.target).endswith("activation_checkpoint"):
+            continue
+        for given in node.all_input_nodes:
+            if (name := names.get(str(given.target))) and _value(given)._version:
+                yield (f"{_module(node, 'it')} reads buffer {name} inside of a checkpoint, and its forward writes it: "
+                       "the backward would read or write it a second time: leave the buffer out of the checkpoint")
+
+
 _READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_attr"}
 """What lies between a parameter and what its module reads; `.data` too."""
 
 
-def _as_input(name: str) -> str:
-    """What Dynamo calls the placeholder of a parameter."""
+def _as_input(name: str, kind: str = "parameters") -> str:
+    """What Dynamo calls the placeholder of a parameter, or of a buffer."""
     *path, own = name.split(".")
-    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"parameters_{own}_"
+    return "L_self_" + "".join(f"modules_{part}_" for part in path) + f"{kind}_{own}_"
 
 
 def _key(value: Any) -> Any:

@@ -15,6 +15,7 @@ from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
+from workbench.graph.fixed import Fixed
 from workbench.graph.read.nodes import output_values
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
@@ -87,6 +88,7 @@ class ForwardBackward(Partitioned):
     parameters: list[str]
     buffers: list[str]
     function: Callable[..., Any]
+    fixed: Fixed
 
     @property
     def written(self) -> list[str]:
@@ -102,7 +104,7 @@ class ForwardBackward(Partitioned):
         No step can be compiled from the other: torch's wrapper calls the bodies of this one.
         """
         slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
-        pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step)
+        pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step, self.fixed)
         pair.facts, pair.broken = self.facts.fork(), self.broken
         return pair
 
@@ -154,6 +156,6 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
             function, forward, backward = partitioning.compile_joint(joint.export, by)
         finally:
             joint.graph = made
-    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function)
+    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.fixed)
     pair.share_facts(made)
     return pair

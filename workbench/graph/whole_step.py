@@ -52,7 +52,8 @@ class WholeStep:
         return loss, norm
 
     def inputs(self, *batch: Any) -> list[Any]:
-        """The graph's inputs for this batch, in its order."""
+        """The graph's inputs for this batch, in its order. Raises WorkbenchError as `CompiledStep` does."""
+        self.pair.fixed.require_unchanged(title(self.pair.authored))
         self.take_state()
         self._take_lr()
         if not self._fixed:

@@ -15,7 +15,7 @@
     ops              what an operator does, read from its schema
     partitioning     torch's partitioners
     refusals         where and why a model could not be traced
-    side_effects     what a traced forward does beside its result
+    side_effects     what a traced forward reads and changes in Python
     stamping         AOTAutograd state that stamping rewrites
     supported        supported torch versions and platforms; no torch here
     tree             torch's pytree

@@ -26,7 +26,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
-from workbench.torch_api.side_effects import noted_side_effects
+from workbench.torch_api.side_effects import noted_reads, noted_side_effects, nothing_frozen
 from workbench.torch_api.unchanged import same_tensors
 
 Graph = torch.fx.GraphModule
@@ -46,16 +46,17 @@ def capture_settings() -> Iterator[None]:
 def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
     """The module as one FX graph on its own parameters.
 
-    `meta["tracing_context"]` holds Dynamo's context, and `meta["side_effects"]` the effects that the graph leaves out.
+    `meta["tracing_context"]` holds Dynamo's context, `meta["side_effects"]` the effects that the graph leaves out, and
+    `meta["read"]` the sources of what the forward read in Python.
 
     The graph can be called until `contexts` closes, which removes the globals that Dynamo's code reads.
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _noted_globals() as hooks, noted_side_effects() as effects:
+    with _noted_globals() as hooks, noted_reads() as read, noted_side_effects(read) as effects, nothing_frozen():
         contexts.callback(_remove_globals, hooks)
         graph: Graph = capture(module)(*args)
-    graph.meta["side_effects"] = effects
+    graph.meta["side_effects"], graph.meta["read"] = effects, read
     return graph
 
 

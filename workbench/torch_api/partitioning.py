@@ -11,14 +11,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.torch_api.aot import LateBound
+from workbench.torch_api.aot import LateBound, parameter_of, written_by
 from workbench.torch_api.fast_partition import faster
-from workbench.torch_api.ops import draws
+from workbench.torch_api.ops import aliased_inputs, draws
 
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
     "min_cut": partitioners.min_cut_rematerialization_partition,
@@ -46,10 +49,32 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
 
         return compile_nothing
 
+    def cut(graph: GraphModule, *given: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+        if by == "min_cut":
+            _save_old_values(graph)
+        return PARTITIONERS[by](graph, *given, **options)
+
     with settings(joint):
         function = aot_compile_joint_with_descriptors(
-            joint, partition_fn=PARTITIONERS[by], fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+            joint, partition_fn=cut, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
     return function, found["forward"], found["backward"]
+
+
+def _save_old_values(graph: GraphModule) -> None:
+    """What the forward computes from a buffer that it writes is saved: the backward would read the new value.
+
+    torch's minimum cut may save the buffer itself instead, and autograd then refuses the backward.
+    """
+    written = {written_by(desc) for desc in tree_leaves(graph.graph.output_node().meta.get("desc"))} - {None}
+    todo = [node for node in graph.graph.find_nodes(op="placeholder") if parameter_of(node) in written]
+    while todo:
+        for user in todo.pop().users:
+            if user.op != "call_function" or user.meta.get("partitioner_tag") == "is_backward":
+                continue
+            if aliased_inputs(user):
+                todo.append(user)
+            elif isinstance(user.meta.get("val"), torch.Tensor):
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 @contextlib.contextmanager

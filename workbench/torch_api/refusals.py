@@ -18,11 +18,12 @@ _INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
 
 
 def reason(error: BaseException) -> str:
-    """One line of a long error: the operator's own error, Dynamo's explanation, or the first line."""
+    """One sentence of a long error: the operator's own error, Dynamo's explanation, or the first line."""
     text = str(error)
     found = _INNER.search(text) or _EXPLAINED.search(text)
     line = found[1] if found else next(iter(text.splitlines()), "") or type(error).__name__
-    return " ".join(line.split()).rstrip(".")
+    first = re.split(r"(?<=[.`]) (?=[A-Z])", " ".join(line.split()))[0]
+    return first.rstrip(".").replace(".`", "`")
 
 
 def place(error: BaseException) -> str:

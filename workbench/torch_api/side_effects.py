@@ -1,7 +1,9 @@
-"""Side effects of a traced forward, which Dynamo records and a capture for export leaves out.
+"""What a traced forward reads and changes in Python. Dynamo guards and replays it, and a capture for export does not.
 
 Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
-torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`).
+torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`), torch/_dynamo/variables/dicts.py
+(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.var_getattr`,
+`call_random_fn`), torch/_subclasses/fake_tensor.py (`FakeTensorConverter.from_real_tensor`).
 """
 
 from __future__ import annotations
@@ -9,21 +11,30 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Sized
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
+import torch._dynamo.config
+from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch._subclasses.fake_tensor import FakeTensorConverter
 
 from workbench.torch_api.module_paths import clean_path
 
 _REFS = "get_replayed_side_effect_source_refs"
-_GRADIENT = "method_attr_grad"
+_GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _ARRAY = "___from_numpy("
 _MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
+_ATTRIBUTE = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)((?:\.\w+)+)$")
 _HELD = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)(?:\.(\w+))?")
 _IMPORTED = re.compile(r"^G\['__import_\w+'\]")
 _TORCHS = "G['__import_torch_"
@@ -34,7 +45,9 @@ class SideEffect(NamedTuple):
 
     kind: "buffer" or "attribute", assigned to `name`. "contents": a container or object that attribute `name` holds
     is changed. "outside": `name` is a global variable, a variable of another function, or an argument, and is changed.
-    "gradient": that of a tensor is read, before the step has a backward. Its `name` is "grad".
+    "on tensor": attribute `name` of a tensor is looked for, and then assigned.
+    "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes. "setting": torch's
+    settings of these names, such as "default_dtype", are others after the forward.
     """
 
     module: str
@@ -43,8 +56,74 @@ class SideEffect(NamedTuple):
 
 
 @contextlib.contextmanager
-def noted_side_effects() -> Iterator[list[SideEffect]]:
+def noted_reads() -> Iterator[set[str]]:
+    """Inside, collects the sources of the attributes that a traced forward looks for before it assigns them.
+
+    Dynamo guards the attributes that are there, and not all that are absent: `"seen" in vars(self)` and the
+    AttributeError of `self.seen` leave no guard. `source.*` stands for all attributes of an object.
+    """
+    read: set[str] = set()
+
+    def note(variable: Any, effects: Any, name: str) -> None:
+        if variable.source is not None and not effects.has_pending_mutation_of_attr(variable, name):
+            read.add(f"{variable.source.name}.{name}")
+
+    table: Any = getattr(dicts, "SideEffectsProxyDict", dict)  # not in every torch
+    contains, item, names = table.__contains__, table.__getitem__, table.__iter__
+    get: Callable[..., Any] = user_defined.UserDefinedObjectVariable.var_getattr
+
+    def noted_contains(self: Any, key: Any) -> Any:
+        note(self.item, self.side_effects, self._maybe_unwrap_key(key))
+        return contains(self, key)
+
+    def noted_item(self: Any, key: Any) -> Any:
+        note(self.item, self.side_effects, self._maybe_unwrap_key(key))
+        return item(self, key)
+
+    def noted_names(self: Any) -> Any:
+        note(self.item, self.side_effects, "*")
+        return names(self)
+
+    def noted_get(self: Any, tx: Any, name: str) -> Any:
+        note(self, tx.output.side_effects, name)
+        return get(self, tx, name)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(user_defined.UserDefinedObjectVariable, "var_getattr", noted_get))
+        if table is not dict:
+            stack.enter_context(mock.patch.multiple(
+                table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names))
+        yield read
+
+
+@contextlib.contextmanager
+def nothing_frozen() -> Iterator[None]:
+    """Inside, a traced forward finds no value that would stay what it is at the capture.
+
+    Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
+    steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
+    own generator is refused.
+    """
+    make = FakeTensorConverter.__init__
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options | {"export": True})
+
+    with (mock.patch.object(FakeTensorConverter, "__init__", made),
+          mock.patch.object(user_defined, "call_random_fn", _refuse),
+          torch._dynamo.config.patch(use_numpy_random_stream=True)):
+        yield
+
+
+def _refuse(tx: Any, drawn: Any, *given: Any) -> NoReturn:
+    raise Unsupported(f"random.{getattr(drawn, '__name__', drawn)}")
+
+
+@contextlib.contextmanager
+def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
     """Inside, collects what a traced forward changes in Python, and the gradients that it reads.
+
+    read: the set of `noted_reads`, in which this must run; gets the sources that Dynamo guards.
 
     A write into a tensor in place is not collected, since a capture contains it. Neither is a tensor or container that
     the forward assigns to an attribute for its caller, unless the forward reads the attribute before, nor a container
@@ -56,25 +135,78 @@ def noted_side_effects() -> Iterator[list[SideEffect]]:
         yield found
         return
 
+    settings = GlobalStateGuard()
+    cached: list[tuple[str, Any, Any]] = []
+    asked: set[tuple[Any, str]] = set()
+
     def noted(self: Any, **options: Any) -> Any:
-        found.extend(effect for effect in _of_graph(self) if effect not in found)  # asked twice
+        if not settings.check():
+            found.append(SideEffect("", " ".join(settings.reason().split()), "setting"))
+        found.extend(SideEffect("", name, "outside") for name, value, was in cached if _contents(value) != was)
+        found.extend(effect for effect in _of_graph(self, read) if effect not in found)  # asked twice
         return refs(self, **options)
 
     gradient: Callable[..., Any] = getattr(TensorVariable, _GRADIENT, lambda self, tx: None)
+    version: Callable[..., Any] = getattr(TensorVariable, _VERSION)
+
+    get: Callable[..., Any] = TensorVariable.var_getattr
+    store: Callable[..., Any] = SideEffects.store_attr
+    call: Callable[..., Any] = WrapperUserFunctionVariable.call_function
+
+    def note(tx: Any, name: str) -> None:
+        path = next(iter([*tx.nn_module_stack.values()][-1:]), ("",))[0]
+        found.append(SideEffect(clean_path(path), name, "tensor"))
+
+    def noted_get(self: Any, tx: Any, name: str) -> Any:
+        if not tx.output.side_effects.has_pending_mutation_of_attr(self, name):
+            asked.add((self, name))
+        return get(self, tx, name)
+
+    def noted_store(self: Any, item: Any, name: str, *given: Any) -> None:
+        if (item, name) in asked:
+            found.append(SideEffect("", name, "on tensor"))
+        found.extend(SideEffect("", function, "outside") for function, value, _ in cached if value is item)
+        store(self, item, name, *given)
+
+    def noted_call(self: Any, tx: Any, *given: Any) -> Any:
+        result = call(self, tx, *given).realize()
+        if hasattr(self.wrapper_obj, "cache_info"):  # traced as if it had no cache
+            cached.append((f"{self.wrapper_obj.__name__}()", result, _contents(result)))
+        return result
 
     def noted_gradient(self: Any, tx: Any) -> Any:
         if (result := gradient(self, tx)) is None and self.requires_grad:
-            path = next(iter([*tx.nn_module_stack.values()][-1:]), ("",))[0]
-            found.append(SideEffect(clean_path(path), "grad", "gradient"))
+            note(tx, "grad")
         return result
 
+    def noted_version(self: Any, tx: Any) -> Any:
+        note(tx, "_version")
+        return version(self, tx)
+
     with (mock.patch.object(OutputGraph, _REFS, noted),
-          mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True)):
+          mock.patch.object(WrapperUserFunctionVariable, "call_function", noted_call),
+          mock.patch.object(TensorVariable, "var_getattr", noted_get),
+          mock.patch.object(SideEffects, "store_attr", noted_store),
+          mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True),
+          mock.patch.object(TensorVariable, _VERSION, noted_version)):
         yield found
 
 
-def _of_graph(output: Any) -> Iterator[SideEffect]:
-    effects, read = output.side_effects, set[str]()
+def _contents(variable: Any) -> list[Any]:
+    """What a list, tuple, dictionary or set that the forward made holds, to be compared with what it holds later."""
+    if isinstance(variable, ConstDictVariable):
+        return [*variable.items.items()]
+    return [*variable.items] if isinstance(variable, BaseListVariable) else []
+
+
+def module_attribute(source: str) -> tuple[str, ...]:
+    """The path of the module and the names of the attributes from there on; empty for what is no such attribute."""
+    found = _ATTRIBUTE.match(source)
+    return (_path(found[1]), *found[3].split(".")[1:]) if found else ()
+
+
+def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
+    effects = output.side_effects
     for guard in output.guards:
         source = guard.originating_source.name
         read |= {source, f"{source}.{getattr(guard.create_fn, 'keywords', {}).get('attr')}"}  # of hasattr
@@ -100,24 +232,32 @@ def _name(source: Any) -> str:
         return ""
 
 
-def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: Collection[str]) -> Iterator[SideEffect]:
+def _effects(variable: Any, original: Any, assigned: dict[str, Any], read: set[str]) -> Iterator[SideEffect]:
     """original: the object that the variable stands for, as it is before the forward.
 
     read: the sources whose values at the capture the graph relies on.
     """
     source = str(variable.source.name)
     if source.endswith(("._buffers", "['_buffers']")):
-        for key, value in variable.items.items():
-            if isinstance(value, TensorVariable) and value.source is None and not _in_place(value.as_proxy().node):
-                yield SideEffect(_path(source), key.vt.as_python_constant(), "buffer")
+        kept = {key.vt.as_python_constant(): value for key, value in variable.items.items()}
+        for name in kept | original:
+            if not _is_kept(kept.get(name), original.get(name), f"{source}['{name}']"):
+                yield SideEffect(_path(source), name, "buffer")
     elif assigned:
         of_module = isinstance(variable, UnspecializedNNModuleVariable)
         for name, value in assigned.items():
             number = isinstance(value, ConstantVariable)
-            if not _has(original, name, value) if number else f"{source}.{name}" in read:
+            if not _has(original, name, value) if number else read & {f"{source}.{name}", f"{source}.*"}:
                 yield _placed(source, name, of_module)
     elif not isinstance(original, Sized) or len(original) or getattr(variable, "items", True):
         yield _placed(source)
+
+
+def _is_kept(value: Any, original: Any, source: str) -> bool:
+    """Whether a buffer is still the tensor, or the None, that it was; it may be written in place."""
+    if not isinstance(value, TensorVariable):
+        return original is None or (value is not None and not isinstance(value, ConstantVariable))
+    return str(value.source.name) == source if value.source is not None else _in_place(value.as_proxy().node)
 
 
 def _placed(source: str, name: str = "", of_module: bool = False) -> SideEffect:

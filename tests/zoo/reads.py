@@ -1,0 +1,220 @@
+"""Odd modules whose forward reads or changes what lies outside of its tensors: who is asked, drawn, set or replaced."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from zoo.memories import ASSIGNS, HOLDS, OUTSIDE
+from zoo.models import DIM, written
+
+CANNOT = "module body cannot be captured at reads.py:.*"
+VALUE = CANNOT + "depends on a tensor's value: choose with torch.where"
+DRAWS = CANNOT + "it draws random numbers of Python or NumPy: draw them with torch"
+REPLACES = "module body assigns its buffer 'mean' in its forward, .*: write into it in place"
+ELSEWHERE = CANNOT + "(do it outside of the captured module|change that line)"
+
+
+# an attribute that the last forward assigned
+
+
+def asked(how: str, ask: Callable[[Any], Any], refused: str = ASSIGNS.format("later")) -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        found = x * 2 if ask(m) else x
+        m.later = x
+        return found
+
+    written(f"an attribute that is asked for {how}", function, refused=refused)
+
+
+def _tried(m: Any) -> bool:
+    try:
+        return m.later is not None
+    except AttributeError:
+        return False
+
+
+asked("in __dict__", lambda m: "later" in m.__dict__)
+asked("in vars", lambda m: "later" in vars(m))
+asked("by get", lambda m: m.__dict__.get("later") is not None)
+asked("by getattr", lambda m: getattr(m, "later", None) is not None)
+asked("by an error", _tried)
+asked("by a count", lambda m: len(vars(m)) % 2)
+asked("by a loop", lambda m: [name for name in vars(m) if name == "later"])
+asked("by dir", lambda m: "later" in dir(m), ELSEWHERE)
+
+
+# the value of a counter
+
+
+def counter(name: str, use: Callable[[Any, Tensor], Tensor], dtype: torch.dtype, refused: str = "") -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        found = use(m.steps.item(), x)
+        m.steps.add_(1)
+        return found
+
+    written(f"{name} of {str(dtype).removeprefix('torch.')}", function, refused=refused,
+            steps=lambda: torch.ones((), dtype=dtype))
+
+
+for dtype in (torch.int64, torch.float64):
+    counter("a branch on the item", lambda n, x: x if n < 2 else -x, dtype, VALUE)
+    counter("a product with the item", lambda n, x: x * n, dtype)
+counter("a loop over the item", lambda n, x: sum([x for _ in range(n)], x), torch.int64, VALUE)
+counter("a product with the item", lambda n, x: x * n, torch.float32)
+written("a scale of float64", lambda m, x: (x * m.scale).float(), scale=lambda: torch.tensor(2.5, dtype=torch.float64))
+
+
+# buffers that are replaced
+
+
+def _emptied(m: Any, x: Tensor) -> Tensor:
+    found = x if m.mean is None else -x
+    m.mean = None
+    return found
+
+
+def _swapped(m: Any, x: Tensor) -> Tensor:
+    found = x * m.mean
+    m.mean, m.other = m.other, m.mean
+    return found
+
+
+def _deleted(m: Any, x: Tensor) -> Tensor:
+    if "mean" not in m._buffers:
+        return x
+    del m.mean
+    return -x
+
+
+def _old_deviation(m: Any, x: Tensor) -> Tensor:
+    found = x / (m.mean + 1e-3).sqrt()
+    with torch.no_grad():
+        m.mean.lerp_(x.var((0, 1)), 0.1)
+    return found
+
+
+TWO = {"mean": lambda: torch.ones(DIM), "other": lambda: torch.zeros(DIM)}
+written("a deviation before it is followed", _old_deviation, mean=lambda: torch.ones(DIM))
+def _checkpointed(m: Any, x: Tensor) -> Tensor:
+    def function(x: Tensor) -> Tensor:
+        return x.sin() * m.mean.add_(1)
+
+    return checkpoint(function, x, use_reentrant=False)
+
+
+CHECKPOINT = r"reads buffer body\.{} inside of a checkpoint, .*: leave the buffer out of the checkpoint"
+written("a buffer written in a checkpoint", _checkpointed, mean=lambda: torch.ones(DIM),
+        refused=CHECKPOINT.format("mean"))
+written("batch norm in a checkpoint", lambda m, x: checkpoint(m.norm, x.flatten(0, 1), use_reentrant=False),
+        norm=lambda: nn.BatchNorm1d(DIM), refused=CHECKPOINT.format("norm.num_batches_tracked"))
+written("a buffer read in a checkpoint", lambda m, x: checkpoint(lambda x: x.sin() * m.mean, x, use_reentrant=False),
+        mean=lambda: torch.ones(DIM))
+written("a buffer that becomes None", _emptied, refused=REPLACES, **TWO)
+written("buffers that change places", _swapped, refused=REPLACES, **TWO)
+written("a buffer that is deleted", _deleted, refused=REPLACES, **TWO)
+
+
+# numbers that are drawn, and the machine's own
+
+for name, draw in {"randint": lambda: random.randint(1, 10), "uniform": lambda: random.uniform(0, 1),
+                   "choice": lambda: random.choice([1, 2]), "np.random.rand": np.random.rand,
+                   "np.random.randn": lambda: torch.from_numpy(np.random.randn(DIM).astype(np.float32))}.items():
+    written(f"a number of {name}", lambda m, x, draw=draw: x * draw(), refused=DRAWS)
+written("the time", lambda m, x: x * (time.time() % 1), refused=ELSEWHERE)
+written("an item of torch.rand", lambda m, x: x * torch.rand(()).item())
+
+
+# what lies elsewhere
+
+
+def _environment(m: Any, x: Tensor) -> Tensor:
+    calls = int(os.environ.get("ZOO_CALLS", "0")) + 1
+    os.environ["ZOO_CALLS"] = str(calls)
+    return x * calls
+
+
+class Counts:
+    calls = 0
+
+
+def _of_class(m: Any, x: Tensor) -> Tensor:
+    Counts.calls += 1
+    return x * Counts.calls
+
+
+def _of_object(get: Callable[[Any], Any]) -> Callable[[Any, Tensor], Tensor]:
+    def function(m: Any, x: Tensor) -> Tensor:
+        held = get(m)
+        held.calls = getattr(held, "calls", 0) + 1
+        return x * held.calls
+
+    return function
+
+
+@functools.cache
+def kept() -> list[int]:
+    return [0]
+
+
+def _of_cache(m: Any, x: Tensor) -> Tensor:
+    kept()[0] += 1
+    return x * kept()[0]
+
+
+@functools.cache
+def table(size: int) -> list[Tensor]:
+    return [torch.arange(size) + 1.0]
+
+
+def _by_identity(m: Any, x: Tensor) -> Tensor:
+    return x * IDS.setdefault(id(x), len(IDS) + 1)
+
+
+def _of_context(m: Any, x: Tensor) -> Tensor:
+    CONTEXT.set(CONTEXT.get() + 1)
+    return x * CONTEXT.get()
+
+
+def _turned(m: Any, x: Tensor) -> Tensor:
+    m.training = not m.training
+    return x if m.training else -x
+
+
+def _leaves_double(m: Any, x: Tensor) -> Tensor:
+    torch.set_default_dtype(torch.float64)
+    return x
+
+
+OBJECT, LOCAL, CONTEXT = Counts(), threading.local(), contextvars.ContextVar("CONTEXT", default=0)
+IDS: dict[int, int] = {}
+written("a number of a class", _of_class, refused=OUTSIDE.format("Counts.calls"))
+written("a number of an object", _of_object(lambda m: OBJECT), refused=OUTSIDE.format("OBJECT.calls"))
+written("a number of a weak reference", _of_object(lambda m: m.seen()), refused=HOLDS.format("seen"),
+        seen=lambda: weakref.ref(OBJECT))
+written("a number of a thread", _of_object(lambda m: LOCAL), refused=OUTSIDE.format(".*calls"))
+written("a number of a context", _of_context, refused=ELSEWHERE)
+written("a number of a cached list", _of_cache, refused=OUTSIDE.format(r"kept\(\)"))
+written("a table of a cached function", lambda m, x: x * table(DIM)[0])
+written("a number of a weight", _of_object(lambda m: m.layer.weight),
+        refused="it assigns attribute 'calls' of a tensor in its forward, .*: make it a buffer")
+written("a number by identity", _by_identity, refused=OUTSIDE.format("IDS"))
+written("a number of the environment", _environment, refused="module body cannot be captured at .*posix.putenv")
+written("training that is turned", _turned, refused=ASSIGNS.format("training"))
+written("the version of a weight", lambda m, x: x * m.layer.weight._version, refused="reads a tensor's '_version'")
+written("the gradient mode", lambda m, x: x if torch.is_grad_enabled() else -x)
+written("the default dtype", lambda m, x: x.to(torch.get_default_dtype()) * 2)
+written("a default dtype that is left", _leaves_double,
+        refused="it leaves torch's setting 'default_dtype' changed after its forward, .*: change it before the capture")
