@@ -20,7 +20,7 @@ from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, misc, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
@@ -103,15 +103,20 @@ def nothing_frozen() -> Iterator[None]:
 
     Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
     steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
-    own generator is refused.
+    own generator is refused, and of a generator that outlives the step where torch (2.15) notes no change of it.
     """
     make = FakeTensorConverter.__init__
+    draw: Callable[..., Any] = misc.call_random_fn
 
     def made(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options | {"export": True})
 
+    def drawn(tx: Any, function: Any, args: Any, kwargs: Any, *held: Any) -> Any:
+        return (_refuse if held else draw)(tx, function, args, kwargs)
+
     with (mock.patch.object(FakeTensorConverter, "__init__", made),
           mock.patch.object(user_defined, "call_random_fn", _refuse),
+          mock.patch.object(misc, "call_random_fn", drawn),
           torch._dynamo.config.patch(use_numpy_random_stream=True)):
         yield
 
