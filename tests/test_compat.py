@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+import torch
 import torch.distributed as dist
 from on_ranks import FSDP4, FSDP_TP, full_level, small, trajectory
 
+from workbench.authoring.author import author_module
 from workbench.checks.verdicts import Outcome
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
 from workbench.pipeline.build import build
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError
@@ -48,6 +54,29 @@ def test_fake_mesh_of_8(mesh, listed):
         built = build(small(mesh, *LISTS[listed]), world)
     assert {r.outcome for r in built.records} <= {Outcome.PASS}
     assert built.saved_bytes and built.flop
+
+
+class Frozen(torch.nn.Module):
+    """A forward that reads what a capture would freeze."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.weight, self.read, self.generator = torch.nn.Parameter(torch.ones(4)), read, random.Random(0)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        return (x * self.weight * self.read(self)).sum()
+
+
+@pytest.mark.parametrize(("read", "said"), [
+    pytest.param(lambda m: random.random(), "it draws random numbers", id="a draw"),
+    pytest.param(lambda m: m.generator.random(), "it draws random numbers|what its attribute 'generator' holds",
+                 id="a draw of a generator that is held"),
+    pytest.param(lambda m: 2 if m.count.item() > 1 else 1, "depends on a tensor's value", id="a branch on a counter"),
+])
+def test_what_a_capture_would_freeze_is_refused(read, said):
+    with fake_world(1) as world, pytest.raises(WorkbenchError, match=said):
+        capture(author_module(Frozen(read), world, None, batch=lambda: (torch.ones(4),)))
 
 
 @pytest.mark.ranks

@@ -20,8 +20,8 @@ from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
-from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, misc, user_defined
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable
@@ -32,6 +32,7 @@ from workbench.torch_api.module_paths import clean_path
 
 _REFS = "get_replayed_side_effect_source_refs"
 _GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
+_GET = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"  # by torch version
 _ARRAY = "___from_numpy("
 _MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
 _ATTRIBUTE = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)((?:\.\w+)+)$")
@@ -70,7 +71,7 @@ def noted_reads() -> Iterator[set[str]]:
 
     table: Any = getattr(dicts, "SideEffectsProxyDict", dict)  # not in every torch
     contains, item, names = table.__contains__, table.__getitem__, table.__iter__
-    get: Callable[..., Any] = user_defined.UserDefinedObjectVariable.var_getattr
+    get: Callable[..., Any] = getattr(user_defined.UserDefinedObjectVariable, _GET)
 
     def noted_contains(self: Any, key: Any) -> Any:
         note(self.item, self.side_effects, self._maybe_unwrap_key(key))
@@ -89,7 +90,7 @@ def noted_reads() -> Iterator[set[str]]:
         return get(self, tx, name)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(user_defined.UserDefinedObjectVariable, "var_getattr", noted_get))
+        stack.enter_context(mock.patch.object(user_defined.UserDefinedObjectVariable, _GET, noted_get))
         if table is not dict:
             stack.enter_context(mock.patch.multiple(
                 table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names))
@@ -102,15 +103,20 @@ def nothing_frozen() -> Iterator[None]:
 
     Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
     steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
-    own generator is refused.
+    own generator is refused, and of a generator that outlives the step where torch (2.15) notes no change of it.
     """
     make = FakeTensorConverter.__init__
+    draw: Callable[..., Any] = misc.call_random_fn
 
     def made(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options | {"export": True})
 
+    def drawn(tx: Any, function: Any, args: Any, kwargs: Any, *held: Any) -> Any:
+        return (_refuse if held else draw)(tx, function, args, kwargs)
+
     with (mock.patch.object(FakeTensorConverter, "__init__", made),
           mock.patch.object(user_defined, "call_random_fn", _refuse),
+          mock.patch.object(misc, "call_random_fn", drawn),
           torch._dynamo.config.patch(use_numpy_random_stream=True)):
         yield
 
@@ -149,7 +155,7 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
     gradient: Callable[..., Any] = getattr(TensorVariable, _GRADIENT, lambda self, tx: None)
     version: Callable[..., Any] = getattr(TensorVariable, _VERSION)
 
-    get: Callable[..., Any] = TensorVariable.var_getattr
+    get: Callable[..., Any] = getattr(TensorVariable, _GET)
     store: Callable[..., Any] = SideEffects.store_attr
     call: Callable[..., Any] = WrapperUserFunctionVariable.call_function
 
@@ -162,11 +168,11 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
             asked.add((self, name))
         return get(self, tx, name)
 
-    def noted_store(self: Any, item: Any, name: str, *given: Any) -> None:
+    def noted_store(self: Any, item: Any, name: str, *given: Any, **named: Any) -> None:
         if (item, name) in asked:
             found.append(SideEffect("", name, "on tensor"))
         found.extend(SideEffect("", function, "outside") for function, value, _ in cached if value is item)
-        store(self, item, name, *given)
+        store(self, item, name, *given, **named)
 
     def noted_call(self: Any, tx: Any, *given: Any) -> Any:
         result = call(self, tx, *given).realize()
@@ -185,7 +191,7 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
 
     with (mock.patch.object(OutputGraph, _REFS, noted),
           mock.patch.object(WrapperUserFunctionVariable, "call_function", noted_call),
-          mock.patch.object(TensorVariable, "var_getattr", noted_get),
+          mock.patch.object(TensorVariable, _GET, noted_get),
           mock.patch.object(SideEffects, "store_attr", noted_store),
           mock.patch.object(TensorVariable, _GRADIENT, noted_gradient, create=True),
           mock.patch.object(TensorVariable, _VERSION, noted_version)):
