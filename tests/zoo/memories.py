@@ -81,7 +81,8 @@ held("numbers in a set", added, set)
 held("a collections.Counter", counted, Counter)
 held("numbers taken from a list", popped, lambda: [3, 2, 1])
 held("numbers taken from an iterator", lambda kept, x: next(kept), itertools.count)
-held("a generator of Python's random numbers", lambda kept, x: kept.random(), lambda: random.Random(0))
+written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0),
+        refused="module body cannot be captured at .*: it draws random numbers of Python or NumPy: draw")
 held("an object that counts", lambda kept, x: kept(), Calls)
 held("a partial function with a list", lambda kept, x: kept(x), lambda: functools.partial(appended, []))
 

@@ -33,6 +33,7 @@ from workbench.torch_api.module_paths import clean_path
 _REFS = "get_replayed_side_effect_source_refs"
 _GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _GET = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"  # by torch version
+_DRAW = "_call_random" if hasattr(misc.RandomVariable, "_call_random") else "call_method"
 _ARRAY = "___from_numpy("
 _MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
 _ATTRIBUTE = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)((?:\.\w+)+)$")
@@ -103,20 +104,20 @@ def nothing_frozen() -> Iterator[None]:
 
     Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
     steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
-    own generator is refused, and of a generator that outlives the step where torch (2.15) notes no change of it.
+    own generator is refused, and so is a draw of a generator that outlives the step.
     """
     make = FakeTensorConverter.__init__
-    draw: Callable[..., Any] = misc.call_random_fn
+    draw: Callable[..., Any] = getattr(misc.RandomVariable, _DRAW)
 
     def made(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options | {"export": True})
 
-    def drawn(tx: Any, function: Any, args: Any, kwargs: Any, *held: Any) -> Any:
-        return (_refuse if held else draw)(tx, function, args, kwargs)
+    def drawn(self: Any, tx: Any, name: str, *given: Any) -> Any:
+        return _refuse(tx, name) if self.source is not None else draw(self, tx, name, *given)
 
     with (mock.patch.object(FakeTensorConverter, "__init__", made),
           mock.patch.object(user_defined, "call_random_fn", _refuse),
-          mock.patch.object(misc, "call_random_fn", drawn),
+          mock.patch.object(misc.RandomVariable, _DRAW, drawn),
           torch._dynamo.config.patch(use_numpy_random_stream=True)):
         yield
 
