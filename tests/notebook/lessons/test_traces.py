@@ -92,6 +92,7 @@ def test_what_is_written_by_hand_reads_as_a_trace(tmp_path):
     order = read_order([save_spans(SPANS, tmp_path / "t.json")])
     step, traced = order.steps[0], order.traced[0]
     assert (step.exposed_ms, step.idle_ms, step.launches) == (0.06, 0.05, 4)
+    assert {kind: ms for kind, ms in kinds_of(traced).items() if ms} == {"rest": 0.27}
     assert list(gaps_of(traced)) == [(280, 330, 325)] and late_ms(traced) == 0.05
     early = save_spans([*SPANS[:3], ("c", 7, 200, 330, 400)], tmp_path / "early.json")
     assert late_ms(read_order([early]).traced[0]) == 0
