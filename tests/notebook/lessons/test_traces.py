@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import (
+    KINDS,
     exposes,
     floor_ms,
     gaps_of,
@@ -90,6 +92,7 @@ def test_what_is_written_by_hand_reads_as_a_trace(tmp_path):
     order = read_order([save_spans(SPANS, tmp_path / "t.json")])
     step, traced = order.steps[0], order.traced[0]
     assert (step.exposed_ms, step.idle_ms, step.launches) == (0.06, 0.05, 4)
+    assert {kind: ms for kind, ms in kinds_of(traced).items() if ms} == {"rest": 0.27}
     assert list(gaps_of(traced)) == [(280, 330, 325)] and late_ms(traced) == 0.05
     early = save_spans([*SPANS[:3], ("c", 7, 200, 330, 400)], tmp_path / "early.json")
     assert late_ms(read_order([early]).traced[0]) == 0
@@ -104,6 +107,29 @@ def test_kinds_and_gaps_of_the_recorded_traces_add_up(name):
     assert step.compute_ms - 1e-6 <= sum(kinds.values()) < 1.03 * step.compute_ms and min(kinds.values()) > 0
     assert sum(end - begin for begin, end, _ in gaps_of(traced)) / 1e3 == pytest.approx(step.idle_ms)
     assert 0 < late_ms(traced) < step.idle_ms and floor_ms(traced) < step.compute_ms
+
+
+def test_what_the_text_says_of_the_four_traces():
+    names = ("eager", "compile", "llama3_full_inductor", "llama3_full_inductor_cudagraph")
+    steps = {name: read_order([recorded(name)]).traced[-1] for name in names}
+    kept = [Counter(e.name for e in step.events if any(part in e.name for kind in ("products", "attention", "optimizer")
+                                                       for part in KINDS[kind])) for step in steps.values()]
+    assert kept[0].total() > 100 and all(each == kept[0] for each in kept)
+    floors = [floor_ms(step) for step in steps.values()]
+    assert 0.9 < max(floors) - min(floors) < 1
+    begin = steps["eager"].events[0].begin
+    late = sorted((gap for gap in gaps_of(steps["eager"]) if gap[2] > gap[0]), key=lambda gap: gap[0] - gap[1])
+    near_end = [gap for gap in late if gap[0] - begin > 2000]
+    after = [e.name for gap in near_end for e in steps["eager"].events if e.begin == gap[1]]
+    assert len(late) > 15 and len(near_end) == 2 and set(near_end) < set(late[:3])
+    assert all("multi_tensor_apply" in name for name in after) and len(after) == 2
+    alone = [e.name for e in steps[names[-1]].events if not e.graph and not e.name.startswith("Mem")]
+    first = next(i for i, name in enumerate(alone) if "multi_tensor_apply" in name)
+    assert len(alone) - first == 68 and ["FillFunctor" in name for name in alone[:first]] == [True, True]
+    lines = [json.loads(line) for line in (recorded("eager").parent / "steps.jsonl").read_text().splitlines()]
+    assert all(len(times) == 25 and max(times) - min(times) > 5 for times in (line["steps_ms"] for line in lines))
+    fastest = {line["variant"]: min(line["steps_ms"]) for line in lines}
+    assert round(fastest[names[3]] - fastest[names[2]], 1) == 0.4
 
 
 def test_a_recorded_trace_that_is_not_there():

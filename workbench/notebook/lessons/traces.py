@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.grading import close
+from workbench.pipeline.gpu_communication import COMPUTE
 from workbench.tools.timing.order import read_order
 from workbench.tools.timing.trace_file import TracedStep
 
@@ -72,9 +73,9 @@ def profiled(step: Callable[[], Any], path: Path) -> Path:
 
 
 def kinds_of(step: TracedStep) -> dict[str, float]:
-    """Milliseconds of a step's kernels by kind, those of `KINDS` first."""
+    """Milliseconds of a step's kernels by kind, those of `KINDS` first; communication is none of them."""
     found = dict.fromkeys([*KINDS, REST], 0.0)
-    for event in step.events:
+    for event in (e for e in step.events if e.kind == COMPUTE):
         kind = next((kind for kind, parts in KINDS.items() if any(p in event.name for p in parts)), REST)
         found[kind] += (event.end - event.begin) / 1e3
     return found
