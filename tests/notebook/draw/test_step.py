@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 
 import pytest
+from torch.fx import symbolic_trace
 
 from workbench import WorkbenchError, build, fake_world, load_recipe
 from workbench.checks.record import PassRecord
+from workbench.graph.read.diff import diff
 from workbench.graph.read.memory import live_bytes
 from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook import draw
+from workbench.notebook.draw.step import _places
 from workbench.notebook.show import outputs
 from workbench.recipe.contracts import Stage
 
@@ -45,6 +49,20 @@ def test_a_pass_that_did_nothing_shows_nothing(built):
     assert draw.step(idle).text.splitlines() == ["idle: UNKNOWN", "forward: no node changed",
                                                  "backward: no node changed"]
     assert draw.changes(idle).rows == ()
+
+
+def test_a_removed_node_stands_where_it_was_before_the_pass():
+    """The node before it moved up: the removed node does not follow."""
+    before = symbolic_trace(lambda x: x.neg().exp().sin().cos())
+    after = deepcopy(before)
+    names = {node.name: node for node in after.graph.nodes}
+    names["neg"].prepend(names["sin"])
+    names["cos"].replace_all_uses_with(names["exp"])
+    after.graph.erase_node(names["cos"])
+    assert [node.name for node in before.graph.nodes].index("cos") == 4
+    assert _places(diff(before, after), "before", before, {}) == {"removed": [4], "changed": [5]}
+    assert _places(diff(before, after), "after", after, {"exp": "MUST_SAVE"}) == {
+        "moved": [1], "tagged": [3], "changed": [4]}
 
 
 def test_changes_stand_side_by_side_and_name_axes(built):

@@ -24,17 +24,16 @@ def step(record: PassRecord) -> Picture:
     """
     diffs = dict(zip(record.parts, record.diffs(), strict=False))
     tags = dict(zip(record.parts, record.tagged(), strict=False))
-    rows = [(part, when, _places(found, when, tags[part])) for part, found in diffs.items()
-            for when in ("before", "after")]
+    rows = [(f"{part}, {when}", len(gm.graph.nodes), _places(found, when, gm, tags[part]))
+            for (part, found), before, after in zip(diffs.items(), record.before, record.after, strict=False)
+            for when, gm in (("before", before), ("after", after))]
     figure, (axes,) = panels(9.6, 0.9 + 0.42 * max(1, len(rows)))
-    lengths = [sum(mark != ("+" if when == "before" else "-") for mark, _ in diffs[part].lines)
-               for part, when, _ in rows]
-    longest = max(lengths, default=1)
-    for y, ((_, _, places), length) in enumerate(zip(rows, lengths, strict=True)):
+    longest = max((length for _, length, _ in rows), default=1)
+    for y, (_, length, places) in enumerate(rows):
         axes.barh(y, length, 0.62, color=FAINT, edgecolor="#cccccc", linewidth=0.6)
         for mark, at in places.items():
             axes.vlines(at, y - 0.31, y + 0.31, color=MARKS[mark], linewidth=max(0.7, 500 / longest))
-    axes.set_yticks(range(len(rows)), [f"{part}, {when}" for part, when, _ in rows], fontsize=9)
+    axes.set_yticks(range(len(rows)), [said for said, _, _ in rows], fontsize=9)
     axes.set(xlim=(0, longest), ylim=(len(rows) - 0.5, -0.5), xlabel="nodes, in their order")
     axes.spines["left"].set_visible(False)
     for mark, color in MARKS.items():
@@ -53,22 +52,17 @@ def step(record: PassRecord) -> Picture:
     return finish(figure, "Where a pass changed the graphs. " + "; ".join(lines) + ".", "\n".join(lines))
 
 
-def _places(found: GraphDiff, when: str, tags: dict[str, str]) -> dict[str, list[int]]:
-    """Positions of the changed nodes: of removed ones in the graph before, of the others in the graph after."""
+def _places(found: GraphDiff, when: str, gm: GraphModule, tags: dict[str, str]) -> dict[str, list[int]]:
+    """Positions in `gm` of the changed nodes: of removed ones in the graph before, of the others in the graph after."""
+    if when == "after":
+        words = dict.fromkeys(tags, "tagged") | found.marks
+    else:
+        words = {name: word for name, word in found.marks.items() if word == "changed"}
+        words |= {node.name: "removed" for node in found.removed}
     places: dict[str, list[int]] = {}
-    at = 0
-    for mark, line in found.lines:
-        if mark == ("+" if when == "before" else "-"):
-            continue
-        name = line.removeprefix("placeholder ").split(" ", 1)[0]
-        if mark != " ":
-            now = found.marks.get(name, "added")
-            word = now if when == "after" or now == "changed" else "removed"
-            if not (when == "before" and mark == ">"):
-                places.setdefault(word, []).append(at)
-        elif when == "after" and name in tags:
-            places.setdefault("tagged", []).append(at)
-        at += 1
+    for at, node in enumerate(gm.graph.nodes):
+        if node.name in words:
+            places.setdefault(words[node.name], []).append(at)
     return places
 
 
