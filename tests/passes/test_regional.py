@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from on_ranks import FSDP_TP, small
+from on_ranks import FSDP4, FSDP_TP, small
 from torch import nn
 
 from workbench import author, author_module, capture, partition, region, run_partitioned
@@ -268,6 +268,17 @@ def test_parts_are_those_that_the_pass_compiles(uncompiled):
     parts = [[name for name, _ in parts_to_compile(graph)] for graph in made.graphs]
     run_partitioned(made, [NAME])
     assert parts == [[n.meta[COMPILED_REGION]["name"] for n in calls(graph)] for graph in made.graphs]
+
+
+@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["tp 1", "tp 2"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_silu_is_a_part_of_its_own_as_lesson_06_says(fake4, mesh, layers):
+    made = partition(capture(author(small(mesh, layers=layers), fake4)))
+    forward, backward = ([{n.name.rstrip("_0123456789") for n in nodes if kind_of(n) not in ("view", "copy")}
+                          for name, nodes in parts_to_compile(graph, ["feed_forward"]) if name.endswith("layers.0")]
+                         for graph in made.graphs)
+    assert ({"add"} in forward, len(forward)) == ((True, 2) if mesh == FSDP_TP else (False, 1))
+    assert ({"silu"} in backward) == (mesh == FSDP_TP or layers == 2) and len(backward) == 1 + ({"silu"} in backward)
 
 
 def test_a_name_alone_changes_no_graph():
