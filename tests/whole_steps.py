@@ -27,6 +27,14 @@ def experts(mesh, passes=(), **changes):
     return found.override({"training.step": "whole", "passes": list(passes), **sizes, **changes})
 
 
+def state(module, optimizer):
+    """Copies of a module's parameters and buffers and of the optimizer's state, by name; of a DTensor, this rank's."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, parameter in module.named_parameters():
+        found |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
+    return {name: getattr(v, "_local_tensor", v).detach().clone() for name, v in found.items()}
+
+
 def trained(recipe, eager):
     """(losses and norms, what training left on this rank): parameters, buffers and the optimizer's state."""
     kept = []
@@ -40,11 +48,7 @@ def trained(recipe, eager):
     finally:
         training.optimizer_of = made
     optimizer = kept[0] if built is None else built.step.optimizer
-    left = {**dict(authored.module.named_parameters()), **dict(authored.module.named_buffers())}
-    for name, parameter in authored.module.named_parameters():
-        left |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
-    left = {name: getattr(v, "_local_tensor", v).detach().clone() for name, v in left.items()}
-    return seen, left, built
+    return seen, state(authored.module, optimizer), built
 
 
 def differing(recipe):

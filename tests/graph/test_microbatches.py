@@ -6,9 +6,10 @@ import re
 
 import pytest
 import torch
+from step_faults import adds_up_without_the_mean, reads_the_first_microbatch_again
 from torch import nn
 from torch.distributed import _functional_collectives as collectives
-from whole_steps import experts
+from whole_steps import experts, state
 
 from workbench import author_module, capture, partition, run_partitioned
 from workbench.authoring.author import author
@@ -69,13 +70,6 @@ def whole(count, update=None):
     found = joined(count, update)
     found.body = aot.boxed(found.graph)
     return WholeStep(found, adamw(found.pair.authored.module))
-
-
-def state(module, optimizer):
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, parameter in module.named_parameters():
-        found |= {f"{key} of {name}": value for key, value in optimizer.state[parameter].items()}
-    return {name: value.detach().clone() for name, value in found.items()}
 
 
 def eager(count, steps=5, update=None):
@@ -155,10 +149,7 @@ def takes_the_first_for_the_last(step):
 
 
 def reads_the_first_rows_again(step):
-    for given in step.joined.graph.graph.find_nodes(op="placeholder"):
-        parts = [n for n in given.users if n.target is torch.ops.aten.slice.Tensor]
-        for later in parts[1:]:
-            later.args = parts[0].args
+    reads_the_first_microbatch_again(step.joined.graph)
 
 
 PATHS = r"\d+ paths? from \S+ of microbatch 1 to the update, and \d+ from \S+ of microbatch 0: each must count once"
@@ -183,8 +174,7 @@ def test_a_planted_fault_fails_lint_and_changes_the_values(fault, said):
 
 def test_a_mean_that_is_not_taken_changes_the_norm():
     step = whole(2)
-    for ones in step.joined.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.full.default):
-        ones.args = (ones.args[0], 1.0)
+    adds_up_without_the_mean(step.joined.graph)
     step.joined.body = aot.boxed(step.joined.graph)
     _, norm = step(*batch(0, 2))
     assert float(norm) == pytest.approx(2 * eager(2, 1)[0][0][1])
@@ -256,17 +246,23 @@ class Odd(nn.Module):
         return ((Normalised.apply(self.up(x), self.group) - y) ** 2).mean()
 
 
+def refusal(pair):
+    """What the join of two microbatches says."""
+    with pytest.raises(WorkbenchError) as told:
+        join(pair, Update(), microbatches=2)
+    return str(told.value)
+
+
 def test_a_backward_that_computes_with_reductions_is_refused():
     with fake_world(2) as world:
         authored = author_module(Odd(torch.distributed.group.WORLD.group_name), world, None, ParallelPlan(),
                                  batch=lambda: batch(0, 1))
         pair = partition(capture(authored))
         join(pair, Update())
-        with pytest.raises(WorkbenchError) as told:
-            join(pair, Update(), microbatches=2)
+        said = refusal(pair)
     assert re.fullmatch(r"the whole step of Odd: \S+ \(aten\.\w+\) reads a reduction over data-parallel ranks in the "
                         "backward, and only sums of gradients can be reduced once for several microbatches: drop it, "
-                        'or set training.step to "pair"', str(told.value))
+                        'or set training.step to "pair"', said)
 
 
 def test_a_gradient_that_is_written_in_place_is_refused():
@@ -276,19 +272,17 @@ def test_a_gradient_that_is_written_in_place_is_refused():
     with graph.inserting_before(graph.output_node()):
         graph.call_function(torch.ops.aten.mul_.Tensor, (gradient, 1.0)).meta["val"] = gradient.meta["val"]
     join(pair, Update())
-    with pytest.raises(WorkbenchError) as told:
-        join(pair, Update(), microbatches=2)
+    said = refusal(pair)
     assert re.fullmatch(r"the whole step of MLP: the backward writes into \S+, which holds gradients, in place, and a "
                         "step of several microbatches adds up new values: return a new tensor, or set training.step to "
-                        '"pair"', str(told.value))
+                        '"pair"', said)
 
 
 def test_sizes_that_are_read_from_the_device_are_refused():
     recipe = experts({"dp_shard": 2, "ep": 2}, **{"model.dispatch": "dropless"})
     with fake_world(2) as world:
         pair = partition(capture(author(recipe, world)))
-        with pytest.raises(WorkbenchError) as told:
-            join(pair, Update(), microbatches=2)
+        said = refusal(pair)
     assert re.fullmatch(r"the whole step of deepseek_v3: the size of \S+ is read from the device, and a step of "
                         "several microbatches needs sizes that are the same in all: give it a static size, or set "
-                        'training.step to "pair"', str(told.value))
+                        'training.step to "pair"', said)

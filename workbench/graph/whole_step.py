@@ -41,6 +41,7 @@ class WholeStep:
         self._state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
         self._lr: torch.Tensor | None = None
         self._fixed: list[Any] = []
+        self._shapes: list[list[int]] = []
 
     @property
     def _where(self) -> str:
@@ -58,19 +59,20 @@ class WholeStep:
         self._take_lr()
         if not self._fixed:
             self._fixed = list(self._inputs())
-        if self.joined.microbatches > 1:
+            if self.joined.microbatches > 1:
+                self._shapes = [list(n.meta["val"].shape) for n, value in zip(
+                    self.joined.graph.graph.find_nodes(op="placeholder"), self._fixed, strict=True) if value is _BATCH]
+        if self._shapes:
             self._require_rows(batch)
         given = iter(batch)
         return [next(given) if value is _BATCH else value for value in self._fixed]
 
     def _require_rows(self, batch: tuple[Any, ...]) -> None:
         """Refuse a batch of other sizes: the graph would leave out rows, or read a microbatch that is too short."""
-        wanted = [list(n.meta["val"].shape) for n, value in zip(
-            self.joined.graph.graph.find_nodes(op="placeholder"), self._fixed, strict=True) if value is _BATCH]
         given = [list(getattr(value, "shape", ())) for value in batch]
-        if given != wanted:
+        if given != self._shapes:
             raise WorkbenchError(f"{self._where} takes a batch of {self.joined.microbatches} microbatches, of shapes "
-                                 f"{wanted}, and got {given}: give a whole batch")
+                                 f"{self._shapes}, and got {given}: give a whole batch")
 
     def _inputs(self) -> Iterator[Any]:
         held: dict[str, Any] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

@@ -7,7 +7,7 @@ import html
 import importlib
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -199,6 +199,25 @@ def calls_of(answer: Any, *, graph: Any, nodes: set[str]) -> tuple[float, str]:
     stray = f"{other} of your {len(chosen)} calls are not of it"
     parts = [text for count, text in ((other, stray), (missing, f"{missing} missing")) if count]
     return len(chosen & wanted) / max(1, len(chosen | wanted)), "; ".join(parts) or "right"
+
+
+def by_cases(
+    answer: Any, cases: Iterable[tuple[str, Any]], problem: Callable[[Any, Any], str], simplest: str
+) -> tuple[float, str]:
+    """Grades a function by its share of right cases, each of a kind and with what is given to the function.
+
+    problem: of the answer and what is given, what is wrong, or "". A kind that is wrong once is wrong in all its cases;
+    the message names the first. An answer that is wrong with the `simplest` kind scores 0.
+    """
+    wrong: dict[str, str] = {}
+    kinds = []
+    for kind, given in cases:
+        kinds.append(kind)
+        if kind not in wrong and (said := problem(answer, given)):
+            wrong[kind] = said
+    first = next(iter(wrong.items()), None)
+    score = 0.0 if simplest in wrong else sum(kind not in wrong for kind in kinds) / len(kinds)
+    return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
 
 
 GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "targets": targets}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, temporary
-from workbench.notebook.lessons.grading import close
+from workbench.notebook.lessons.grading import by_cases, close
 from workbench.pipeline.gpu_communication import COMPUTE
 from workbench.tools.timing.order import read_order
 from workbench.tools.timing.trace_file import TracedStep
@@ -130,15 +130,7 @@ def exposes(answer: Any) -> tuple[float, str]:
     """
     if not callable(answer):
         return 0.0, "give a function of a list of spans"
-    wrong: dict[str, str] = {}
-    cases = list(_cases())
-    for case, spans in cases:
-        if case not in wrong and (problem := _problem(answer, spans)):
-            wrong[case] = problem
-    right = sum(case not in wrong for case, _ in cases)
-    first = next(iter(wrong.items()), None)
-    score = 0.0 if "one product" in wrong else right / len(cases)
-    return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
+    return by_cases(answer, _cases(), _problem, "one product")
 
 
 def _problem(answer: Callable[[list[Span]], Any], spans: list[Span]) -> str:

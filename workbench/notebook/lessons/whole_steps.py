@@ -7,8 +7,7 @@ import random
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
+from workbench.notebook.lessons.grading import by_cases
+from workbench.notebook.lessons.traces import gaps_of, late_ms
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
 
@@ -93,14 +94,12 @@ def tail_of(step: TracedStep) -> Tail:
     """The part of a traced step from the fill of the norm's buffer on. It runs on one stream."""
     first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
     first -= "FillFunctor" in step.events[first - 1].name
-    before, tail = step.events[first - 1], step.events[first:]
+    tail, from_before = step.events[first:], replace(step, events=step.events[first - 1:])
     launched = [event.launched for event in tail if event.launched is not None]
     busy = {kind: sum(e.end - e.begin for e in tail if ("FusedOptimizer" in e.name) == kind) for kind in (True, False)}
-    gaps = [(b.begin - a.end, b.launched is not None and b.launched > a.end)
-            for a, b in pairwise([before, *tail]) if b.begin > a.end]
     launches = sum(not event.name.startswith("Mem") for event in tail)
     return Tail(launches, (max(launched) - min(launched)) / 1e3, busy[False] / 1e3, busy[True] / 1e3,
-                sum(gap for gap, _ in gaps) / 1e3, sum(gap for gap, late in gaps if late) / 1e3)
+                sum(end - begin for begin, end, _ in gaps_of(from_before)) / 1e3, late_ms(from_before))
 
 
 def even_size(size: int, tail: Tail) -> float:
@@ -163,15 +162,7 @@ def finds(answer: Any) -> tuple[float, str]:
     """
     if not callable(answer):
         return 0.0, "give a function of a list of rows"
-    wrong: dict[str, str] = {}
-    cases = list(_cases())
-    for case, rows in cases:
-        if case not in wrong and (problem := _problem(answer, rows)):
-            wrong[case] = problem
-    right = sum(case not in wrong for case, _ in cases)
-    first = next(iter(wrong.items()), None)
-    score = 0.0 if "a read after the update" in wrong else right / len(cases)
-    return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
+    return by_cases(answer, _cases(), _problem, "a read after the update")
 
 
 def _problem(answer: Callable[[list[Row]], Any], rows: list[Row]) -> str:
