@@ -46,11 +46,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**COMMON, **{f"model.{name}": size for name, size in DEEPSEEK.items()},
                     "mesh.ep": 2, "mesh.ep_over": "dp_shard x tp"},
 }
+ORDERED = ["transformer_block_bucketing", "overlap_collectives", "full_inductor_compilation"]
 OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
     "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
     "llama3_hsdp": ("llama3_hsdp", {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 1}),
     "llama3_tp": ("llama3_tp", {"mesh.dp_shard": 1, "mesh.tp": 4}),
     "llama3_full_inductor_cudagraph": ("llama3_full_inductor", {"passes": ["full_inductor_compilation", "cudagraph"]}),
+    "llama3_whole_step_cudagraph": ("llama3_whole_step", {"passes": [*ORDERED, "cudagraph"]}),
+    "llama3_whole_step_fused_cudagraph": ("llama3_whole_step", {
+        "passes": ["transformer_block_bucketing", "overlap_collectives", "fused_clip_adamw",
+                   "full_inductor_compilation", "cudagraph"]}),
     "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
     "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
@@ -88,11 +93,12 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from benchmarks.reference import RECIPES, close, toolkit
     from workbench import build
     from workbench.authoring.author import Authored
+    from workbench.graph.whole_step import WholeStep
     from workbench.pipeline.expert_load import routed_layers
     from workbench.pipeline.machine import machine, versions
     from workbench.pipeline.run_passes import prove_replay
-    from workbench.pipeline.step_profile import profile_step
-    from workbench.pipeline.train import Batches, optimizer_of, total_norm
+    from workbench.pipeline.step_profile import profile_of
+    from workbench.pipeline.train import Batches, apart, optimizer_of
     from workbench.world.mesh import current_world
 
     variant, family, steps, warmup = options.variants[0], options.family, options.steps, options.warmup
@@ -110,18 +116,11 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     authored = built.authored if built else Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
     batches = Batches(authored)
     data = [batches.at(i) for i in range(steps + warmup + 1)]
-    parameters = list(authored.module.parameters())
-    optimizer = optimizer_of(authored)
+    train_step = step if isinstance(step, WholeStep) else apart(authored, step, optimizer_of(authored))
     losses: list[torch.Tensor] = []
 
     def one(index: int) -> None:
-        loss = step(*data[index])
-        loss.backward()
-        norm = total_norm([p.grad for p in parameters])
-        for group in optimizer.param_groups:
-            torch.nn.utils.clip_grads_with_norm_(group["params"], recipe.training.clip, norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss, _ = train_step(*data[index])
         losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).detach().clone())
 
     cuda = torch.cuda.is_available()
@@ -162,7 +161,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,
             "losses": finite([float(x) for x in losses]),
-            **(asdict(profile_step(lambda: one(warmup), module)) if cuda else {}),
+            **(asdict(profile_of(lambda: one(warmup))) if cuda else {}),
             "machine": machine(), "versions": versions(), "command": options.command, "recipe": recipe.to_dict(),
         }
         if options.traces and turn == 0:

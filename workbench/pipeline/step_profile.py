@@ -90,6 +90,12 @@ def profiled(step: Callable[[], Any]) -> tuple[list[Any], int]:
     return [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation], launches
 
 
+def profile_of(step: Callable[[], Any]) -> StepProfile:
+    """Run `step` twice, the second time profiled. Needs a CUDA device."""
+    kernels, launches = profiled(step)
+    return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], launches)
+
+
 def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Collection[str] = ()) -> StepProfile:
     """Run `step` twice, the second time profiled; every rank calls it. Needs a CUDA device.
 
@@ -103,5 +109,4 @@ def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Coll
 
     module.zero_grad(set_to_none=True)
     with unchanged(module, written):
-        kernels, launches = profiled(once)
-    return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], launches)
+        return profile_of(once)

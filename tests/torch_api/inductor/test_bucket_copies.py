@@ -7,7 +7,7 @@ import torch
 from graphs_by_hand import C10D, group_name, trace
 from on_ranks import calls, small, trajectory
 
-from workbench import author, capture, partition, run_partitioned
+from workbench import author, build, capture, partition, run_partitioned
 from workbench.graph.read.nodes import kind_of
 from workbench.torch_api.distributed import named_groups  # noqa: F401  registers torch's operators
 from workbench.torch_api.inductor import bucket_copies, bucketing
@@ -78,6 +78,14 @@ def bfloat16_trajectory():
 def test_a_bfloat16_step_is_bitwise_eagers(pool2):
     for differing, outcomes in pool2.run(bfloat16_trajectory):
         assert differing == [] and outcomes == {BLOCKS: "PASS"}
+
+
+def test_inductor_compiles_buckets_that_cast(fake4):
+    """It read the arguments of the operator before, of which a cast had been one."""
+    recipe = small({"dp_shard": 4}, ("inductor_decomposition",), (BLOCKS, "full_inductor_compilation"))
+    built = build(recipe.override(BFLOAT16), fake4)
+    assert "copy_into_bucket" in str(built.step.pair.backward.graph)
+    assert [str(record.outcome) for record in built.records] == ["PASS"] * 3
 
 
 def test_an_in_between_order_would_be_seen():

@@ -49,7 +49,7 @@ def fold_casts(graph: Graph) -> int:
         with graph.inserting_before(node):
             copied = graph.call_function(torch.ops.workbench.copy_into_bucket.default,
                                          (before, node.args[1], node.meta["val"].dtype))
-        copied.meta = dict(node.meta)
+        copied.meta = {k: v for k, v in node.meta.items() if k != "eager_input_vals"}  # of the other's arguments
         node.replace_all_uses_with(copied)
         for old in (node, *parts):
             graph.erase_node(old)
