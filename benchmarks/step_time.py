@@ -46,16 +46,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**COMMON, **{f"model.{name}": size for name, size in DEEPSEEK.items()},
                     "mesh.ep": 2, "mesh.ep_over": "dp_shard x tp"},
 }
-ORDERED = ["transformer_block_bucketing", "overlap_collectives", "full_inductor_compilation"]
+H200X2 = {"name": "overlap_collectives", "device": "h200x2"}  # by what was measured on two of them
+BLOCKS, LOWERED = "transformer_block_bucketing", ["full_inductor_compilation", "cudagraph"]
 OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
     "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
     "llama3_hsdp": ("llama3_hsdp", {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 1}),
     "llama3_tp": ("llama3_tp", {"mesh.dp_shard": 1, "mesh.tp": 4}),
     "llama3_full_inductor_cudagraph": ("llama3_full_inductor", {"passes": ["full_inductor_compilation", "cudagraph"]}),
-    "llama3_whole_step_cudagraph": ("llama3_whole_step", {"passes": [*ORDERED, "cudagraph"]}),
-    "llama3_whole_step_fused_cudagraph": ("llama3_whole_step", {
-        "passes": ["transformer_block_bucketing", "overlap_collectives", "fused_clip_adamw",
-                   "full_inductor_compilation", "cudagraph"]}),
+    "llama3_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [BLOCKS, H200X2, *LOWERED]}),
+    "llama3_whole_step_cudagraph": ("llama3_whole_step", {"passes": [BLOCKS, H200X2, *LOWERED]}),
+    "llama3_whole_step_fused_cudagraph": (
+        "llama3_whole_step", {"passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}),
+    "llama3_tp_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [H200X2, *LOWERED]}),
+    "llama3_tp_async_cudagraph": (
+        "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),
+    "llama3_tp_whole_step_cudagraph": ("llama3_whole_step", {"passes": [H200X2, "fused_clip_adamw", *LOWERED]}),
     "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
     "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
