@@ -4,11 +4,12 @@ rank.
     python benchmarks/step_time.py RESULTS.jsonl VARIANT... [--family deepseek_v3] [--ranks 4] [--together 6]
                                    [--rounds 2] [--seconds 200] [--set KEY=VALUE ...]
 
-A variant is `eager` (FSDP2 + TP + EP), `compile` (the same, each block by torch.compile), one of
-benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN below, or the name of a
-recipe of ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for each round; a variant that
-has a line with the same settings is not run again. `--together` of them are built at once, with a limit of `--seconds`;
-then they are timed one at a time, the others waiting, each once a round: so they share a minute and a host.
+A variant is `eager` (FSDP2 + TP + EP), `compile` (the same, each block by torch.compile), `compile_optimizer` (and the
+optimizer's step), one of benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN
+below, or the name of a recipe of ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for
+each round; a variant that has a line with the same settings is not run again. `--together` of them are built at once,
+with a limit of `--seconds`; then they are timed one at a time, the others waiting, each once a round: so they share a
+minute and a host.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
 deepseek_v3 has the sizes of torchtitan's debug model. No variant moves its routers' bias between steps; static capacity
 drops what finds no room: `dropped` is its part of a last step's copies on rank 0. `--traces FOLDER` also writes each
@@ -57,6 +58,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "llama3_whole_step_cudagraph": ("llama3_whole_step", {"passes": [BLOCKS, H200X2, *LOWERED]}),
     "llama3_whole_step_fused_cudagraph": (
         "llama3_whole_step", {"passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}),
+    "llama3_whole_step_fused": ("llama3_whole_step", {"passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}),
     "llama3_tp_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [H200X2, *LOWERED]}),
     "llama3_tp_async_cudagraph": (
         "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),
@@ -66,7 +68,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
         "deepseek_v3", {"model.dispatch": "capacity", "passes": ["transformer_block_bucketing", "cudagraph"]}),
 }
-PEERS = {"eager": False, "compile": True}
+PEERS = {"eager": False, "compile": True, "compile_optimizer": True}  # whether each block is compiled
 
 
 def finite(losses: Sequence[float]) -> list[str]:
@@ -121,7 +123,13 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     authored = built.authored if built else Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
     batches = Batches(authored)
     data = [batches.at(i) for i in range(steps + warmup + 1)]
-    train_step = step if isinstance(step, WholeStep) else apart(authored, step, optimizer_of(authored))
+    if isinstance(step, WholeStep):
+        train_step: Any = step
+    else:
+        optimizer = optimizer_of(authored)
+        if variant == "compile_optimizer":
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+        train_step = apart(authored, step, optimizer)
     losses: list[torch.Tensor] = []
 
     def one(index: int) -> None:

@@ -28,6 +28,7 @@ USUAL = "dp_shard 2 x tp 2"  # of that column
 WHERE = ["CPU, gloo", "GPU, nccl"]
 PEERS = {
     "eager": "torch: eager FSDP2 + TP", "compile": "torch: FSDP2 + TP, each block by `torch.compile`",
+    "compile_optimizer": "torch: FSDP2 + TP, each block and the optimizer's step by `torch.compile`",
     "reference": "torchtitan 0.2.2 compiler toolkit, no passes",
     "reference_block_bucketing": "the same, block bucketing",
     "reference_full_inductor": "the same, full Inductor",
@@ -43,10 +44,9 @@ STEPS = (  # what goes in, and the public function that takes it on
 PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "exposed", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu", "whole_step", "float8",
-                        "stamp",
-                        "what_if", "mutants", "soak", "museum"),
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_8b", "cpu_steps", "ranks",
+                        "faults", "views", "timelines", "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu",
+                        "whole_step", "float8", "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -133,7 +133,9 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "timelines": timelines_table(root), "accuracy": accuracy_table(root),
             "accuracy_launches": accuracy_launches_table(root),
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
-            "exposed": exposed_table(root), "lessons": lessons_table(root), "museum": museum_table(root),
+            "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
+            "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
+            "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "whole_step": whole_step_table(root),
@@ -202,63 +204,82 @@ def experts_table(root: Path = ROOT) -> str:
     return "\n\n".join(parts)
 
 
-def replayed(root: Path) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], str]:
-    """The rounds of llama3_1b_h200x2.jsonl by mesh axes and variant; and the machine and torch that ran them."""
-    path = root / "benchmarks" / "results" / "llama3_1b_h200x2.jsonl"
+def said_of(line: dict[str, Any]) -> str:
+    """What a line of benchmarks/step_time.py measured: a peer, or the passes of ours."""
+    if line["variant"] in PEERS:
+        return PEERS[line["variant"]].replace("the same", "torchtitan 0.2.2")
+    if "recipe" not in line:
+        return f"`{line['variant']}`"
+    options = [{"name": each} if isinstance(each, str) else each for each in line["recipe"]["passes"]]
+    passes = [f"`{each['name']}`" + (f" (by `{each['device']}`)" if "device" in each else "") for each in options]
+    whole = line["recipe"]["training"].get("step") == "whole"
+    return "ours: " + (", ".join(passes) or "no passes") + ("; the whole step in one graph" if whole else "")
+
+
+Runs = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def steps_of(root: Path, name: str) -> tuple[Runs, str]:
+    """The rounds of a file of benchmarks/step_time.py by mesh axes and variant; and where they ran."""
+    path = root / "benchmarks" / "results" / name
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    runs: Runs = {}
+    axes = ""
     for line in lines:
-        if "round" in line:
-            name = PEERS.get(line["variant"], f"`{line['variant']}`").replace("the same", "torchtitan 0.2.2")
-            passes = json.loads(line["changes"].get("passes", "[]"))
-            said = ", ".join((name, *(f"`{each}`" for each in passes)))
-            runs.setdefault((axes_of(line["recipe"]), said), []).append(line)
-    gpus, torch = lines[0]["machine"]["gpus"], lines[0]["versions"]["torch"].split("+")[0]
-    return runs, f"{len(gpus)} {gpus[0]}, torch {torch}"
+        axes = axes_of(line["recipe"]) if "recipe" in line else axes
+        runs.setdefault((axes, said_of(line)), []).append(line)
+    machine, torch = lines[0]["machine"], lines[0]["versions"]["torch"].split("+")[0]
+    gpus = machine["gpus"]
+    where = f"{len(gpus)} {gpus[0]}" if gpus else f"{machine['cores']} cores of {machine['cpu']}"
+    return runs, f"{where}, torch {torch}"
 
 
 def each_run(found: list[dict[str, Any]], key: str) -> str:
     return ", ".join(f"{run[key]:.1f} ms" for run in found)
 
 
-def exposed_table(root: Path = ROOT) -> str:
-    """How much of NCCL's time a replayed step leaves exposed."""
-    runs, where = replayed(root)
-    rows = [[axes, said, *(each_run(found, key) for key in ("step_ms", "nccl_ms", "exposed_nccl_ms")),
-             f"{found[-1]['peak_gib']:.1f} GiB"]
-            for (axes, said), found in sorted(runs.items(), key=lambda item: item[0][0])]
-    return (table(["mesh", "variant", "a step, each run", "NCCL", "of it exposed", "peak"], rows) + f"\n\n{where}.")
+def gpu_steps_table(root: Path, name: str) -> str:
+    """Steps on GPUs: their kernels, their communication, and what they keep reserved."""
+    runs, where = steps_of(root, name)
+    rows = []
+    for (axes, said), found in sorted(runs.items(), key=lambda item: item[0][0]):
+        if problem := found[-1].get("problem"):
+            rows.append([axes, said, f"not measured: {problem}", *[""] * 5])
+            continue
+        rows.append([axes, said, *(each_run(found, key) for key in ("step_ms", "kernels_ms", "nccl_ms",
+                                                                    "exposed_nccl_ms")),
+                     f"{found[-1]['launches']:,}", f"{found[-1]['reserved_gib']:.1f} GiB"])
+    heads = ["mesh", "variant", "a step, each run", "compute kernels", "NCCL", "of it exposed", "launches",
+             "memory reserved"]
+    return f"{table(heads, rows)}\n\n{where}."
+
+
+def cpu_steps_table(root: Path = ROOT) -> str:
+    """Steps on CPU ranks, peers and ours, from benchmarks/results/llama3_debug_gloo.jsonl."""
+    runs, where = steps_of(root, "llama3_debug_gloo.jsonl")
+    rows = [[axes, said, each_run(found, "step_ms")] for (axes, said), found in runs.items()]
+    return f"{table(['mesh', 'variant', 'a step, each run'], rows)}\n\n{where}."
 
 
 def figures_table(root: Path = ROOT) -> str:
-    """README's three figures: the best step beside torchtitan's best, exposed NCCL under tp, and the start of ranks."""
-    runs, where = replayed(root)
+    """README's three figures: the best steps beside the peers' best, and one list of passes that a peer runs faster."""
+    (large, where), (small, _) = (steps_of(root, f"llama3_{flavor}_h200x2.jsonl") for flavor in ("8b", "1b"))
 
-    def best(axes: str, peer: bool) -> tuple[str, list[dict[str, Any]]]:
-        mine = [(said, found) for (mesh, said), found in runs.items() if mesh == axes and (said[0] != "`") is peer]
-        return min(mine, key=lambda item: min(run["step_ms"] for run in item[1]))
+    def best(runs: Runs, peer: bool) -> str:
+        mine = [(said, found) for (axes, said), found in runs.items()
+                if axes == "dp_shard 2" and said.startswith("ours") is not peer and "step_ms" in found[-1]]
+        said, found = min(mine, key=lambda item: min(run["step_ms"] for run in item[1]))
+        return f"{each_run(found, 'step_ms')} ({said.removeprefix('ours: ')})"
 
-    (name, ours), (peer, theirs) = best("dp_shard 2", False), best("dp_shard 2", True)
-    same = runs["dp_shard 2", "`llama3_block_bucketing_cudagraph`"]
-    fastest_same, fastest_peer = (min(run["step_ms"] for run in found) for found in (same, theirs))
-    beside = "slower than the peer" if fastest_same > fastest_peer else "no slower than the peer"
-    _, tensor = best("tp 2", False)
-    found = json.loads((root / "benchmarks" / "results" / "ranks_gloo.json").read_text(encoding="utf-8"))
-    seconds = {row["way"]: row["seconds"] for row in found["rows"] if (row["ranks"], row["what"]) == (4, "whole")}
-    machine = f"{found['machine']['cores']} CPU cores, torch {found['versions']['torch'].split('+')[0]}"
-    rows = [
-        ["How long is a step on dp_shard 2?", f"{each_run(ours, 'step_ms')} ({name})",
-         f"{each_run(theirs, 'step_ms')} ({peer}); the same two passes here: {each_run(same, 'step_ms')}, "
-         + beside, where],
-        ["How much NCCL time is exposed on tp 2?", f"{each_run(tensor, 'exposed_nccl_ms')} of "
-         f"{each_run(tensor, 'nccl_ms')}: nearly all of it" if all(
-             run["exposed_nccl_ms"] > 0.9 * run["nccl_ms"] for run in tensor) else each_run(tensor, "exposed_nccl_ms"),
-         NOT_MEASURED, where],
-        ["How long do 4 gloo ranks take to start, answer one call and end?",
-         f"{seconds['workbench.ranks'] * 1e3:,.0f} ms (`workbench.ranks`)",
-         f"{seconds['torch.multiprocessing.spawn'] * 1e3:,.0f} ms (`torch.multiprocessing.spawn`)", machine],
-    ]
-    return table(["question", "here", "peer", "machine"], rows)
+    blocks = [small["dp_shard 2", said] for said in (
+        "ours: `transformer_block_bucketing`, `cudagraph`", "torchtitan 0.2.2, block bucketing and cudagraph")]
+    ours, theirs = (min(run["step_ms"] for run in found) for found in blocks)
+    rows = [["llama3 8b, a sequence of 4,096 tokens a rank", best(large, False), best(large, True)],
+            ["llama3 1b, 4 sequences of 2,048 tokens a rank", best(small, False), best(small, True)],
+            ["the same 1b, block bucketing and cudagraph alone", each_run(blocks[0], "step_ms"),
+             f"{each_run(blocks[1], 'step_ms')} (torchtitan 0.2.2)"]]
+    return (f"{table(['a step of', 'here', 'peer'], rows)}\n\n{where}, dp_shard 2, bfloat16; the median step of each run."
+            + " In the last row the peer is faster." * (theirs < ours))
 
 
 def ranks_table(root: Path = ROOT) -> str:

@@ -163,6 +163,10 @@ def test_a_profile_in_which_a_collective_was_not_hidden_fails():
     assert found.outcome is Outcome.FAIL and "0 of 2 collectives ran behind compute" in found.message
     assert "forward a, for 0.600 of its 1.000 ms" in found.message
     assert order.in_profile(chosen, profile(0.0, "a")).outcome is Outcome.UNKNOWN
+    # 0.55 of the 1.0 ms waited for a rank on which it took 0.45 ms; where each took 0.9, the order left it bare
+    assert order.in_profile(chosen, profile(0.6, "a", "b"), [{"forward a": 0.45, "forward b": 0.45}]).outcome == "PASS"
+    slow = order.in_profile(chosen, profile(0.6, "a", "b"), [{"forward a": 0.9, "forward b": 0.9}])
+    assert slow.outcome == "FAIL" and "forward a, for 0.500 of its 0.900 ms" in slow.message
 
 
 def test_fused_kernels_cost_what_they_move(fake4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 from pathlib import Path
 
@@ -10,13 +12,17 @@ import torch
 from graphs_by_hand import C10D
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition
+from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
+from workbench.checks.order import in_profile, times_of
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, measured, run_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.step_time import recipe_of
 from benchmarks.timelines import predictions
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 RECIPE = load_recipe("llama3").override({"mesh.tp": 2, "model.n_layers": 1})
 
@@ -75,6 +81,61 @@ def test_a_profile_of_something_else_is_refused(graphs):
     lost.remove(next(k for k in lost if k.stream == 20))  # one launch is missing: that stream fits no group
     lanes = run_of_kernels(lost, graphs, "measured on paper").lanes
     assert "stream 20" in lanes and "tp" in lanes and "dp_shard" not in lanes
+
+
+def spread(kernels):
+    """As a replayed CUDA graph runs them: each collective on the stream of a branch of its own."""
+    return [k if k.stream == 7 else k._replace(stream=200 + i) for i, k in enumerate(kernels)]
+
+
+@pytest.mark.slow  # captures 16 layers
+def test_the_order_chosen_for_two_gpus_is_the_order_that_they_ran():
+    """By a committed trace of 2 H200: forward and backward, lowered by Inductor and replayed."""
+    variant = "llama3_full_inductor_block_bucketing_overlap_cudagraph"
+    recipe = recipe_of(variant, "llama3", {"mesh.tp": 1})
+    with fake_world(2) as world:
+        joint = capture(author(recipe, world))
+        run_joint(joint, recipe.joint_passes)
+        pair = partition(joint)
+        run_partitioned(pair, recipe.passes[:2])
+    chosen = pair.facts.order
+    kernels = [replayed(RESULTS / f"traces_h200x2/{variant}.rank{rank}.json.gz") for rank in (0, 1)]
+    runs = [run_of_kernels(own, pair.by_part, "2 H200") for own in kernels]
+    assert len(chosen.hidden) >= 34
+    for run in runs:
+        verdict = in_profile(chosen, run, list(map(times_of, runs)))
+        assert verdict.outcome == "PASS" and verdict.evidence["seen"] == len(chosen.hidden), verdict
+    nccl = [k for k in kernels[0] if "nccl" in k.name]
+    late = [k for k in kernels[0] if k in nccl or k.begin > nccl[5].begin]  # nothing computes beside the first ones
+    lost = in_profile(chosen, run_of_kernels(late, pair.by_part, "2 H200"))
+    assert lost.outcome == "FAIL" and lost.evidence["first"].startswith("forward all_gather")
+
+
+def replayed(path):
+    """The kernels of a trace's last step, up to the optimizer's all-reduce."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    begin = max(e["ts"] for e in events if e["name"].startswith("ProfilerStep#") and e.get("cat") == "user_annotation")
+    kernels = sorted((Kernel(e["name"], e["args"]["stream"], e["ts"], e["ts"] + e["dur"]) for e in events
+                      if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["ts"] >= begin),
+                     key=lambda k: k.begin)
+    return kernels[:next(i for i, k in enumerate(kernels) if "AllReduce" in k.name)]
+
+
+def test_a_replays_streams_are_told_apart_by_kind(graphs):
+    with fake_world(2) as world:
+        alone = partition(capture(author(RECIPE.override({"mesh.tp": 1}), world)))
+    run = run_of_kernels(spread(profile_like(alone.by_part)), alone.by_part, "measured on paper")
+    assert [s.name for s in run.collectives] == [s.name for s in simulated(alone.by_part).collectives]
+    lost = spread(profile_like(alone.by_part))
+    lost.remove(next(k for k in lost if "AllGather" in k.name))  # they are one too few
+    assert told(lost, alone.by_part) == {"reduce_scatter"}
+    # both groups of `graphs` gather, and their kernels may have overtaken each other
+    assert "all_gather" not in told(spread(profile_like(graphs)), graphs)
+
+
+def told(kernels, graphs):
+    """The kinds of the collectives that were told apart."""
+    return {s.label.split(" ")[0] for s in run_of_kernels(kernels, graphs, "on paper").collectives if s.part}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")

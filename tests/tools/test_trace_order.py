@@ -78,8 +78,18 @@ def test_why_a_collective_is_exposed(order, kernels, why):
     assert last.why == why and last.exposed_ms > 0
 
 
-RECORDED = Path(__file__).parents[2] / "benchmarks/results/traces_h200"
-TIMED = {line["variant"]: line for line in map(json.loads, (RECORDED / "steps.jsonl").read_text().splitlines())}
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+RECORDED = RESULTS / "traces_h200"
+
+
+def timed(folder, lines):
+    """The benchmark's first round of each variant that has a trace in `folder`."""
+    found = map(json.loads, (RESULTS / lines).read_text(encoding="utf-8").splitlines())
+    return {line["variant"]: line for line in found if line["round"] == 0 and (
+        RESULTS / folder / f"{line['variant']}.rank0.json.gz").exists() and line["recipe"]["mesh"]["tp"] == 1}
+
+
+TIMED, ON_TWO = timed("traces_h200", "traces_h200/steps.jsonl"), timed("traces_h200x2", "llama3_1b_h200x2.jsonl")
 
 
 @pytest.mark.parametrize("variant", TIMED)
@@ -91,6 +101,24 @@ def test_traces_of_real_jobs_say_what_the_benchmark_measured_of_them(variant):
         assert step.launches == TIMED[variant]["launches"] and step.communication_ms == 0
         assert step.compute_ms == pytest.approx(TIMED[variant]["kernels_ms"], rel=0.04)
         assert step.span_ms == pytest.approx(step.compute_ms + step.idle_ms)
+
+
+@pytest.mark.parametrize("variant", ON_TWO)
+def test_traces_of_two_gpus_say_what_the_benchmark_measured_of_them(variant):
+    """torch.compile, torchtitan's toolkit and ours on two H200, of both ranks."""
+    steps = read_order([RESULTS / f"traces_h200x2/{variant}.rank{rank}.json.gz" for rank in (0, 1)]).steps
+    assert len(steps) == 4
+    for step in steps:
+        assert step.launches == ON_TWO[variant]["launches"]
+        if step.rank == 0:  # the benchmark's figures are rank 0's
+            assert step.compute_ms == pytest.approx(ON_TWO[variant]["kernels_ms"], rel=0.05)
+        assert step.span_ms == pytest.approx(step.compute_ms + step.exposed_ms + step.idle_ms)
+        assert step.communication_ms > 15
+        assert (step.exposed_ms < 5) is (variant != "compile")  # a replay hides it, a CPU that is late does not
+
+
+def test_five_jobs_of_two_gpus_are_committed():
+    assert len(ON_TWO) == 5
 
 
 def test_one_replay_leaves_the_gpu_less_idle():

@@ -46,31 +46,54 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
     return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 
+def _kind(collective: Kernel | Span) -> str:
+    """NCCL's name for what a kernel or a graph's collective does, or else the kernel's own name."""
+    if isinstance(collective, Span):
+        kind = collective.label.split(" ", 1)[0]
+        return _KINDS.get(kind, kind)
+    return m[1] if (m := _NCCL.match(collective.name)) else collective.name
+
+
+def _match(nccl: Sequence[Kernel], lanes: dict[str, list[Span]]) -> dict[Kernel, Span]:
+    """The collective of each kernel for which there is no doubt. A group runs its collectives in their order.
+
+    A group is known by the kinds on its stream. A replayed CUDA graph spreads a group over several streams: there, a
+    kind that only one group has is matched. Groups with the same collectives cannot be told apart.
+    """
+    found: dict[Kernel, Span] = {}
+    streams: dict[int, list[Kernel]] = {}
+    for kernel in nccl:
+        streams.setdefault(kernel.stream, []).append(kernel)
+    for own in streams.values():
+        fits = [spans for spans in lanes.values() if list(map(_kind, spans)) == list(map(_kind, own))]
+        if len(fits) == 1:
+            found |= dict(zip(own, fits[0], strict=True))
+    for kind in dict.fromkeys(map(_kind, nccl)):
+        own = [k for k in nccl if _kind(k) == kind]
+        spans = [s for each in lanes.values() for s in each if _kind(s) == kind]
+        if len({s.lane for s in spans}) == 1 and len(own) == len(spans) and not found.keys() & own:
+            found |= dict(zip(own, spans, strict=True))
+    return found
+
+
 def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> StepTimeline:
     """The profile as a StepTimeline. A collective counts as hidden where compute covers 95 % of it.
 
-    A stream whose kernels fit no process group gets a lane of its own, named by its number.
+    A kernel that fits no process group gets a lane of its stream, named by the stream's number.
     """
     start = min((k.begin for k in kernels), default=0.0)
     nccl = sorted((k for k in kernels if gpu.kind_of(k.name) != gpu.COMPUTE), key=lambda k: k.begin)
     compute = [k for k in kernels if gpu.kind_of(k.name) == gpu.COMPUTE]
     busy = gpu.union((k.begin, k.end) for k in compute)
     spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3) for k in compute]
-    lanes: dict[str, list[tuple[str, Span]]] = {}
+    lanes: dict[str, list[Span]] = {}
     for span in simulated(graphs).collectives:
-        lanes.setdefault(span.lane, []).append((span.label.split(" ", 1)[0], span))
-    streams: dict[int, list[Kernel]] = {}
-    for kernel in nccl:
-        streams.setdefault(kernel.stream, []).append(kernel)
-    for stream, own in streams.items():
-        kinds = [m[1] if (m := _NCCL.match(k.name)) else k.name for k in own]
-        fits = [lane for lane, found in lanes.items() if [_KINDS.get(kind, kind) for kind, _ in found] == kinds]
-        lane = fits[0] if len(fits) == 1 else None  # groups with the same collectives cannot be told apart
-        known = [span for _, span in lanes[lane]] if lane is not None else []
-        for i, k in enumerate(own):
-            alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
-            name, part, label = (known[i].name, known[i].part, known[i].label) if known else (k.name, "", "")
-            spans.append(Span(name, lane or f"stream {stream}", (k.begin - start) / 1e3, (k.end - start) / 1e3,
-                              alone, HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, label, part))
+        lanes.setdefault(span.lane, []).append(span)
+    matched = _match(nccl, lanes)
+    for k in nccl:
+        alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
+        known = matched.get(k, Span(k.name, f"stream {k.stream}", 0.0, 0.0))
+        spans.append(Span(known.name, known.lane, (k.begin - start) / 1e3, (k.end - start) / 1e3, alone,
+                          HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, known.label, known.part))
     end = max((k.end for k in kernels), default=start)
     return StepTimeline(source, tuple(spans), (end - start) / 1e3, gpu.length(busy) / 1e3)

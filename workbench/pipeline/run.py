@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from workbench.checks.collectives import gathered
-from workbench.checks.order import in_profile
+from workbench.checks.order import in_profile, times_of
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.whole_step import WholeStep
@@ -172,7 +172,10 @@ def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
         _once(built, batch)
 
     chosen = pair.facts.order
-    return [in_profile(chosen, measured(step, pair))] if chosen is not None and chosen.hidden else []
+    if chosen is None or not chosen.hidden:
+        return []
+    ran = measured(step, pair)
+    return [in_profile(chosen, ran, gathered(times_of(ran)))]
 
 
 _NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
