@@ -221,7 +221,9 @@ def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
         placed, lost, as_it_likes = lowered(fake4, "dense_order", lowering)
         found = lost.verdict("order")
         assert found.outcome is Outcome.FAIL and found.evidence["first"] in found.message
-        assert placed.verdict("effect").outcome is Outcome.NO_EFFECT and 0 < calls <= 1.03 * as_it_likes
+        assert placed.verdict("effect").outcome is Outcome.NO_EFFECT
+        if lowering != "waits_up":
+            assert 0 < calls <= 1.03 * as_it_likes
 
 
 @pytest.mark.slow  # a compilation
