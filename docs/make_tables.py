@@ -9,6 +9,7 @@ Tables come from lessons, lessons/recipes, the passes' contracts and the reports
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract  # noqa
 from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe.rules import cuda_reasons  # noqa: E402
 from workbench.tools.timing.order import read_order  # noqa: E402
+from workbench.tools.timing.trace_file import read_trace  # noqa: E402
 
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
@@ -44,9 +46,10 @@ STEPS = (  # what goes in, and the public function that takes it on
 PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_8b", "cpu_steps", "ranks",
-                        "faults", "views", "timelines", "accuracy", "accuracy_launches", "accuracy_exposed", "one_gpu",
-                        "whole_step", "float8", "stamp", "what_if", "mutants", "soak", "museum"),
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
+                        "cpu_steps", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
+                        "accuracy_exposed", "one_gpu", "whole_step", "float8", "stamp", "what_if", "mutants", "soak",
+                        "museum"),
 }
 
 
@@ -135,6 +138,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
             "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
+            "same_passes": same_passes_table(root),
             "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
@@ -252,6 +256,30 @@ def gpu_steps_table(root: Path, name: str) -> str:
     heads = ["mesh", "variant", "a step, each run", "compute kernels", "NCCL", "of it exposed", "launches",
              "memory reserved"]
     return f"{table(heads, rows)}\n\n{where}."
+
+
+FAMILIES = {  # of kernels, by their names
+    "NCCL": "nccl", "matrix products": "nvjet|gemm", "attention": "sdpa", "SiLU": "silu_kernel",
+    "loss": "log_softmax|LogSoftMax|nll", "optimizer and clipping": "FusedAdam|LpNorm|BinaryOpScalar",
+    "": "",
+}
+
+
+def same_passes_table(root: Path = ROOT) -> str:
+    """Where torchtitan's block bucketing and cudagraph is faster, by kernels of the traces of rank 0."""
+    folder = root / "benchmarks" / "results" / "traces_h200x2"
+    found: list[dict[str, list[float]]] = []
+    for variant in ("llama3", "reference"):
+        spent: dict[str, list[float]] = {name: [] for name in FAMILIES}
+        for event in read_trace(folder / f"{variant}_block_bucketing_cudagraph.rank0.json.gz").steps[-1].events:
+            name = next(name for name, marks in FAMILIES.items() if re.search(marks, event.name))
+            spent[name].append((event.end - event.begin) / 1e3)
+        found.append(spent)
+    ours, theirs = found
+    rows = [[name or "all others: casts, copies, rotary embedding, sums",
+             *(f"{sum(spent[name]):.1f} ms in {len(spent[name])}" for spent in found),
+             f"{sum(ours[name]) - sum(theirs[name]):+.1f} ms"] for name in FAMILIES]
+    return table(["kernels", "ours", "torchtitan 0.2.2", "difference"], rows)
 
 
 def cpu_steps_table(root: Path = ROOT) -> str:
