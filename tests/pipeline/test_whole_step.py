@@ -63,13 +63,13 @@ def at_level_full(recipe):
 
 
 @pytest.mark.slow
-def test_one_compiled_graph_stays_within_its_contract(pool2):
-    recipe = whole({"dp_shard": 2}, (DECOMPOSE,), (BLOCKS, INDUCTOR))
-    passes, pipeline = pool2.run(at_level_full, recipe)[0]
+@pytest.mark.parametrize("mesh, buckets", [({"dp_shard": 2}, (BLOCKS,)), ({"tp": 2}, ())], ids=["dp_shard 2", "tp 2"])
+def test_one_compiled_graph_stays_within_its_contract(pool2, mesh, buckets):
+    passes, pipeline = pool2.run(at_level_full, whole(mesh, (DECOMPOSE,), (*buckets, INDUCTOR)))[0]
     assert {check: outcome for check, (outcome, _) in passes[INDUCTOR].items()} == {
         "effect": "PASS", "numerics": "PASS", "time": "PASS"}
     assert passes[INDUCTOR]["time"][1].startswith("the whole step ")
-    assert passes[BLOCKS]["time"][1].startswith("forward and backward ")
+    assert all(passes[name]["time"][1].startswith("forward and backward ") for name in buckets)
     assert [check for check, outcome, _ in pipeline if outcome == "PASS"] == ["lint", "collectives", "numerics"]
 
 

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api.inductor import kernels
+from workbench.torch_api.inductor.joined_buffers import joined_kept
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
@@ -89,6 +90,6 @@ def compile_inner(
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
     with (torch._inductor.config.patch(config), _guards.TracingContext.report_output_strides() as strides,
-          kernels.watched(), nullcontext() if build else _written_only()):
+          kernels.watched(), joined_kept(), nullcontext() if build else _written_only()):
         compiled = compile_fx_inner(graph, example_inputs, is_backward=is_backward, static_input_idxs=static)
     return compiled, list(strides or [])
