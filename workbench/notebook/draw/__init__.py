@@ -44,6 +44,7 @@ from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "dots", "expert_load",
-           "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory", "pace",
-           "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices",
-           "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]
+           "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory",
+           "pace", "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved",
+           "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts",
+           "verdicts_of_both"]

@@ -25,8 +25,8 @@ PALETTE = (BLUE, SKY, GREEN, YELLOW, PINK)
 def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -> Picture:
     """A panel for each step, on one clock: kernels that compute above, collectives below.
 
-    steps: by title, kernels as (name, stream, launched, begin, end) in microseconds. Hatched: the compute lane waits for
-    a collective. Dotted: nothing runs. Raises WorkbenchError without any kernel.
+    steps: by title, kernels as (name, stream, launched, begin, end) in microseconds. Hatched: only a collective runs.
+    Dotted: nothing runs. Raises WorkbenchError without any kernel.
     """
     if not steps or not all(steps.values()):
         raise WorkbenchError("draw.spans: give one step or more, by title, each with a kernel")
@@ -109,8 +109,10 @@ def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str 
     axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
     axes.set(ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(unit, fontsize=9)
-    legend = [Line2D([], [], marker="o", color=BLUE, alpha=0.5, linestyle="", label="a timed step"),
-              Line2D([], [], marker="|", color=INK, markersize=11, markeredgewidth=2, linestyle="", label="their median"),
-              Line2D([], [], marker="x", color=RED, markeredgewidth=2, linestyle="", label="a traced step's span")]
+    looks: dict[str, dict[str, Any]] = {
+        "a timed step": {"marker": "o", "color": BLUE, "alpha": 0.5},
+        "their median": {"marker": "|", "color": INK, "markersize": 11, "markeredgewidth": 2},
+        "a traced step's span": {"marker": "x", "color": RED, "markeredgewidth": 2}}
+    legend = [Line2D([], [], linestyle="", label=label, **look) for label, look in looks.items()]
     figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     return finish(figure, "Dots for the times of steps, by variant. " + "; ".join(lines) + ".", "\n".join(lines))

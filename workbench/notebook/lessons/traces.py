@@ -7,6 +7,7 @@ import os
 import random
 import re
 import tempfile
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.grading import by_cases, close
-from workbench.pipeline.gpu_communication import COMPUTE
+from workbench.pipeline.gpu_communication import COMPUTE, gaps, union
 from workbench.tools.timing.order import StepOrder, read_order
 from workbench.tools.timing.trace_file import TracedStep
 
@@ -131,31 +132,40 @@ def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, ...]], st
             for begin, end, launched in sorted(late, key=lambda gap: gap[0] - gap[1])[:most] if launched is not None]
     line = f"{len(late)} gaps in which the CPU was late: the longest {len(rows)} are listed"
     if queued:
-        line += (f"; {len(queued)} in which the next kernel was in the queue: {sum(queued) / len(queued):.1f} µs on "
-                 f"average, {max(queued):.0f} µs at most")
+        line += (f"; {len(queued)} in which the next kernel was in the queue: about "
+                 f"{sum(queued) / len(queued):.0f} µs each, {max(queued):.0f} µs at most")
     return rows, line
 
 
 def short(name: str) -> str:
     """A kernel's name without namespaces and arguments; of a pointwise kernel also the functor that it applies."""
-    head = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""))[0].split("::")[-1].strip()
-    functor = re.search(r"(\w*Functor|\w+_kernel_cuda|\w+_kernel(?=\())", name.split("<", 1)[-1]) if "<" in name else None
-    return f"{head} {functor[1]}" if functor and functor[1] != head else head if head else name[:40]
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    head = re.split(r"[<(]", plain)[0].split("::")[-1].strip()
+    functor = re.search(r"\w*Functor|\w+_kernel_cuda", name)
+    return f"{head} {functor[0]}" if functor else head or name
 
 
-def exposed_by(step: StepOrder) -> list[tuple[str, int, float, float, float, float]]:
-    """By kind of collective: how many, their milliseconds, those exposed, and of these what the other rank and the CPU cause.
+def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, float, float, float, float]]:
+    """By kind of collective: how many, milliseconds, those exposed, and of these what has one of two causes.
 
-    What a collective waits for the other rank is counted up to what it exposes.
+    The causes: a wait for another rank, up to what the collective exposes; and no compute kernel in the queue, because
+    the CPU launches the next one only later.
     """
+    compute = [e for e in traced.events if e.kind == COMPUTE]
+    busy = union((e.begin, e.end) for e in compute)
     found: dict[str, list[float]] = {}
-    for each in step.collectives:
-        kind = each.name.removeprefix("ncclDevKernel_").split("_")[0]
-        row = found.setdefault(kind, [0, 0.0, 0.0, 0.0, 0.0])
-        late = each.exposed_ms if each.why.startswith("the CPU launched it") else 0.0
-        for i, more in enumerate((1, each.ms, each.exposed_ms, min(each.waits_ms or 0.0, each.exposed_ms), late)):
+    for each, event in zip(step.collectives, (e for e in traced.events if e.kind != COMPUTE), strict=True):
+        row = found.setdefault(each.name.removeprefix("ncclDevKernel_").split("_")[0], [0, 0.0, 0.0, 0.0, 0.0])
+        empty = 0.0
+        for begin, end in gaps(busy, event.begin, event.end):
+            after = bisect_left(compute, end, key=lambda c: c.begin)
+            later = compute[after] if after < len(compute) else event
+            together = later.graph and event.graph  # launched at once
+            late = later.launched is not None and later.launched > begin and not together
+            empty += (end - begin) / 1e3 if late else 0.0
+        for i, more in enumerate((1, each.ms, each.exposed_ms, min(each.waits_ms or 0.0, each.exposed_ms), empty)):
             row[i] += more
-    return [(kind, int(row[0]), *row[1:]) for kind, row in found.items()]  # type: ignore[misc]
+    return [(kind, int(n), ms, exposed, waits, empty) for kind, (n, ms, exposed, waits, empty) in found.items()]
 
 
 def floor_kernels(step: TracedStep) -> Counter[str]:
