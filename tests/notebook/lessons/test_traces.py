@@ -14,15 +14,21 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import (
-    KINDS,
+    exposed_by,
     exposes,
+    floor_kernels,
     floor_ms,
     gaps_of,
     kinds_of,
     late_ms,
+    longest_late,
     profiled,
     recorded,
     save_spans,
+    short,
+    spans_of,
+    timed,
+    top_of,
 )
 from workbench.tools.timing.order import read_order
 
@@ -112,8 +118,7 @@ def test_kinds_and_gaps_of_the_recorded_traces_add_up(name):
 def test_what_the_text_says_of_the_four_traces():
     names = ("eager", "compile", "llama3_full_inductor", "llama3_full_inductor_cudagraph")
     steps = {name: read_order([recorded(name)]).traced[-1] for name in names}
-    kept = [Counter(e.name for e in step.events if any(part in e.name for kind in ("products", "attention", "optimizer")
-                                                       for part in KINDS[kind])) for step in steps.values()]
+    kept = [floor_kernels(step) for step in steps.values()]
     assert kept[0].total() > 100 and all(each == kept[0] for each in kept)
     floors = [floor_ms(step) for step in steps.values()]
     assert 0.9 < max(floors) - min(floors) < 1
@@ -126,10 +131,66 @@ def test_what_the_text_says_of_the_four_traces():
     alone = [e.name for e in steps[names[-1]].events if not e.graph and not e.name.startswith("Mem")]
     first = next(i for i, name in enumerate(alone) if "multi_tensor_apply" in name)
     assert len(alone) - first == 68 and ["FillFunctor" in name for name in alone[:first]] == [True, True]
-    lines = [json.loads(line) for line in (recorded("eager").parent / "steps.jsonl").read_text().splitlines()]
-    assert all(len(times) == 25 and max(times) - min(times) > 5 for times in (line["steps_ms"] for line in lines))
-    fastest = {line["variant"]: min(line["steps_ms"]) for line in lines}
-    assert round(fastest[names[3]] - fastest[names[2]], 1) == 0.4
+    for step in steps.values():
+        first = step.events[0].begin
+        assert late_ms(step) / 2 < sum(e - b for b, e, at in gaps_of(step) if at > b and b - first < 2000) / 1e3
+    lateness = {name: late_ms(step) for name, step in steps.items()}
+    assert list(lateness.values()) == sorted(lateness.values(), reverse=True)
+    assert round(1 - lateness[names[2]] / lateness["compile"], 1) == 0.7
+    kernels = {name: Counter(e.name for e in steps[name].events if e.name[:3] != "Mem") for name in names[2:]}
+    assert kernels[names[2]].total() == kernels[names[3]].total() == 306
+
+
+def test_what_the_text_says_of_the_timed_steps():
+    names = ("eager", "compile", "llama3_full_inductor", "llama3_full_inductor_cudagraph")
+    clock = {name: sorted(timed(name)) for name in names}
+    middle = {name: times[12] for name, times in clock.items()}
+    assert all(len(times) == 25 for times in clock.values())
+    assert round(middle["compile"] - middle["eager"]) == 3 and round(middle[names[2]] - middle[names[3]], 1) == 4.7
+    assert round(clock["eager"][0] - clock["compile"][0]) == 3
+    assert round(clock[names[3]][0] - clock[names[2]][0], 1) == 0.4
+    two = {name: sorted(timed(name, 2)) for name in ("compile", OURS)}
+    assert all(len(times) == 50 for times in two.values())
+    assert round(two["compile"][25]) in (122, 123) and 9 <= two["compile"][25] - two[OURS][25] < 10
+    traces = {name: read_order([recorded(name, 0, 2)]).steps for name in two}
+    assert [round(a.span_ms - b.span_ms) for a, b in zip(traces["compile"], traces[OURS], strict=True)] == [61, 73]
+
+
+OURS = "llama3_full_inductor_block_bucketing_overlap_cudagraph"
+
+
+def test_what_the_text_says_of_the_two_ranks():
+    found = {}
+    for name in ("compile", OURS):
+        order = read_order([recorded(name, rank, 2) for rank in (0, 1)])
+        for step, traced in zip(order.steps, order.traced, strict=True):
+            rows = exposed_by(step, traced)
+            assert sum(row[1] for row in rows) == len(step.collectives)
+            assert sum(row[3] for row in rows) == pytest.approx(step.exposed_ms, rel=0.01)
+            found[name, step.rank] = step, *(sum(row[i] for row in rows) for i in (4, 5))
+    step, waits, empty = found["compile", 0]
+    assert step.idle_ms > step.span_ms / 3.1 and waits < 0.1 and empty > 0.98 * step.exposed_ms
+    assert step.exposed_ms > 0.6 * step.communication_ms
+    step, waits, empty = found["compile", 1]
+    assert step.idle_ms < 1 and waits > 0.95 * step.exposed_ms and empty < 0.1 * step.exposed_ms
+    assert all(found[OURS, rank][2] < 0.1 and found[OURS, rank][0].exposed_ms < 4 for rank in (0, 1))
+
+
+def test_late_gaps_are_listed_with_their_kernels():
+    eager = read_order([recorded("eager")]).traced[-1]
+    for most in (3, 15):
+        rows, line = longest_late(eager, most)
+        assert len(rows) == most and f"the longest {most} are listed; 575 in which" in line
+        assert rows[0][0] == "39.1" and rows[0][3].startswith("multi_tensor_apply") and rows[1][0] == "1.0"
+    assert top_of(eager, "rest")[0][0] == "vectorized_elementwise_kernel bfloat16_copy_kernel_cuda"
+    assert short("Memset (Device)") == "Memset"
+
+
+def test_spans_of_a_step_read_as_the_step(tmp_path):
+    order = read_order([recorded("compile", 1, 2)])
+    again = read_order([save_spans(spans_of(order.traced[-1]), tmp_path / "t.json")]).steps[0]
+    for name in ("span_ms", "compute_ms", "exposed_ms", "idle_ms"):
+        assert getattr(again, name) == pytest.approx(getattr(order.steps[-1], name))
 
 
 def test_a_recorded_trace_that_is_not_there():

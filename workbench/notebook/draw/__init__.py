@@ -19,6 +19,7 @@
     runs          losses of a run; variants and their noise
     step          the changes of one pass to a graph
     timeline      compute and communication over time
+    traced_step   a trace's kernels, milliseconds by kind, timed steps
     verdicts      a table of verdicts
 """
 
@@ -39,9 +40,11 @@ from workbench.notebook.draw.routing import routing, slots
 from workbench.notebook.draw.runs import ablation, losses
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import timeline
+from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "expert_load", "frontier",
-           "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory", "pace",
-           "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices",
-           "slots", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "dots", "expert_load",
+           "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory",
+           "pace", "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved",
+           "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts",
+           "verdicts_of_both"]

@@ -5,35 +5,48 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import tempfile
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.grading import by_cases, close
-from workbench.pipeline.gpu_communication import COMPUTE
-from workbench.tools.timing.order import read_order
+from workbench.pipeline.gpu_communication import COMPUTE, gaps, union
+from workbench.tools.timing.order import StepOrder, read_order
 from workbench.tools.timing.trace_file import TracedStep
 
-RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "traces_h200"
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+FOLDERS = {1: ("traces_h200", "traces_h200/steps.jsonl"), 2: ("traces_h200x2", "llama3_1b_h200x2.jsonl")}
+"""By the number of GPUs: the folder of recorded traces, and the timed steps of the same jobs."""
 KINDS = {
     "products": ("nvjet", "gemm", "cutlass", "cublas"), "attention": ("sdpa", "flash", "cudnn"),
     "optimizer": ("multi_tensor_apply",), "copies": ("Memcpy", "Memset", "chunk_cat", "split_with_sizes", "CatArray"),
 }
 """Parts of a kernel's name that tell its kind; what has none of them is pointwise, a norm or the loss."""
-REST = "rest"
+REST, FLOOR = "rest", ("products", "attention", "optimizer")
 Span = tuple[str, int, float, float, float]
 """A kernel: its name, its stream, and in microseconds when the CPU launched it, when it began and when it ended."""
 
 
-def recorded(name: str) -> Path:
-    """The recorded trace of this name. WorkbenchError lists those that there are."""
-    path = RECORDED / f"{name}.rank0.json.gz"
+def recorded(name: str, rank: int = 0, gpus: int = 1) -> Path:
+    """The recorded trace of this name and rank. WorkbenchError lists those that there are."""
+    folder = RESULTS / FOLDERS[gpus][0]
+    path = folder / f"{name}.rank{rank}.json.gz"
     if not path.is_file():
-        there = ", ".join(sorted(p.name.split(".")[0] for p in RECORDED.glob("*.json.gz"))) or "none"
+        there = ", ".join(sorted({p.name.split(".")[0] for p in folder.glob("*.json.gz")})) or "none"
         raise WorkbenchError(f"{path}: no such recorded trace: there are {there}; run from a checkout")
     return path
+
+
+def timed(name: str, gpus: int = 1) -> list[float]:
+    """Milliseconds of each step that the benchmark timed without a profiler, in all its runs of this job."""
+    lines = map(json.loads, (RESULTS / FOLDERS[gpus][1]).read_text(encoding="utf-8").splitlines())
+    return [ms for line in lines if line["variant"] == name and line["changes"]["mesh.tp"] == "1"
+            for ms in line["steps_ms"]]
 
 
 def save_spans(spans: Sequence[Span], path: Path | str) -> Path:
@@ -72,13 +85,25 @@ def profiled(step: Callable[[], Any], path: Path) -> Path:
     return path
 
 
+def kind_of(name: str) -> str:
+    """The kind of a kernel that computes, by its name."""
+    return next((kind for kind, parts in KINDS.items() if any(p in name for p in parts)), REST)
+
+
 def kinds_of(step: TracedStep) -> dict[str, float]:
     """Milliseconds of a step's kernels by kind, those of `KINDS` first; communication is none of them."""
     found = dict.fromkeys([*KINDS, REST], 0.0)
     for event in (e for e in step.events if e.kind == COMPUTE):
-        kind = next((kind for kind, parts in KINDS.items() if any(p in event.name for p in parts)), REST)
-        found[kind] += (event.end - event.begin) / 1e3
+        found[kind_of(event.name)] += (event.end - event.begin) / 1e3
     return found
+
+
+def top_of(step: TracedStep, kind: str, most: int = 3) -> list[tuple[str, float]]:
+    """The names of a kind that take the most milliseconds in all."""
+    found: Counter[str] = Counter()
+    for event in (e for e in step.events if e.kind == COMPUTE and kind_of(e.name) == kind):
+        found[short(event.name)] += (event.end - event.begin) / 1e3  # type: ignore[assignment]
+    return [(name, float(ms)) for name, ms in found.most_common(most)]
 
 
 def gaps_of(step: TracedStep) -> Iterator[tuple[float, float, float | None]]:
@@ -90,9 +115,67 @@ def gaps_of(step: TracedStep) -> Iterator[tuple[float, float, float | None]]:
         end = max(end, event.end)
 
 
+def spans_of(step: TracedStep) -> list[Span]:
+    """A traced step's kernels; its first one begins at 0."""
+    first = step.events[0].begin
+    return [(e.name, e.stream, (e.begin if e.launched is None else e.launched) - first, e.begin - first, e.end - first)
+            for e in step.events]
+
+
+def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, ...]], str]:
+    """The longest gaps that the CPU causes, each with the next kernel; and how many gaps of each cause there are."""
+    first, after = step.events[0].begin, {e.begin: e.name for e in reversed(step.events)}
+    found = list(gaps_of(step))
+    late = [gap for gap in found if gap[2] is not None and gap[2] > gap[0]]
+    queued = [end - begin for begin, end, launched in found if launched is not None and launched <= begin]
+    rows = [(f"{(begin - first) / 1e3:.1f}", f"{end - begin:.0f}", f"{launched - begin:+,.0f}", short(after[end]))
+            for begin, end, launched in sorted(late, key=lambda gap: gap[0] - gap[1])[:most] if launched is not None]
+    line = f"{len(late)} gaps in which the CPU was late: the longest {len(rows)} are listed"
+    if queued:
+        line += (f"; {len(queued)} in which the next kernel was in the queue: about "
+                 f"{sum(queued) / len(queued):.0f} µs each, {max(queued):.0f} µs at most")
+    return rows, line
+
+
+def short(name: str) -> str:
+    """A kernel's name without namespaces and arguments; of a pointwise kernel also the functor that it applies."""
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    head = re.split(r"[<(]", plain)[0].split("::")[-1].strip()
+    functor = re.search(r"\w*Functor|\w+_kernel_cuda", name)
+    return f"{head} {functor[0]}" if functor else head or name
+
+
+def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, float, float, float, float]]:
+    """By kind of collective: how many, milliseconds, those exposed, and of these what has one of two causes.
+
+    The causes: a wait for another rank, up to what the collective exposes; and no compute kernel in the queue, because
+    the CPU launches the next one only later.
+    """
+    compute = [e for e in traced.events if e.kind == COMPUTE]
+    busy = union((e.begin, e.end) for e in compute)
+    found: dict[str, list[float]] = {}
+    for each, event in zip(step.collectives, (e for e in traced.events if e.kind != COMPUTE), strict=True):
+        row = found.setdefault(each.name.removeprefix("ncclDevKernel_").split("_")[0], [0, 0.0, 0.0, 0.0, 0.0])
+        empty = 0.0
+        for begin, end in gaps(busy, event.begin, event.end):
+            after = bisect_left(compute, end, key=lambda c: c.begin)
+            later = compute[after] if after < len(compute) else event
+            together = later.graph and event.graph  # launched at once
+            late = later.launched is not None and later.launched > begin and not together
+            empty += (end - begin) / 1e3 if late else 0.0
+        for i, more in enumerate((1, each.ms, each.exposed_ms, min(each.waits_ms or 0.0, each.exposed_ms), empty)):
+            row[i] += more
+    return [(kind, int(n), ms, exposed, waits, empty) for kind, (n, ms, exposed, waits, empty) in found.items()]
+
+
+def floor_kernels(step: TracedStep) -> Counter[str]:
+    """How often each kernel runs that the floor counts, by name."""
+    return Counter(e.name for e in step.events if e.kind == COMPUTE and kind_of(e.name) in FLOOR)
+
+
 def floor_ms(step: TracedStep) -> float:
     """Milliseconds of what no fusion removes."""
-    return sum(ms for kind, ms in kinds_of(step).items() if kind in ("products", "attention", "optimizer"))
+    return sum(ms for kind, ms in kinds_of(step).items() if kind in FLOOR)
 
 
 def late_ms(step: TracedStep) -> float:
@@ -121,6 +204,7 @@ def _cases() -> Iterator[tuple[str, list[Span]]]:
             name, streams = ("ncclA", (20, 21)) if number % 2 else ("a", (7, 8))
             spans.append((name, seed.choice(streams), 0.0, begin, begin + seed.randrange(10, 120)))
         yield "ten kernels at random", spans
+    yield "a recorded step", spans_of(read_order([recorded("compile", 0, 2)]).traced[-1])
 
 
 def exposes(answer: Any) -> tuple[float, str]:
@@ -140,4 +224,7 @@ def _problem(answer: Callable[[list[Span]], Any], spans: list[Span]) -> str:
         got = float(answer(list(spans)))
     except Exception as error:  # the reader's code
         return f"{type(error).__name__}: {error}"
-    return "" if abs(got - wanted) < 1e-6 * max(1.0, wanted) else f"got {got:g} µs, wanted {wanted:g} µs"
+    if abs(got - wanted) < 1e-6 * max(1.0, wanted):
+        return ""
+    listed = ", ".join(f"{name} {begin:g}-{end:g}" for name, _, _, begin, end in spans) if len(spans) <= 10 else ""
+    return f"got {got:g} µs, wanted {wanted:g} µs" + (f", of {listed}" if listed else f", of {len(spans):,} kernels")
