@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import pickle
+import re
 from base64 import b64decode
 from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
@@ -255,6 +256,14 @@ def test_an_exact_guess_is_right_or_wrong() -> None:
     assert str(Prediction("n?", 120, exact=True).score(141)) == "n? guessed 120, it is 141: too low"
     assert Prediction("n?", 120, exact=True).score(141).points == 0
     assert str(Prediction("n?", exact=True).score(141)) == "n? no guess, it is 141"
+
+
+def test_the_hint_on_four_linears_counts_the_bytes_of_its_task() -> None:
+    point = load_lesson("01_author_with_dtensor").checkpoint("narrow")
+    *_, last, limit = (int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?<!,)", point.task))
+    result = 4 * 2 * last  # float32, two rows
+    assert f"The last {last} numbers cost {result:,} bytes" in point.reacts["bytes too many"]
+    assert f"So {limit - result} bytes are left" in point.reacts["bytes too many"]
 
 
 def test_an_answer_is_folded_until_one_guesses() -> None:
