@@ -4,8 +4,8 @@ from typing import Any
 
 
 def first_rows() -> list[int]:
-    """tp cuts 128 rows into two blocks of 64, and dp_shard cuts each block into four parts of 16."""
-    return [64 * (rank % 2) + 16 * (rank // 2) for rank in range(8)]
+    """tp cuts 128 rows into two blocks of 64, and dp_shard cuts each block into eight parts of 8."""
+    return [64 * (rank % 2) + 8 * (rank // 2) for rank in range(8)]
 
 
 def plan() -> dict[str, str]:

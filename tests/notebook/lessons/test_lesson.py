@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import pickle
+import re
 from base64 import b64decode
 from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
@@ -16,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from workbench.errors import WorkbenchError
+from workbench.notebook.draw.picture import table
 from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, calls_of, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
@@ -257,10 +259,26 @@ def test_an_exact_guess_is_right_or_wrong() -> None:
     assert str(Prediction("n?", exact=True).score(141)) == "n? no guess, it is 141"
 
 
+def test_the_hint_on_four_linears_counts_the_bytes_of_its_task() -> None:
+    point = load_lesson("01_author_with_dtensor").checkpoint("narrow")
+    *_, last, limit = (int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?<!,)", point.task))
+    result = 4 * 2 * last  # float32, two rows
+    assert f"The last {last} numbers cost {result:,} bytes" in point.reacts["bytes too many"]
+    assert f"So {limit - result} bytes are left" in point.reacts["bytes too many"]
+
+
 def test_an_answer_is_folded_until_one_guesses() -> None:
     folded = Prediction("n < 9?").score(7)._repr_html_()
     assert folded.startswith("<details><summary>n &lt; 9?") and folded.partition("</summary>")[2].count("it is 7") == 1
     assert Prediction("n?", 6).score(7)._repr_html_().startswith("<div>n? guessed 6, it is 7")
+
+
+def test_the_evidence_is_folded_with_the_answer() -> None:
+    shown = table("seven", ("n",), [(7,)])
+    folded = Prediction("n?").score(7, shown)
+    assert folded._repr_html_().endswith(f"{shown._repr_html_()}</div></details>")
+    assert repr(folded) == f"n? no guess, it is 7\n{shown!r}"
+    assert "<details>" not in Prediction("n?", 6).score(7, shown)._repr_html_()
 
 
 def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:

@@ -74,16 +74,20 @@ class CheckResult:
 
 @dataclass
 class Prediction:
-    """A guess, recorded before the answer is known. `guess` None: the reader did not guess. exact: right or wrong."""
+    """A guess, recorded before the answer is known. `guess` None: the reader did not guess. exact: right or wrong.
+
+    evidence: what shows the answer, such as a table; it is folded with the answer.
+    """
 
     ask: str
     guess: Any = None
     truth: Any = None
     exact: bool = False
+    evidence: Any = None
 
-    def score(self, truth: Any) -> Prediction:
-        """Record the answer; displaying the result shows the score."""
-        self.truth = truth
+    def score(self, truth: Any, evidence: Any = None) -> Prediction:
+        """Record the answer and what shows it; displaying the result shows the score."""
+        self.truth, self.evidence = truth, evidence
         return self
 
     @property
@@ -102,14 +106,17 @@ class Prediction:
             scored = f": {exact(self.guess, truth=self.truth)[1]}"
         return f"{self.ask} {guess}, it is {self.truth}{scored}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self) if self.evidence is None else f"{self}\n{self.evidence!r}"
 
     def _repr_html_(self) -> str:
-        """The answer is folded for a reader who has not guessed yet."""
+        """The answer and its evidence are folded for a reader who has not guessed yet."""
         text = html.escape(str(self))
+        below = "" if self.evidence is None else f"<div>{self.evidence._repr_html_()}</div>"
         if self.guess is not None or self.truth is None:
-            return f"<div>{text}</div>"
-        return f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>{text}</details>"
+            return f"<div>{text}</div>{below}"
+        return (f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>"
+                f"{text}{below}</details>")
 
 
 def closeness(guess: Any, truth: Any) -> float:
