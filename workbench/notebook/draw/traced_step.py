@@ -76,7 +76,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms") -> Pictur
     figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
     names = next(iter(rows.values()))
     plain = [name for name in names if name not in ("idle", "exposed")]
-    looks = {name: {"color": PALETTE[i % len(PALETTE)]} for i, name in enumerate(plain)}
+    looks: dict[str, dict[str, Any]] = {name: {"color": PALETTE[i % len(PALETTE)]} for i, name in enumerate(plain)}
     looks |= {"idle": IDLE, "exposed": EXPOSED}
     for y, parts in enumerate(rows.values()):
         left = 0.0

@@ -122,7 +122,7 @@ def spans_of(step: TracedStep) -> list[Span]:
             for e in step.events]
 
 
-def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, ...]], str]:
+def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
     """The longest gaps that the CPU causes, each with the next kernel; and how many gaps of each cause there are."""
     first, after = step.events[0].begin, {e.begin: e.name for e in reversed(step.events)}
     found = list(gaps_of(step))
