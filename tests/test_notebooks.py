@@ -173,7 +173,8 @@ def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypa
         call = f"runpy.run_path({str(file)!r})[{checkpoint.name!r}]({wanted})"
         change[checkpoint.name] = f"import runpy; answer = {call}"
     for name, text in run_cells(path, tmp_path, change).items():
-        assert text.startswith(f"{name}: 100%"), text
+        # the lesson's code may print before it
+        assert any(line.startswith(f"{name}: 100%") for line in text.splitlines()), text
 
 
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
