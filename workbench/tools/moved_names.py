@@ -17,7 +17,7 @@ _RENAMED = {
     "analysis.census": "graph.read.nodes", "analysis.effect": "passes.effect",
     "analysis.estimates": "graph.read.measured_costs", "analysis.pace": "graph.read.launch_bound",
     "analysis.redistribute": "graph.read.redistribution", "analysis.spans": "graph.read.simulated_run",
-    "draw.pace": "notebook.draw.launch_bound", "draw.show": "notebook.draw.picture",
+    "draw.pace": "notebook.draw.timeline", "draw.show": "notebook.draw.picture",
     "passes.body": "graph.callables", "passes.chains": "graph.gather_chains",
     "passes.rehearsal": "graph.replay_rehearsal", "verify.light": "checks.static",
     "world.diagnose": "world.diagnosis", "world.echo": "world.rank_output", "world.gang": "world.rank_processes",
