@@ -10,4 +10,5 @@
     lowering        decomposition table and compiler entry point
     passes          which passes Inductor runs
     regions         named regions: annotate, cut out, compile
+    written_code    Inductor's code and kernels, written in one process and loaded in another
 """

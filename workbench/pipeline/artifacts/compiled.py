@@ -1,0 +1,115 @@
+"""`compile_recipe`: capture, transform and lower a recipe as each of its ranks, in one process, and write what runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from workbench.checks.collectives import difference, schedule
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
+from workbench.graph.partition import saved_order
+from workbench.graph.read.cost import flops
+from workbench.pipeline.artifacts.code import Code, text_of, written_out
+from workbench.pipeline.artifacts.folder import Manifest, made_of, new_folder, seal, write_code
+from workbench.pipeline.artifacts.groups import rename_groups
+from workbench.pipeline.build import check_buildable, refuse_no_effect
+from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
+from workbench.pipeline.run import pass_row
+from workbench.pipeline.run_passes import saved_bytes
+from workbench.pipeline.train import deterministic
+from workbench.recipe.contracts import Stage
+from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import counted
+from workbench.torch_api.garbage import uncollected
+from workbench.torch_api.inductor.written_code import kernels_kept
+from workbench.world.fake import fake_world
+
+KERNELS = "kernels"
+MOST = 256
+"""The most ranks: each is captured, one after the other."""
+_WHY = {check: "an artifact is compiled without running anything" for check in ("numerics", "time")} | {
+    check: "compiled callables, and no graph to look at" for check in ("lint", "collectives", "memory")}
+
+
+def compile_recipe(
+    recipe: Recipe, out: Path | str, *, own: str = "", progress: Callable[[str], None] = lambda _: None
+) -> Manifest:
+    """Write the compiled step of every rank of `recipe`, on CPUs, to the new folder `out`; returns its manifest.
+
+    Nothing is trained, and no other process is started. Each rank's graphs are captured and transformed as on the rank
+    itself; graphs that are equal on several ranks are lowered once. own: the source of the recipe's own model and
+    passes, by which a change of them is told.
+
+    Raises WorkbenchError where `out` exists, the ranks' collectives differ, a strict recipe's pass has no effect, or
+    something cannot be written to a file.
+    """
+    out, size = Path(out), recipe.mesh.world_size
+    if size > MOST:
+        raise WorkbenchError(f"recipe {recipe.name!r} has {size} ranks, and at most {MOST} are compiled, one after the "
+                             "other: make the mesh smaller")
+    check_buildable(recipe, "gloo")
+    with new_folder(out) as folder:
+        with kernels_kept(folder / KERNELS):
+            manifest = _compile(recipe, folder, own, progress)
+        return seal(folder, manifest)
+
+
+def _compile(recipe: Recipe, folder: Path, own: str, progress: Callable[[str], None]) -> Manifest:
+    size, made = recipe.mesh.world_size, dict[str, dict[str, str]]()
+    ranks, entries, first = [], [], dict[str, Any]()
+    for rank in range(size):
+        progress(f"rank {rank} of {size}")
+        with deterministic(recipe.training.deterministic), fake_world(size, rank) as world, uncollected():
+            stages, state = route(recipe, world), StepState()
+            until_lowered = upto(stages, Stage.LOWERING)
+            groups = _transform(state, stages[:until_lowered])
+            entries.append(schedule(state.graphs))
+            text = hashlib.sha256("\n".join(map(text_of, state.graphs)).encode()).hexdigest()
+            if text not in made:
+                walk(stages[until_lowered:-1], state)
+                made[text] = {code.part: write_code(folder, f"{code.part}_{len(made)}", code) for code in _codes(state)}
+            ranks.append(made[text])
+            if rank == 0:
+                refuse_no_effect(recipe, state.records)
+                first = {"groups": groups, "step": _step(recipe, state),
+                         "passes": [asdict(pass_row(record, recipe, _WHY)) for record in state.records],
+                         "pipeline": [verdict.to_json() for verdict in state.joining]}
+    if (found := difference(entries)) is not None:
+        raise WorkbenchError(f"recipe {recipe.name!r}: {found[2]}")
+    same = Verdict("collectives", Outcome.PASS if size > 1 else Outcome.UNKNOWN,
+                   f"{len(entries[0])} collectives in the same order on {counted(size, 'rank')}, captured in turn")
+    return Manifest(recipe.to_dict(), made_of(recipe, own), ranks, schedule=same.to_json(), **first)
+
+
+def _transform(state: StepState, stages: list[RouteStage]) -> list[str]:
+    """Walk the stages before any lowering, as a rank of a gloo world would; the names of the graphs' process groups."""
+    captured = upto(stages, Stage.JOINT)
+    walk(stages[:captured], state)
+    facts_of(state.joint.graph).world = "gloo"
+    with state.joint_graph:
+        walk(stages[captured:], state)
+    return rename_groups(state.graphs, state.authored)
+
+
+def _codes(state: StepState) -> list[Code]:
+    bodies = state.bodies or (None,) * len(state.graphs)
+    return [written_out(graph, body) for graph, body in zip(state.graphs, bodies, strict=True)]
+
+
+def _step(recipe: Recipe, state: StepState) -> dict[str, Any]:
+    """What loading needs beside the code, and what a report says of the step."""
+    pair = state.forward_backward
+    found: dict[str, Any] = {
+        "parameters": pair.parameters, "buffers": pair.buffers, "read": list(pair.fixed.read),
+        "saved_order": saved_order(*pair.graphs), "saved_bytes": saved_bytes(pair),
+        "flop": sum(flops(state.captured).values()) * recipe.training.accumulate}
+    if hasattr(state, "joined"):
+        joined = state.joined
+        found["whole"] = {"trained": joined.trained, "update": asdict(joined.update),
+                          "microbatches": joined.microbatches}
+    return found
