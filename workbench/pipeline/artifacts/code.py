@@ -74,9 +74,8 @@ class Code:
         graph = Graph()
         for given in self.inputs:
             node = graph.placeholder(given.name)
-            if given.dtype:
-                dtype = getattr(torch, given.dtype)
-                node.meta["val"] = torch.empty_strided(given.shape, given.stride, dtype=dtype, device="meta")
+            node.meta["val"] = torch.empty_strided(given.shape, given.stride, dtype=getattr(torch, given.dtype),
+                                                   device="meta") if given.dtype else None
             if given.role != "state":
                 node.meta["desc"] = input_description(given.of, given.role == "tangent")
         graph.output(())
