@@ -25,7 +25,7 @@ from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
 from workbench.recipe.strict_toml import DeclarationError
 from workbench.recipe.wording import json_text
 from workbench.tools.command_line import parser
-from workbench.tools.source_code import import_file
+from workbench.tools.export.source_code import import_file
 from workbench.tools.timing.commands import calibrate, order, writable
 from workbench.torch_api.supported import require_torch
 
@@ -119,7 +119,7 @@ def _export(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     writable(args.out, "--out")
     require_torch()
-    from workbench.tools.export_script import export_script
+    from workbench.tools.export.script import export_script
 
     file = args.out.name if args.out is not None else f"{recipe.name}.py"
     text = export_script(recipe, file=file, command=shlex.join(["workbench", *args.line]))

@@ -9,7 +9,6 @@
     fast_partition   torch's partitioner in less time
     flex             FlexAttention and block masks
     garbage          pause Python's garbage collector
-    graph_code       a graph's Python code, and descriptions of its inputs
     inductor         lowering, kernels, regions, bucketing
     matcher          torch's subgraph matcher, strict and lax
     module_paths     a node's module, from its metadata

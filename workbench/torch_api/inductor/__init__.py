@@ -10,5 +10,5 @@
     lowering        decomposition table and compiler entry point
     passes          which passes Inductor runs
     regions         named regions: annotate, cut out, compile
-    written_code    Inductor's code and kernels, written in one process and loaded in another
+    written_code    a graph's code, Inductor's and kernels, taken from one process to another
 """

@@ -1,6 +1,6 @@
-"""Code that Inductor wrote, taken out of one process and loaded in another, with its built kernels.
+"""Code of a graph, and code and kernels that Inductor made of one, taken out of one process and loaded in another.
 
-Source: torch/_inductor/output_code.py (`CompiledFxGraph`), torch/_inductor/utils.py (`clear_caches`,
+Source: torch/fx/graph.py (`_BoxedCodeGen`), torch/_functorch/_aot_autograd/descriptors.py, torch/_inductor/output_code.py (`CompiledFxGraph`), torch/_inductor/utils.py (`clear_caches`,
 `align_inputs_from_check_idxs`), torch/_inductor/runtime/cache_dir_utils.py (`cache_dir`).
 """
 
@@ -16,7 +16,12 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import torch
+from torch._functorch._aot_autograd import descriptors
+from torch.fx.graph import _BoxedCodeGen
+
 from workbench.errors import WorkbenchError
+from workbench.torch_api.aot import clone
 
 _LEFT = ("fxgraph", "aotautograd", "locks", "precompiled_headers")
 """Pickled graphs, which nothing here loads, and what belongs to one process."""
@@ -84,3 +89,17 @@ def callable_of(module: ModuleType, align: dict[str, list[int]]) -> Callable[[li
     function: Callable[[list[Any]], Sequence[Any]] = align_inputs_from_check_idxs(
         module.call, align["check"], OrderedSet(align["written"]))
     return function
+
+
+def one_list_code(graph: torch.fx.GraphModule) -> Any:
+    """The source of a `forward(self, args_list)`, which empties its list, and the globals that it reads, by name."""
+    copy = clone(graph)
+    copy.graph.set_codegen(_BoxedCodeGen())
+    return copy.graph.python_code("self")
+
+
+def input_description(of: str | None, tangent: bool) -> Any:
+    """What an input's `meta["desc"]` holds: of a parameter or buffer by name, of a tangent, or of anything else."""
+    if of is not None:
+        return descriptors.ParamAOTInput(of)
+    return descriptors.TangentAOTInput(descriptors.PlainAOTOutput(0)) if tangent else descriptors.PlainAOTInput(0)

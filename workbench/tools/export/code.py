@@ -18,8 +18,7 @@ from workbench.graph.read.nodes import module_path, output_values
 from workbench.graph.read.program import program
 from workbench.recipe.wording import json_text
 from workbench.torch_api import aot
-from workbench.torch_api.graph_code import input_description, one_list_code
-from workbench.torch_api.inductor.written_code import callable_of, written
+from workbench.torch_api.inductor.written_code import callable_of, input_description, one_list_code, written
 from workbench.torch_api.ops import is_symbolic
 
 

@@ -13,8 +13,6 @@ from workbench.authoring.author import author
 from workbench.checks.collectives import gathered
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
-from workbench.pipeline.artifacts.folder import Manifest, made_of, read, require_same
-from workbench.pipeline.artifacts.loaded import load_step
 from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.progress import Post
 from workbench.pipeline.recipe_ranks import on_ranks
@@ -25,6 +23,8 @@ from workbench.pipeline.run import RankResult, memory_and_time, report_of
 from workbench.pipeline.train import train
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, parse_recipe
+from workbench.tools.export.artifact import Manifest, made_of, read, require_same
+from workbench.tools.export.loaded import load_step
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
@@ -39,7 +39,6 @@ def run_artifact(
     *,
     world: RankPool | None = None,
     changes: Mapping[str, Any] | None = None,
-    own: str = "",
     timeout: float = 600.0,
     checkpoints: Path | str | None = None,
     save_every: int | None = None,
@@ -48,7 +47,7 @@ def run_artifact(
     """Train the recipe of an artifact, and report; the verdicts on its passes are those of its compilation.
 
     world: a pool to use, or None for new gloo ranks, or torchrun's. changes: values of the recipe by key, of LATER.
-    own: the source of the recipe's own model and passes, as they are now. The rest is as for `run`.
+    A model or pass of the user's own must be registered, as it was. The rest is as for `run`.
 
     Runs the artifact's code as Python: only run what you trust. Raises WorkbenchError for an artifact that is damaged
     or was made of or for something else, naming the difference, before any of its code is run.
@@ -59,7 +58,7 @@ def run_artifact(
                              'ranks(n, backend="gloo")')
     manifest = read(folder)
     recipe = _recipe(manifest, folder, changes or {})
-    require_same(manifest, made_of(recipe, own), folder)
+    require_same(manifest, made_of(recipe), folder)
     check_saving(recipe, checkpoints, save_every)
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
     here, results = on_ranks(recipe, world or "gloo", _on_rank, folder, (kept, save_every), stages=2,

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.pipeline.artifacts.code import Code
 from workbench.pipeline.machine import machine
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
+from workbench.tools.export.code import Code
+from workbench.tools.export.script import own_module
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -57,8 +58,8 @@ class Manifest:
         return _sha(json_text(asdict(self)).encode())
 
 
-def made_of(recipe: Recipe, own: str) -> dict[str, str]:
-    """What the code of a step depends on beside the recipe. own: the source of the user's own model and passes."""
+def made_of(recipe: Recipe) -> dict[str, str]:
+    """What the code of a step depends on beside the recipe, by what a message calls it."""
     cpu = f"{machine()['cpu']}, {torch.backends.cpu.get_cpu_capability()}"
     found = {"torch": torch.__version__, "Python": platform.python_version(), "device": cpu,
              "mesh": " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank",
@@ -66,7 +67,8 @@ def made_of(recipe: Recipe, own: str) -> dict[str, str]:
     for name in dict.fromkeys(recipe.pass_names):
         if (folder := _PACKAGE / "passes" / name).is_dir():
             found[f"pass {name!r}"] = _sources(folder)
-    return found | ({"the recipe's own model and passes": _sha(own.encode())} if own else {})
+    own = own_module(recipe)
+    return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
 
 
 def require_same(manifest: Manifest, here: dict[str, str], folder: Path) -> None:

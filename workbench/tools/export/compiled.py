@@ -14,9 +14,6 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import saved_order
 from workbench.graph.read.cost import flops
-from workbench.pipeline.artifacts.code import Code, text_of, written_out
-from workbench.pipeline.artifacts.folder import Manifest, made_of, new_folder, seal, write_code
-from workbench.pipeline.artifacts.groups import rename_groups
 from workbench.pipeline.build import check_buildable, refuse_no_effect
 from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
 from workbench.pipeline.run import pass_row
@@ -25,6 +22,9 @@ from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import counted
+from workbench.tools.export.artifact import Manifest, made_of, new_folder, seal, write_code
+from workbench.tools.export.code import Code, text_of, written_out
+from workbench.tools.export.groups import rename_groups
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.written_code import kernels_kept
 from workbench.world.fake import fake_world
@@ -37,13 +37,12 @@ _WHY = {check: "an artifact is compiled without running anything" for check in (
 
 
 def compile_recipe(
-    recipe: Recipe, out: Path | str, *, own: str = "", progress: Callable[[str], None] = lambda _: None
+    recipe: Recipe, out: Path | str, *, progress: Callable[[str], None] = lambda _: None
 ) -> Manifest:
     """Write the compiled step of every rank of `recipe`, on CPUs, to the new folder `out`; returns its manifest.
 
     Nothing is trained, and no other process is started. Each rank's graphs are captured and transformed as on the rank
-    itself; graphs that are equal on several ranks are lowered once. own: the source of the recipe's own model and
-    passes, by which a change of them is told.
+    itself; graphs that are equal on several ranks are lowered once.
 
     Raises WorkbenchError where `out` exists, the ranks' collectives differ, a strict recipe's pass has no effect, or
     something cannot be written to a file.
@@ -55,11 +54,11 @@ def compile_recipe(
     check_buildable(recipe, "gloo")
     with new_folder(out) as folder:
         with kernels_kept(folder / KERNELS):
-            manifest = _compile(recipe, folder, own, progress)
+            manifest = _compile(recipe, folder, progress)
         return seal(folder, manifest)
 
 
-def _compile(recipe: Recipe, folder: Path, own: str, progress: Callable[[str], None]) -> Manifest:
+def _compile(recipe: Recipe, folder: Path, progress: Callable[[str], None]) -> Manifest:
     size, made = recipe.mesh.world_size, dict[str, dict[str, str]]()
     ranks, entries, first = [], [], dict[str, Any]()
     for rank in range(size):
@@ -83,7 +82,7 @@ def _compile(recipe: Recipe, folder: Path, own: str, progress: Callable[[str], N
         raise WorkbenchError(f"recipe {recipe.name!r}: {found[2]}")
     same = Verdict("collectives", Outcome.PASS if size > 1 else Outcome.UNKNOWN,
                    f"{len(entries[0])} collectives in the same order on {counted(size, 'rank')}, captured in turn")
-    return Manifest(recipe.to_dict(), made_of(recipe, own), ranks, schedule=same.to_json(), **first)
+    return Manifest(recipe.to_dict(), made_of(recipe), ranks, schedule=same.to_json(), **first)
 
 
 def _transform(state: StepState, stages: list[RouteStage]) -> list[str]:

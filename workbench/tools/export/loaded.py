@@ -22,10 +22,10 @@ from workbench.graph.partition import ForwardBackward
 from workbench.graph.step_graph import StepGraph
 from workbench.graph.update import Update
 from workbench.graph.whole_step import WholeStep
-from workbench.pipeline.artifacts.code import Code
-from workbench.pipeline.artifacts.folder import Manifest, read_code
-from workbench.pipeline.artifacts.groups import find_groups
 from workbench.pipeline.train import optimizer_of
+from workbench.tools.export.artifact import Manifest, read_code
+from workbench.tools.export.code import Code
+from workbench.tools.export.groups import find_groups
 from workbench.torch_api.inductor.written_code import install_kernels
 from workbench.torch_api.unchanged import shard_of
 
