@@ -25,6 +25,11 @@ class Move(NamedTuple):
     bytes_in: int
     bytes_out: int
 
+    @property
+    def counted(self) -> int:
+        """The larger side; twice for an all-reduce, which is a reduce-scatter followed by an all-gather."""
+        return max(self.bytes_in, self.bytes_out) * (2 if self.kind == "all_reduce" else 1)
+
     def __str__(self) -> str:
         return f"{self.kind.replace('_', '-')} over {self.axis}, {self.bytes_in:,} B in, {self.bytes_out:,} B out"
 

@@ -176,7 +176,8 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
             start: Mapping[str, float] | None = None) -> tuple[float, str, Figures]:
     """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure.
 
-    start: the figures of the answer as shipped, which scores 0. Those above their limit score by the way to it.
+    start: the figures of the answer as shipped, which scores 0. Those above their limit score by the way to it;
+        a figure that it lacks met its limit.
     """
     if not isinstance(answer, Mapping) or not all(_number(answer.get(name)) for name in at_most):
         return 0.0, f"give a number for each of {', '.join(at_most)}", ()
@@ -186,7 +187,7 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
     figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
     score = sum(shares.values()) / len(shares)
     if start and missed and (gaps := {name: start[name] - limit for name, limit in at_most.items()
-                                      if start[name] > limit}):
+                                      if start.get(name, limit) > limit}):
         way = [min(1.0, max(0.0, (start[name] - answer[name]) / gap)) for name, gap in gaps.items()]
         score = sum(way) / len(way) * math.prod(share for name, share in shares.items() if name not in gaps)
     return score, "; ".join(missed) or "every target met", figures

@@ -115,5 +115,5 @@ def _enumerated(x: Sequence[int], w: Sequence[int], mesh: dict[str, int], given:
                 "x": list(map(str, moves[0][one])), "w": list(map(str, moves[1][other])),
                 "added": list(map(str, added)), "summed": list(map(str, summed)),
                 "result": list(map(str, result.placements)),
-                "bytes": sum(max(move.bytes_in, move.bytes_out) for move in every)}
+                "bytes": sum(move.counted for move in every)}
     return found
