@@ -355,6 +355,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"at_most": {"n": 2, "m": 1}, "start": {"n": 6, "m": 1}}
     given = [grade("targets", {"n": n, "m": m}, limits)[0] for n, m in ((6, 1), (8, 0), (4, 1), (4, 2), (2, 2), (2, 1))]
     assert given == [0.0, 0.0, 0.5, 0.25, 0.5, 1.0]  # as shipped, worse, half the way; what was met must stay met
+    assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
     named = "close, equal, exact, targets, even, or workbench.module:function"
