@@ -184,6 +184,33 @@ def late_ms(step: TracedStep) -> float:
                if launched is not None and launched > begin) / 1e3
 
 
+def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
+    """`late_ms` in two parts: in gaps that begin in the step's first microseconds, and in later ones."""
+    early = step.events[0].begin + early_us
+    first = sum(end - begin for begin, end, launched in gaps_of(step)
+                if launched is not None and launched > begin and begin < early) / 1e3
+    return first, late_ms(step) - first
+
+
+def fastest(answer: Any) -> tuple[float, str]:
+    """Grades the factor by which the recorded eager step is longer than its floor."""
+    order = read_order([recorded("eager")])
+    return near(answer, truth=order.steps[-1].span_ms / floor_ms(order.traced[-1]))
+
+
+def lateness(answer: Any) -> tuple[float, str]:
+    """Grades `late_parts` of the recorded eager step: each part is right or wrong, and on which side."""
+    try:
+        first, later = map(float, answer)
+    except (TypeError, ValueError):
+        return 0.0, "give a pair of numbers: (in the first 2 ms, later)"
+    truths = late_parts(read_order([recorded("eager")]).traced[-1])
+    parts = {said: near(got, truth=truth) for said, got, truth in zip(
+        ("in the first 2 ms", "later"), (first, later), truths, strict=True)}
+    wrong = [f"{said} {message}" for said, (score, message) in parts.items() if score < 1]
+    return 1 - len(wrong) / 2, "; ".join(wrong) or "right"
+
+
 def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str]:
     """Grades a number: right or wrong, and on which side."""
     score, message = close(answer, truth=truth, within=within)
