@@ -13,6 +13,7 @@ import pytest
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import (
+    aligned,
     exposed_by,
     exposes,
     fastest,
@@ -92,7 +93,7 @@ def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
     factor, (first, later) = solved.floor(kinds_of, eager, found), solved.late(gaps_of, eager)
     assert [fastest(x) for x in (factor, span / sum(kinds_of(eager).values()), 2 * factor, "?")] == [
         (1.0, "right"), (0.0, "too low"), (0.0, "too high"), (0.0, "not '?'")]
-    assert late_parts(eager) == pytest.approx((first, later)) and sum(late_parts(eager)) == pytest.approx(late_ms(eager))
+    assert late_parts(eager) == pytest.approx((first, later)) and first + later == pytest.approx(late_ms(eager))
     assert lateness((first, later)) == (1.0, "right") and lateness([first, first]) == (0.5, "later too high")
     assert lateness((later, later / 2)) == (0.0, "in the first 2 ms too low; later too low")
     for wrong in (None, first, "late", (1, 2, 3), ("a", "b")):
@@ -216,6 +217,16 @@ def test_spans_of_a_step_read_as_the_step(tmp_path):
     again = read_order([save_spans(spans_of(order.traced[-1]), tmp_path / "t.json")]).steps[0]
     for name in ("span_ms", "compute_ms", "exposed_ms", "idle_ms"):
         assert getattr(again, name) == pytest.approx(getattr(order.steps[-1], name))
+
+
+def test_ranks_are_aligned_at_the_end_of_their_first_collective():
+    ranks = [order.traced[-1] for order in (read_order([recorded("compile", rank, 2)]) for rank in (0, 1))]
+    moved = aligned(ranks)
+    ends = [[end for name, *_, end in spans if talks(name)] for spans in moved]
+    assert min(spans[0][3] for spans in moved) == 0 and ends[0][0] == pytest.approx(ends[1][0])
+    assert all(abs(a - b) < 50 for a, b in zip(ends[0][:3], ends[1][:3], strict=True))  # µs: so are the next ones
+    for spans, step in zip(moved, ranks, strict=True):
+        assert [end - begin for *_, begin, end in spans] == pytest.approx([e.end - e.begin for e in step.events])
 
 
 def test_a_recorded_trace_that_is_not_there():

@@ -122,6 +122,17 @@ def spans_of(step: TracedStep) -> list[Span]:
             for e in step.events]
 
 
+def aligned(ranks: Sequence[TracedStep]) -> list[list[Span]]:
+    """The kernels of one step on each rank, moved so that the first collective ends at the same time on all ranks.
+
+    The kernel that then begins first begins at 0.
+    """
+    listed = [spans_of(step) for step in ranks]
+    ends = [next(e.end - step.events[0].begin for e in step.events if e.kind != COMPUTE) for step in ranks]
+    return [[(name, stream, launched + late, begin + late, end + late) for name, stream, launched, begin, end in spans]
+            for spans, late in zip(listed, (max(ends) - own for own in ends), strict=True)]
+
+
 def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
     """The longest gaps that the CPU causes, each with the next kernel; and how many gaps of each cause there are."""
     first, after = step.events[0].begin, {e.begin: e.name for e in reversed(step.events)}
