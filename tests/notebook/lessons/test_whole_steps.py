@@ -26,6 +26,7 @@ from workbench.notebook.lessons.whole_steps import (
     on_two_gpus,
     recorded,
     tail_of,
+    tail_pace,
     traffic,
 )
 from workbench.tools.timing.order import read_order
@@ -201,6 +202,15 @@ def test_what_the_lesson_says_of_the_recorded_tails():
     times = [tail.cpu_ms for tail in TAILS.values()]
     assert 1.7 < min(times) < max(times) < 4.4
     assert all(0.8 < tail.cpu_ms - tail.longest_ms < 1.2 for tail in TAILS.values())
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_a_tail_s_pace_begins_with_its_first_launch_and_shows_the_work_before(name):
+    tail, pace = TAILS[name], tail_pace(read_order([recorded_trace(name)]).traced[-1])
+    assert pace.launches == tail.launches and pace.cpu_us / 1e3 == pytest.approx(tail.cpu_ms)
+    assert pace.step_us / 1e3 == pytest.approx(0.01 + tail.ahead_ms + tail.gpu_ms + tail.idle_ms, abs=0.05)
+    assert pace.started[0][0] == pace.worked[0][0] == 0 and pace.worked[-1][1] == pace.step_us
+    assert 1 < len(pace.started) < tail.launches and tail.gpu_ms < pace.gpu_us / 1e3 <= pace.step_us / 1e3
 
 
 @pytest.mark.parametrize("name", TAILS)

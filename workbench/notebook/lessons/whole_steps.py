@@ -18,11 +18,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.checks.lint import stale_reads
 from workbench.errors import WorkbenchError
+from workbench.graph.read.launch_bound import Pace
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
 from workbench.notebook.lessons.grading import by_cases, exact
 from workbench.notebook.lessons.traces import gaps_of, late_ms, near
+from workbench.pipeline.gpu_communication import union
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
 
@@ -122,8 +124,7 @@ class Tail:
 
 def tail_of(step: TracedStep) -> Tail:
     """The part of a traced step from the fill of the norm's buffer on. It runs on one stream."""
-    first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
-    first -= "FillFunctor" in step.events[first - 1].name
+    first = _first_of_tail(step)
     tail, from_before = step.events[first:], replace(step, events=step.events[first - 1:])
     launched = sorted(event.launched for event in tail if event.launched is not None)
     longest = sorted(after - before for before, after in pairwise(launched))[-6:]
@@ -132,6 +133,25 @@ def tail_of(step: TracedStep) -> Tail:
     return Tail(launches, (tail[0].begin - launched[0]) / 1e3, (launched[-1] - launched[0]) / 1e3, sum(longest) / 1e3,
                 busy[False] / 1e3, busy[True] / 1e3, sum(end - begin for begin, end, _ in gaps_of(from_before)) / 1e3,
                 late_ms(from_before))
+
+
+def _first_of_tail(step: TracedStep) -> int:
+    first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
+    return first - ("FillFunctor" in step.events[first - 1].name)
+
+
+def tail_pace(step: TracedStep) -> Pace:
+    """From the first launch of a traced step's tail to its end: the launches of the tail, and all work of the GPU.
+
+    A trace says when a launch ended. Launches less than 30 microseconds apart are one interval.
+    """
+    tail = step.events[_first_of_tail(step):]
+    launched = sorted(event.launched for event in tail if event.launched is not None)
+    begin, end = launched[0] - 10, max(event.end for event in tail)
+    worked = union((max(event.begin, begin) - begin, event.end - begin) for event in step.events if event.end > begin)
+    count = sum(not event.name.startswith("Mem") for event in tail)
+    return Pace("traced", count, launched[-1] - launched[0], sum(stop - start for start, stop in worked), end - begin,
+                tuple(union(((time - begin - 10, time - begin) for time in launched), near=20)), tuple(worked))
 
 
 def even_size(size: int, tail: Tail) -> float:
