@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.picture import table
+from workbench.notebook.draw.picture import Picture, table
 from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, calls_of, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
@@ -279,6 +279,13 @@ def test_the_evidence_is_folded_with_the_answer() -> None:
     assert folded._repr_html_().endswith(f"{shown._repr_html_()}</div></details>")
     assert repr(folded) == f"n? no guess, it is 7\n{shown!r}"
     assert "<details>" not in Prediction("n?", 6).score(7, shown)._repr_html_()
+
+
+def test_a_picture_that_shows_the_answer_is_an_image_in_the_fold() -> None:
+    folded = Prediction("n?").score(7, Picture(b"png", "seven & more", "seven", 20, 10))
+    image = '<img alt="seven &amp; more" width="20" height="10" src="data:image/png;base64,cG5n">'
+    assert folded._repr_html_().endswith(f"<div>{image}</div></details>")
+    assert repr(folded) == "n? no guess, it is 7\nseven"
 
 
 def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:

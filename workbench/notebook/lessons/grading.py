@@ -112,11 +112,20 @@ class Prediction:
     def _repr_html_(self) -> str:
         """The answer and its evidence are folded for a reader who has not guessed yet."""
         text = html.escape(str(self))
-        below = "" if self.evidence is None else f"<div>{self.evidence._repr_html_()}</div>"
+        below = "" if self.evidence is None else f"<div>{_as_html(self.evidence)}</div>"
         if self.guess is not None or self.truth is None:
             return f"<div>{text}</div>{below}"
         return (f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>"
                 f"{text}{below}</details>")
+
+
+def _as_html(evidence: Any) -> str:
+    """What shows the answer, as HTML: its own, or an image for a picture."""
+    if hasattr(evidence, "_repr_html_"):
+        return evidence._repr_html_()
+    picture = b64encode(evidence.png).decode()
+    return (f'<img alt="{html.escape(evidence.alt)}" width="{evidence.width}" height="{evidence.height}" '
+            f'src="data:image/png;base64,{picture}">')
 
 
 def closeness(guess: Any, truth: Any) -> float:
