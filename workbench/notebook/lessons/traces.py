@@ -122,6 +122,17 @@ def spans_of(step: TracedStep) -> list[Span]:
             for e in step.events]
 
 
+def aligned(ranks: Sequence[TracedStep]) -> list[list[Span]]:
+    """The kernels of one step on each rank, moved so that the first collective ends at the same time on all ranks.
+
+    The kernel that then begins first begins at 0.
+    """
+    listed = [spans_of(step) for step in ranks]
+    ends = [next(e.end - step.events[0].begin for e in step.events if e.kind != COMPUTE) for step in ranks]
+    return [[(name, stream, launched + late, begin + late, end + late) for name, stream, launched, begin, end in spans]
+            for spans, late in zip(listed, (max(ends) - own for own in ends), strict=True)]
+
+
 def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
     """The longest gaps that the CPU causes, each with the next kernel; and how many gaps of each cause there are."""
     first, after = step.events[0].begin, {e.begin: e.name for e in reversed(step.events)}
@@ -182,6 +193,33 @@ def late_ms(step: TracedStep) -> float:
     """Milliseconds in which the GPU is idle because the next kernel was not launched yet when the last one ended."""
     return sum(end - begin for begin, end, launched in gaps_of(step)
                if launched is not None and launched > begin) / 1e3
+
+
+def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
+    """`late_ms` in two parts: in gaps that begin in the step's first microseconds, and in later ones."""
+    early = step.events[0].begin + early_us
+    first = sum(end - begin for begin, end, launched in gaps_of(step)
+                if launched is not None and launched > begin and begin < early) / 1e3
+    return first, late_ms(step) - first
+
+
+def fastest(answer: Any) -> tuple[float, str]:
+    """Grades the factor by which the recorded eager step is longer than its floor."""
+    order = read_order([recorded("eager")])
+    return near(answer, truth=order.steps[-1].span_ms / floor_ms(order.traced[-1]))
+
+
+def lateness(answer: Any) -> tuple[float, str]:
+    """Grades `late_parts` of the recorded eager step: each part is right or wrong, and on which side."""
+    try:
+        first, later = map(float, answer)
+    except (TypeError, ValueError):
+        return 0.0, "give a pair of numbers: (in the first 2 ms, later)"
+    truths = late_parts(read_order([recorded("eager")]).traced[-1])
+    parts = {said: near(got, truth=truth) for said, got, truth in zip(
+        ("in the first 2 ms", "later"), (first, later), truths, strict=True)}
+    wrong = [f"{said} {message}" for said, (score, message) in parts.items() if score < 1]
+    return 1 - len(wrong) / 2, "; ".join(wrong) or "right"
 
 
 def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str]:
