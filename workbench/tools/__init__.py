@@ -10,6 +10,7 @@
     export           a recipe as a script, or as a compiled step
     fingerprint      fingerprints of code and data
     inductor_passes  which passes Inductor ran on a recipe
+    listings         recipes and passes as text
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
     moved_names      new paths of old imports

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.machine import machine
@@ -28,7 +29,7 @@ from workbench.tools.export.code import Code
 from workbench.tools.export.script import own_module
 
 FORMAT = 1
-MANIFEST = "manifest.json"
+MANIFEST, _CONSTANTS = "manifest.json", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
 
 
@@ -36,16 +37,16 @@ _PACKAGE = Path(__file__).parents[2]
 class Manifest:
     """What an artifact was made of.
 
-    recipe: as data. made_of: what must be the same where it is loaded, by what a message calls it. ranks: for each
-    rank, the file of each graph's code by part. groups: names of the process groups, in order. step: data of the step
-    (see `compiled`). passes, schedule, pipeline: the verdicts, as a report has them. files: SHA-256 by relative path.
+    recipe: as data. made_of: what must be the same where it is loaded, by what a message calls it. programs: for ranks
+    whose graphs are equal, a digest of the graphs, the file of each graph's code by part, the names of the process
+    groups in order, and data of the step (see `compiled`). ranks: for each rank, its program. passes, schedule,
+    pipeline: the verdicts, as a report has them. files: SHA-256 by relative path.
     """
 
     recipe: dict[str, Any]
     made_of: dict[str, str]
-    ranks: list[dict[str, str]]
-    groups: list[str]
-    step: dict[str, Any]
+    programs: list[dict[str, Any]]
+    ranks: list[int]
     passes: list[dict[str, Any]]
     schedule: dict[str, Any]
     pipeline: list[dict[str, Any]]
@@ -62,11 +63,10 @@ def made_of(recipe: Recipe) -> dict[str, str]:
     """What the code of a step depends on beside the recipe, by what a message calls it."""
     cpu = f"{machine()['cpu']}, {torch.backends.cpu.get_cpu_capability()}"
     found = {"torch": torch.__version__, "Python": platform.python_version(), "device": cpu,
-             "mesh": " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank",
-             "the package's models": _sources(_PACKAGE / "authoring")}
+             "the source of the package's models": _sources(_PACKAGE / "authoring")}
     for name in dict.fromkeys(recipe.pass_names):
         if (folder := _PACKAGE / "passes" / name).is_dir():
-            found[f"pass {name!r}"] = _sources(folder)
+            found[f"the source of pass {name!r}"] = _sources(folder)
     own = own_module(recipe)
     return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
 
@@ -119,17 +119,17 @@ def write_code(folder: Path, name: str, code: Code) -> str:
     place.with_suffix(".py").write_text(code.source, encoding="utf-8")
     place.with_suffix(".json").write_text(json_text(code.signature()), encoding="utf-8")
     if code.constants:
-        torch.save(code.constants, place.with_suffix(".pt"))
+        save_file({key: value.contiguous() for key, value in code.constants.items()}, place.with_suffix(_CONSTANTS))
     return name
 
 
 def read_code(folder: Path, name: str) -> Code:
     """What `write_code` wrote. Nothing of it is run."""
     place = folder / "code" / name
-    constants = place.with_suffix(".pt")
+    constants = place.with_suffix(_CONSTANTS)
     return Code.read(json.loads(place.with_suffix(".json").read_text(encoding="utf-8")),
                      place.with_suffix(".py").read_text(encoding="utf-8"),
-                     torch.load(constants, weights_only=True) if constants.exists() else {})
+                     load_file(constants) if constants.exists() else {})
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from workbench.tools.export.groups import rename_groups
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.written_code import kernels_kept
 from workbench.world.fake import fake_world
+from workbench.world.mesh import World
 
 KERNELS = "kernels"
 MOST = 256
@@ -59,40 +60,56 @@ def compile_recipe(
 
 
 def _compile(recipe: Recipe, folder: Path, progress: Callable[[str], None]) -> Manifest:
-    size, made = recipe.mesh.world_size, dict[str, dict[str, str]]()
-    ranks, entries, first = [], [], dict[str, Any]()
+    size, programs = recipe.mesh.world_size, dict[str, dict[str, Any]]()
+    ranks, entries, verdicts = [], [], dict[str, Any]()
     for rank in range(size):
         progress(f"rank {rank} of {size}")
         with deterministic(recipe.training.deterministic), fake_world(size, rank) as world, uncollected():
-            stages, state = route(recipe, world), StepState()
-            until_lowered = upto(stages, Stage.LOWERING)
-            groups = _transform(state, stages[:until_lowered])
+            made = transform(recipe, world)
+            state, graphs = made.state, made.digest
             entries.append(schedule(state.graphs))
-            text = hashlib.sha256("\n".join(map(text_of, state.graphs)).encode()).hexdigest()
-            if text not in made:
-                walk(stages[until_lowered:-1], state)
-                made[text] = {code.part: write_code(folder, f"{code.part}_{len(made)}", code) for code in _codes(state)}
-            ranks.append(made[text])
+            if graphs not in programs:
+                walk(made.left, state)
+                files = {code.part: write_code(folder, f"{code.part}_{len(programs)}", code) for code in _codes(state)}
+                programs[graphs] = {"graphs": graphs, "files": files, "groups": made.groups,
+                                    "step": _step(recipe, state)}
+            ranks.append([*programs].index(graphs))
             if rank == 0:
                 refuse_no_effect(recipe, state.records)
-                first = {"groups": groups, "step": _step(recipe, state),
-                         "passes": [asdict(pass_row(record, recipe, _WHY)) for record in state.records],
-                         "pipeline": [verdict.to_json() for verdict in state.joining]}
+                verdicts = {"passes": [asdict(pass_row(record, recipe, _WHY)) for record in state.records],
+                            "pipeline": [verdict.to_json() for verdict in state.joining]}
     if (found := difference(entries)) is not None:
         raise WorkbenchError(f"recipe {recipe.name!r}: {found[2]}")
     same = Verdict("collectives", Outcome.PASS if size > 1 else Outcome.UNKNOWN,
                    f"{len(entries[0])} collectives in the same order on {counted(size, 'rank')}, captured in turn")
-    return Manifest(recipe.to_dict(), made_of(recipe), ranks, schedule=same.to_json(), **first)
+    return Manifest(recipe.to_dict(), made_of(recipe), [*programs.values()], ranks, schedule=same.to_json(), **verdicts)
 
 
-def _transform(state: StepState, stages: list[RouteStage]) -> list[str]:
-    """Walk the stages before any lowering, as a rank of a gloo world would; the names of the graphs' process groups."""
-    captured = upto(stages, Stage.JOINT)
+@dataclass(frozen=True)
+class Transformed:
+    """A recipe's graphs on one rank before any lowering, with process groups named as on every rank.
+
+    left: the stages that lower them. digest: SHA-256 of all that a compiler reads of them.
+    """
+
+    state: StepState
+    left: list[RouteStage]
+    groups: list[str]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(map(text_of, self.state.graphs)).encode()).hexdigest()
+
+
+def transform(recipe: Recipe, world: World) -> Transformed:
+    """Walk the route before any lowering, on this rank of a gloo world, or of a fake one as if it were gloo."""
+    stages, state = route(recipe, world), StepState()
+    captured, until_lowered = upto(stages, Stage.JOINT), upto(stages, Stage.LOWERING)
     walk(stages[:captured], state)
     facts_of(state.joint.graph).world = "gloo"
     with state.joint_graph:
-        walk(stages[captured:], state)
-    return rename_groups(state.graphs, state.authored)
+        walk(stages[captured:until_lowered], state)
+    return Transformed(state, stages[until_lowered:-1], rename_groups(state.graphs, state.authored))
 
 
 def _codes(state: StepState) -> list[Code]:

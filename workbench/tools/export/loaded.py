@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,11 +36,11 @@ def load_step(authored: Authored, folder: Path, manifest: Manifest) -> CompiledS
 
     Runs the artifact's code as Python: only load what you would run.
     """
-    find_groups(manifest.groups, authored)
+    program = manifest.programs[manifest.ranks[authored.world.rank]]
+    find_groups(program["groups"], authored)
     install_kernels(folder / KERNELS)
-    mine = manifest.ranks[authored.world.rank]
-    parts = [_Part(read_code(folder, name), folder / "code" / f"{name}.py") for name in mine.values()]
-    step, whole = manifest.step, manifest.step.get("whole")
+    parts = [_Part(read_code(folder, name), folder / "code" / f"{name}.py") for name in program["files"].values()]
+    step, whole = program["step"], program["step"].get("whole")
     runs = _Pair(authored, step, parts)
     slots: Any = tuple(parts) * (3 - len(parts))
     fixed = Fixed(authored.module, step["read"])
@@ -65,15 +64,10 @@ class _Part:
     fw_metadata: None = None
 
     def __post_init__(self) -> None:
-        self.graph, self.body = self.code.skeleton(), self.code.function(_module(self.file))
-
-
-def _module(file: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(f"workbench_artifact_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        module = types.ModuleType(f"workbench_artifact_{self.file.stem}")
+        module.__file__ = str(self.file)
+        exec(compile(self.code.source, str(self.file), "exec"), vars(module))  # an import would write bytecode there
+        self.graph, self.body = self.code.skeleton(), self.code.function(module)
 
 
 class _Pair:

@@ -1,6 +1,7 @@
 """Code of a graph, and code and kernels that Inductor made of one, taken out of one process and loaded in another.
 
-Source: torch/fx/graph.py (`_BoxedCodeGen`), torch/_functorch/_aot_autograd/descriptors.py, torch/_inductor/output_code.py (`CompiledFxGraph`), torch/_inductor/utils.py (`clear_caches`,
+Source: torch/fx/graph.py (`_BoxedCodeGen`), torch/_functorch/_aot_autograd/descriptors.py,
+torch/_inductor/output_code.py (`CompiledFxGraph`), torch/_inductor/utils.py (`clear_caches`,
 `align_inputs_from_check_idxs`), torch/_inductor/runtime/cache_dir_utils.py (`cache_dir`).
 """
 
