@@ -273,7 +273,7 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
-             "ablate": _ablate, "explain": _explain, "schedule": _schedule, "order": order, "calibrate": calibrate, "worker": _worker,
-             "recipes": listings.recipes, "passes": listings.passes, "doctor": _doctor, "tour": _tour,
-             "course": commands.course, "lessons": commands.lessons, "check": commands.check,
+             "ablate": _ablate, "explain": _explain, "schedule": _schedule, "order": order, "calibrate": calibrate,
+             "worker": _worker, "recipes": listings.recipes, "passes": listings.passes, "doctor": _doctor,
+             "tour": _tour, "course": commands.course, "lessons": commands.lessons, "check": commands.check,
              "hint": commands.hint}

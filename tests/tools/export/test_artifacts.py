@@ -108,7 +108,8 @@ def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_pa
     other = run_artifact(compiled, world=pool2, changes={"training.lr": 1e-9}, progress=False)
     assert first.training is not None and other.training is not None and more.training is not None
     assert more.training.first_step == 3 and len(more.training.losses) == 2 and more.ok
-    assert other.training.losses[0] == first.training.losses[0] and other.training.losses[1:] != first.training.losses[1:]
+    other_losses, losses = other.training.losses, first.training.losses
+    assert other_losses[0] == losses[0] and other_losses[1:] != losses[1:]
 
 
 @pytest.mark.integration
@@ -159,7 +160,8 @@ def test_what_was_made_for_something_else_is_refused_by_name(
         name: str, value: str, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "load_step", lambda *_: pytest.fail("it was loaded"))
     _sealed_again(mine, made_of=read(mine).made_of | {name: value})
-    with pytest.raises(WorkbenchError, match=f"{name} was {value[:12]}.* and is .* here: compile the recipe again, here"):
+    said = f"{name} was {value[:12]}.* and is .* here: compile the recipe again, here"
+    with pytest.raises(WorkbenchError, match=said):
         run_artifact(mine, progress=False)
 
 
