@@ -2,9 +2,10 @@
 
     python benchmarks/start.py [RECIPE ...] [--repeats 2] [--set KEY=VALUE ...] [--json FILE]
 
-Each row is one command in processes of its own. stages: author, capture, passes and compilation, or author and load, and
-the first step, on rank 0. command: from the start of the command to its end, with imports and two steps. cold: Inductor's
-cache is empty. warm: it holds all that an earlier run compiled. artifact: its cache is empty too. Commands take turns.
+Each row is one command in processes of its own. stages: author, capture, passes and compilation, or author and load,
+and the first step, on rank 0. command: from the start of the command to its end, with imports and two steps. cold:
+Inductor's cache is empty. warm: it holds all that an earlier run compiled. artifact: its cache is empty too. Commands
+take turns.
 """
 
 from __future__ import annotations

@@ -137,7 +137,8 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_launches": accuracy_launches_table(root),
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
-            "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root), "start": start_table(root),
+            "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
+            "start": start_table(root),
             "same_passes": same_passes_table(root),
             "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
@@ -342,8 +343,8 @@ def start_table(root: Path = ROOT) -> str:
         times = [f"{each(recipe, way, 'stages')} s ({each(recipe, way, 'command')} s)" for way in ways]
         rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
     heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
-    return (f"{table(heads, rows)}\n\nFrom the author stage to the end of the first step on rank 0, and in brackets the "
-            f"whole command, with imports and two steps; each run. {of_cpu(found)}; {', '.join(found['changes'])} "
+    return (f"{table(heads, rows)}\n\nFrom the author stage to the end of the first step on rank 0, and in brackets "
+            f"the whole command, with imports and two steps; each run. {of_cpu(found)}; {', '.join(found['changes'])} "
             f"(`{found['command']}`).")
 
 
