@@ -179,7 +179,8 @@ def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, floa
         least, most = max(0.0, each.exposed_ms - (each.ms - waits)), min(waits, each.exposed_ms)
         for i, more in enumerate((1, each.ms, each.exposed_ms, least, most, empty)):
             row[i] += more
-    return [(kind, int(row[0]), *row[1:]) for kind, row in found.items()]
+    return [(kind, int(n), ms, exposed, least, most, empty)
+            for kind, (n, ms, exposed, least, most, empty) in found.items()]
 
 
 def floor_kernels(step: TracedStep) -> Counter[str]:
