@@ -163,9 +163,11 @@ def test_what_the_text_says_of_the_timed_steps():
     assert round(clock["eager"][0] - clock["compile"][0]) == 3
     assert round(clock[names[3]][0] - clock[names[2]][0], 1) == 0.4
     assert all(clock[name][-1] < clock["eager"][0] for name in names[2:])
-    in_turn = timed("compile")
-    assert [round(f(part)) for part in (in_turn[:15], in_turn[-9:]) for f in (min, max)] == [43, 47, 37, 38]
-    assert max(in_turn[-9:]) < clock["eager"][0] and middle["eager"] < min(in_turn[:15])
+    two_clusters = clock["compile"]
+    assert [round(part[i]) for part in (two_clusters[-15:], two_clusters[:9]) for i in (0, -1)] == [43, 47, 37, 38]
+    assert round(two_clusters[9]) == 40 and len(two_clusters) == 25
+    assert two_clusters[8] < clock["eager"][0] and two_clusters[9] < middle["eager"] < two_clusters[-15]
+    assert all(two_clusters[0] < s.span_ms < two_clusters[9] for s in read_order([recorded("compile")]).steps)
     assert max(s.span_ms for s in read_order([recorded(names[3])]).steps) < clock[names[3]][0]
     two = {name: sorted(timed(name, 2)) for name in ("compile", OURS)}
     assert all(len(times) == 50 for times in two.values())
@@ -191,11 +193,16 @@ def test_what_the_text_says_of_the_two_ranks():
             rows = exposed_by(step, traced)
             assert sum(row[1] for row in rows) == len(step.collectives)
             assert sum(row[3] for row in rows) == pytest.approx(step.exposed_ms, rel=0.01)
-            found[name, step.rank] = step, *(sum(row[i] for row in rows) for i in (4, 5))
-    step, waits, empty = found["compile", 0]
+            assert all(0 <= row[4] <= row[5] + 1e-9 <= row[3] + 2e-9 for row in rows)
+            found[name, step.rank] = step, *(sum(row[i] for row in rows) for i in (5, 6)), sum(row[4] for row in rows)
+    step, waits, empty, _ = found["compile", 0]
     assert step.idle_ms > step.span_ms / 3.1 and waits < 0.1 and empty > 0.98 * step.exposed_ms
     assert step.exposed_ms > 0.6 * step.communication_ms
-    step, waits, empty = found["compile", 1]
+    step, waits, empty, least = found["compile", 1]
+    assert [f"{ms:.1f}" for ms in (least, step.exposed_ms - least)] == ["46.1", "8.8"]
+    clock = sorted(timed("compile", 2))
+    assert [round(found["compile", rank][0].span_ms - (clock[24] + clock[25]) / 2) for rank in (0, 1)] == [61, 62]
+    assert found["compile", 0][0].launches == step.launches
     assert (round(step.exposed_ms), f"{step.exposed_ms:.1f}") == (55, "54.9")
     assert step.compute_ms > max(sorted(timed("compile", 2))[25], found["compile", 0][0].compute_ms)
     assert step.idle_ms < 1 and waits > 0.95 * step.exposed_ms and empty < 0.1 * step.exposed_ms

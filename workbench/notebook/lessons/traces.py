@@ -156,17 +156,18 @@ def short(name: str) -> str:
     return f"{head} {functor[0]}" if functor else head or name
 
 
-def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, float, float, float, float]]:
+def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, float, float, float, float, float]]:
     """By kind of collective: how many, milliseconds, those exposed, and of these what has one of two causes.
 
-    The causes: a wait for another rank, up to what the collective exposes; and no compute kernel in the queue, because
-    the CPU launches the next one only later.
+    The causes: a wait for another rank, as two bounds; and no compute kernel in the queue, because the CPU launches the
+    next one only later. The wait at least: what is exposed less the time on the rank where the collective is shortest,
+    as if the transfer were exposed first. At most: the whole wait, up to what is exposed.
     """
     compute = [e for e in traced.events if e.kind == COMPUTE]
     busy = union((e.begin, e.end) for e in compute)
     found: dict[str, list[float]] = {}
     for each, event in zip(step.collectives, (e for e in traced.events if e.kind != COMPUTE), strict=True):
-        row = found.setdefault(each.name.removeprefix("ncclDevKernel_").split("_")[0], [0, 0.0, 0.0, 0.0, 0.0])
+        row = found.setdefault(each.name.removeprefix("ncclDevKernel_").split("_")[0], [0, 0.0, 0.0, 0.0, 0.0, 0.0])
         empty = 0.0
         for begin, end in gaps(busy, event.begin, event.end):
             after = bisect_left(compute, end, key=lambda c: c.begin)
@@ -174,9 +175,12 @@ def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, floa
             together = later.graph and event.graph  # launched at once
             late = later.launched is not None and later.launched > begin and not together
             empty += (end - begin) / 1e3 if late else 0.0
-        for i, more in enumerate((1, each.ms, each.exposed_ms, min(each.waits_ms or 0.0, each.exposed_ms), empty)):
+        waits = each.waits_ms or 0.0
+        least, most = max(0.0, each.exposed_ms - (each.ms - waits)), min(waits, each.exposed_ms)
+        for i, more in enumerate((1, each.ms, each.exposed_ms, least, most, empty)):
             row[i] += more
-    return [(kind, int(n), ms, exposed, waits, empty) for kind, (n, ms, exposed, waits, empty) in found.items()]
+    return [(kind, int(n), ms, exposed, least, most, empty)
+            for kind, (n, ms, exposed, least, most, empty) in found.items()]
 
 
 def floor_kernels(step: TracedStep) -> Counter[str]:
