@@ -135,6 +135,13 @@ def tail_of(step: TracedStep) -> Tail:
                 late_ms(from_before))
 
 
+def launches_of(step: TracedStep) -> dict[str, int]:
+    """The launches of a traced step's tail that go over all elements, by part; each takes a limited number."""
+    names = [event.name for event in step.events[_first_of_tail(step):]]
+    markers = {"norm": "LpNormFunctor", "scaling": "BinaryOpScalarTensor", "AdamW": "FusedOptimizer"}
+    return {part: sum(marker in name for name in names) for part, marker in markers.items()}
+
+
 def _first_of_tail(step: TracedStep) -> int:
     first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
     return first - ("FillFunctor" in step.events[first - 1].name)
