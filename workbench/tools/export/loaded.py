@@ -102,8 +102,9 @@ class _Pair:
         return loss, [by_kind["saved"][place] for place in self.saved_order]
 
     def backward(self, saved: list[Any], tangent: torch.Tensor, like: dict[str, Any]) -> list[Any]:
-        """For each parameter and buffer its gradient, or None."""
-        values = self.parts[1].body([*saved, tangent])
+        """For each parameter and buffer its gradient, or None. Empties `saved`."""
+        saved.append(tangent)
+        values = self.parts[1].body(saved)
         found = {of: value for value, (kind, of) in zip(values, self.parts[1].code.outputs, strict=True)
                  if kind == "gradient"}
         return [_as(found.get(name), like[name]) for name in self.names]

@@ -66,7 +66,7 @@ def run_artifact(
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
     here, results = on_ranks(recipe, world or "gloo", _on_rank, folder, (kept, save_every), verify, stages=2 + verify,
                              steps=recipe.training.steps, timeout=timeout, progress=progress)
-    return report_of(recipe, here, "of the artifact", results)
+    return report_of(recipe, here, "light when it was compiled", results)
 
 
 def _recipe(manifest: Manifest, folder: Path, changes: Mapping[str, Any]) -> Recipe:
