@@ -47,7 +47,7 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
-                        "cpu_steps", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
+                        "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
                         "accuracy_exposed", "one_gpu", "captures", "whole_step", "float8", "stamp", "what_if",
                         "mutants", "soak", "museum"),
 }
@@ -138,6 +138,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
             "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
+            "start": start_table(root),
             "same_passes": same_passes_table(root),
             "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
@@ -326,6 +327,25 @@ def ranks_table(root: Path = ROOT) -> str:
     return (f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`). "
             f"The first pool, for which torch was imported, took {first * 1e3:,.0f} ms; the later pools fork from that "
             "process.")
+
+
+def start_table(root: Path = ROOT) -> str:
+    """What a start costs, built or loaded from an artifact, from benchmarks/results/start_gloo.json."""
+    found = json.loads((root / "benchmarks" / "results" / "start_gloo.json").read_text(encoding="utf-8"))
+    ways = {"cold": "built", "warm": "built, Inductor's cache full", "artifact": "from an artifact"}
+
+    def each(recipe: str, way: str, key: str) -> str:
+        return ", ".join(f"{row[key]:.1f}" for row in found["rows"] if (row["recipe"], row["way"]) == (recipe, way))
+
+    rows = []
+    for made in [row for row in found["rows"] if row["way"] == "compile"]:
+        recipe = made["recipe"]
+        times = [f"{each(recipe, way, 'stages')} s ({each(recipe, way, 'command')} s)" for way in ways]
+        rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
+    heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
+    return (f"{table(heads, rows)}\n\nFrom the author stage to the end of the first step on rank 0, and in brackets "
+            f"the whole command, with imports and two steps; each run. {of_cpu(found)}; {', '.join(found['changes'])} "
+            f"(`{found['command']}`).")
 
 
 def stamp_table(root: Path = ROOT) -> str:

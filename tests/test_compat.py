@@ -14,6 +14,9 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.pipeline.build import build
+from workbench.pipeline.run import run
+from workbench.tools.export.compiled import compile_recipe
+from workbench.tools.export.run_artifact import run_artifact
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError
 
@@ -120,6 +123,16 @@ def test_flex_attention_on_4_ranks(pool4, mask):
     flex = {"model.attention": "flex", "model.mask": mask, "model.document_token": 10}
     for found in pool4.run(trajectory, small(FSDP_TP, (AC, RESHARD), (BLOCKS,)).override(flex)):
         assert found["differing"] == [] and set(found["outcomes"].values()) == {"PASS"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("listed", [((RESHARD,), (BLOCKS,)), ((DECOMPOSE,), (BLOCKS, FULL))], ids=[BLOCKS, FULL])
+def test_an_artifact_on_4_ranks(pool4, tmp_path, listed):
+    recipe = small(FSDP_TP, *listed)
+    compile_recipe(recipe, tmp_path / "out")
+    loaded = run_artifact(tmp_path / "out", world=pool4, verify=True, progress=False)
+    built = run(recipe, world=pool4, progress=False)
+    assert (loaded.training.losses, loaded.training.norms) == (built.training.losses, built.training.norms)
 
 
 def raises_on_two():

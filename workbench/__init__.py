@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from workbench.tools.as_backend import as_backend
     from workbench.tools.as_graph_pass import as_graph_pass
     from workbench.tools.bisect import bisect
-    from workbench.tools.export_script import export_script
+    from workbench.tools.export.compiled import compile_recipe
+    from workbench.tools.export.run_artifact import run_artifact
+    from workbench.tools.export.script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
@@ -78,7 +80,9 @@ _HOMES = {
     "graph.lower": ("CompiledStep", "compile_step"),
     "recipe.contracts": ("Numerics", "Options", "Stage"),
     "errors": ("WorkbenchError",),
-    "tools.export_script": ("export_script",),
+    "tools.export.compiled": ("compile_recipe",),
+    "tools.export.run_artifact": ("run_artifact",),
+    "tools.export.script": ("export_script",),
     "tools.inductor_passes": ("Explanation", "inductor_passes"),
     "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
     "notebook.moments.collective_order": ("CollectiveOrder",),

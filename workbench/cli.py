@@ -10,24 +10,26 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, no_exit
 from workbench.notebook.lessons import commands
-from workbench.recipe.contracts import CONTRACTS, PassContract
 from workbench.recipe.edits import parse_value
 from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
 from workbench.recipe.strict_toml import DeclarationError
-from workbench.recipe.wording import json_text
+from workbench.recipe.wording import counted, json_text
+from workbench.tools import listings
 from workbench.tools.command_line import parser
-from workbench.tools.source_code import import_file
+from workbench.tools.export.source_code import import_file
 from workbench.tools.timing.commands import calibrate, order, writable
 from workbench.torch_api.supported import require_torch
+
+if TYPE_CHECKING:
+    from workbench.pipeline.report import Report
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 WIDTH = 100
@@ -90,6 +92,12 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.artifact is not None:
+        return _run_artifact(args)
+    if args.verify:
+        raise WorkbenchError("run --verify: it compares an artifact with each rank's own capture: give --artifact DIR")
+    if args.recipe is None:
+        raise WorkbenchError("run: give a RECIPE, or --artifact DIR")
     recipe = _recipe(args)
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
@@ -103,6 +111,10 @@ def _run(args: argparse.Namespace) -> int:
 
     report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, dump=args.dump,
                  checkpoints=args.checkpoints, save_every=args.save_every, progress=sys.stderr.isatty())
+    return _tell(report, args)
+
+
+def _tell(report: Report, args: argparse.Namespace) -> int:
     if not _first_rank():
         return PASSED if report.ok else FAILED
     report = replace(report, command=shlex.join(["workbench", *args.line]))
@@ -110,16 +122,46 @@ def _run(args: argparse.Namespace) -> int:
     if args.json is not None:
         report.to_json(args.json)
     for name, why in report.idle:
-        kind = "error" if recipe.strict else "warning"
+        kind = "error" if report.recipe.strict else "warning"
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
     return PASSED if report.ok else FAILED
+
+
+def _run_artifact(args: argparse.Namespace) -> int:
+    given = {"RECIPE": args.recipe, "--dump": args.dump, "--strict": args.strict, "--level": args.level != "light",
+             "--world": args.world not in ("auto", "gloo")}
+    if wrong := [name for name, value in given.items() if value]:
+        raise WorkbenchError(f"run --artifact {args.artifact}: leave out {wrong[0]}: an artifact has its recipe, built "
+                             "for gloo ranks")
+    writable(args.json)
+    require_torch()
+    from workbench.tools.export.run_artifact import run_artifact
+
+    if _first_rank():
+        print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust", file=sys.stderr)
+    _import(args.files)
+    report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout, checkpoints=args.checkpoints,
+                          save_every=args.save_every, verify=args.verify, progress=sys.stderr.isatty())
+    return _tell(report, args)
+
+
+def _compile(args: argparse.Namespace) -> int:
+    recipe = _recipe(args)
+    require_torch()
+    from workbench.tools.export.compiled import compile_recipe
+
+    made = compile_recipe(recipe, args.out, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    lowered = len(made.programs)
+    print(f"{args.out}: the step of {counted(len(made.ranks), 'rank')} as {counted(lowered, 'program')}, and its "
+          f"verdicts\nworkbench run --artifact {args.out}")
+    return PASSED
 
 
 def _export(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     writable(args.out, "--out")
     require_torch()
-    from workbench.tools.export_script import export_script
+    from workbench.tools.export.script import export_script
 
     file = args.out.name if args.out is not None else f"{recipe.name}.py"
     text = export_script(recipe, file=file, command=shlex.join(["workbench", *args.line]))
@@ -203,49 +245,6 @@ def _colored(stream: Any) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _recipes(args: argparse.Namespace) -> int:
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        print(name)
-        for said in (recipe.about, f"model   {_mesh(recipe)}", f"passes  {', '.join(recipe.pass_names) or 'none'}"):
-            print("\n".join(textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)))
-    return PASSED
-
-
-def _mesh(recipe: Recipe) -> str:
-    axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
-    return f"{recipe.model.family} {recipe.model.flavor} on {axes}"
-
-
-def _passes(args: argparse.Namespace) -> int:
-    for contract in CONTRACTS.values():
-        print("\n".join([contract.name, *(f"  {line}" for line in _contract(contract))]))
-    return PASSED
-
-
-def _contract(contract: PassContract) -> list[str]:
-    tolerance = f", norm-relative tolerance {contract.tolerance:g}" if contract.tolerance is not None else ""
-    facts: Mapping[str, str] = {
-        "stage": str(contract.stage), "numerics": f"{contract.numerics}{tolerance}", "changes": contract.changes,
-        **{rule: ", ".join(sorted(getattr(contract, rule))) for rule in ("requires", "conflicts", "after", "needs")},
-        "bytes": "its collectives may move fewer" if contract.fewer_bytes else "",
-        "options": ", ".join(f"{n}={_default(f)}" for n, f in contract.options.model_fields.items()),
-        "source": contract.source,
-    }
-    lines = []
-    for name, value in facts.items():
-        if value:
-            lines += textwrap.wrap(f"{name:<11}{value}", WIDTH - 2, subsequent_indent=" " * 11, break_on_hyphens=False)
-    return lines
-
-
-def _default(field: Any) -> str:
-    value = field.get_default(call_default_factory=True)
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "off"}[value]
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
-
-
 def _doctor(args: argparse.Namespace) -> int:
     from workbench.tools.doctor import findings, look, text
 
@@ -273,8 +272,8 @@ def _worker(args: argparse.Namespace) -> int:
     return PASSED
 
 
-_COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "matrix": _matrix, "ablate": _ablate,
-             "explain": _explain, "schedule": _schedule, "order": order, "calibrate": calibrate, "worker": _worker,
-             "recipes": _recipes, "passes": _passes, "doctor": _doctor, "tour": _tour,
-             "course": commands.course, "lessons": commands.lessons, "check": commands.check,
+_COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
+             "ablate": _ablate, "explain": _explain, "schedule": _schedule, "order": order, "calibrate": calibrate,
+             "worker": _worker, "recipes": listings.recipes, "passes": listings.passes, "doctor": _doctor,
+             "tour": _tour, "course": commands.course, "lessons": commands.lessons, "check": commands.check,
              "hint": commands.hint}

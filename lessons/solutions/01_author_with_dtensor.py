@@ -14,9 +14,9 @@ def plan() -> dict[str, str]:
 
 
 def narrow() -> dict[str, Any]:
-    """Sums are added where the tensor has 32 and 16 columns; the one of 512 stays cut. Only the result is wide."""
-    return {"0": {"style": "rowwise", "input": "replicate"}, "2": "colwise", "4": "rowwise",
-            "6": {"style": "colwise", "output": "replicate"}}
+    """The tensors of 32 and 256 columns are gathered, that of 16 is summed, and that of 512 stays cut."""
+    gathered = {"style": "colwise", "output": "replicate"}
+    return {"0": gathered, "2": "colwise", "4": "rowwise", "6": gathered}
 
 
 def fit(lab) -> dict[str, str]:

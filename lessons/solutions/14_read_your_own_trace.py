@@ -4,15 +4,19 @@ from collections.abc import Callable
 from itertools import pairwise
 
 
-def floor(kinds_of, eager) -> float:
-    """Products, attention and the optimizer stay."""
+def floor(kinds_of, eager, found) -> float:
+    """Products, attention and the optimizer stay of the whole span."""
     ms = kinds_of(eager)
-    return round(ms["products"] + ms["attention"] + ms["optimizer"], 2)
+    return round(found["eager"].steps[-1].span_ms / (ms["products"] + ms["attention"] + ms["optimizer"]), 2)
 
 
-def late(gaps_of, eager) -> float:
-    """Gaps whose next kernel was launched after the gap began, in milliseconds."""
-    return sum(end - begin for begin, end, launched in gaps_of(eager) if launched > begin) / 1e3
+def late(gaps_of, eager) -> tuple[float, float]:
+    """Gaps whose next kernel was launched after the gap began, in milliseconds: in the first 2 ms, and later."""
+    sums, start = [0.0, 0.0], eager.events[0].begin
+    for begin, end, launched in gaps_of(eager):
+        if launched > begin:
+            sums[begin - start >= 2000] += (end - begin) / 1e3
+    return sums[0], sums[1]
 
 
 def exposed_time() -> Callable:

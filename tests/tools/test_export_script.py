@@ -22,8 +22,8 @@ from workbench.pipeline.run import run
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.model_sizes import SIZES
 from workbench.recipe.recipe import Recipe, load_recipe, parse_recipe
-from workbench.tools.export_script import export_script, own_module
-from workbench.tools.source_code import import_file
+from workbench.tools.export.script import export_script, own_module
+from workbench.tools.export.source_code import import_file
 
 SMALL = ["mesh.dp_shard=2", "model.n_layers=1", "training.steps=3", "data.seq_len=16"]
 OWN = '''

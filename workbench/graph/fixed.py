@@ -23,13 +23,14 @@ _GONE = object()
 class Fixed:
     """The values of a module's attributes, and its frozen parameters, as they are at the capture.
 
-    read: the sources of the attributes that the forward read. Modules that differ in numbers alone, as `layers.0` and
+    read: the sources of what the forward read in Python. Modules that differ in numbers alone, as `layers.0` and
     `layers.1` do, count as one: alike blocks are not all captured.
     """
 
     def __init__(self, module: nn.Module, read: Iterable[str]):
+        self.read = tuple(read)
         names = defaultdict[str, set[tuple[str, ...]]](set)
-        for path, *chain in filter(None, map(module_attribute, read)):
+        for path, *chain in filter(None, map(module_attribute, self.read)):
             names[_alike(path)].add(tuple(chain))
         self._values = [(holder, chain[-1], holder[chain[-1]], path, ".".join(chain))
                         for path, part in module.named_modules() for chain in sorted(names.get(_alike(path), ()))

@@ -99,7 +99,7 @@ def build(
             started = time.perf_counter()
             built.pipeline += prove_numerics(built.records, built.step)
             built.seconds["numerics"] = time.perf_counter() - started
-    _refuse_no_effect(recipe, built.records)
+    refuse_no_effect(recipe, built.records)
     return built
 
 
@@ -120,7 +120,8 @@ def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[Joi
                  state.captured, sum(flops(state.captured).values()) * recipe.training.accumulate)
 
 
-def _refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
+def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:
+    """Raise WorkbenchError where the recipe is strict and a pass without leave had no effect."""
     idle = [(name, why) for name, why in each_no_effect(records) if name not in recipe.expect.no_effect]
     if recipe.strict and idle:
         listing = "; ".join(f"{name}: {why}" for name, why in idle)

@@ -86,7 +86,7 @@ def run(
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     here, results = on_ranks(recipe, world, on_rank, level, folder, (kept, save_every), stages=stages,
                              steps=recipe.training.steps, timeout=timeout, progress=progress)
-    report = _report(recipe, here, level, results)
+    report = report_of(recipe, here, level, results)
     return report if world != "fake" and among_ranks(world) else _kept(report)
 
 
@@ -127,7 +127,7 @@ def report_here(built: Built, training: Training) -> Report:
     """
     recipe = recipe_of(built.authored)
     results = gathered(_result(built, recipe, "light", training))
-    return _report(recipe, built.authored.world, "light", results)
+    return report_of(recipe, built.authored.world, "light", results)
 
 
 def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:
@@ -148,8 +148,8 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
-    rows = [_row(record, recipe, why) for record in built.records]
-    pipeline = [*built.pipeline, *seen, *_measured(world, training)]
+    rows = [pass_row(record, recipe, why) for record in built.records]
+    pipeline = [*built.pipeline, *seen, *memory_and_time(world, training)]
     return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
                       built.flop, training, ceiling, profile)
 
@@ -189,13 +189,14 @@ def _missing(world: World, level: Level) -> dict[str, str]:
     return {"lint": lowered, "collectives": lowered, "memory": lowered, "numerics": numerics, "time": timed}
 
 
-def _row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
+def pass_row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
+    """What a report says of one pass. why: the reason for a check that the record lacks."""
     contract = CONTRACTS[record.name]
     return PassRow(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
                    record.verify_seconds, complete(record.verdicts, why), record.name in recipe.expect.no_effect)
 
 
-def _measured(world: World, training: Training | None) -> list[Verdict]:
+def memory_and_time(world: World, training: Training | None) -> list[Verdict]:
     """Memory and time of the whole step, measured on this rank."""
     if training is None:
         why = f"a {world.kind} world runs nothing: run on real ranks"
@@ -209,7 +210,8 @@ def _measured(world: World, training: Training | None) -> list[Verdict]:
     return [memory, Verdict("time", Outcome.PASS, text, {"step_seconds": step})]
 
 
-def _report(recipe: Recipe, world: World, level: Level, results: list[RankResult]) -> Report:
+def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult]) -> Report:
+    """The report of what each rank of `world` has sent back."""
     first = results[0]
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     # a fake world builds one rank: the others of its mesh hold as much

@@ -7,15 +7,15 @@
     command_line     commands and their arguments
     compatibility    tables of tests by torch version
     doctor           what this machine can do
-    export_script    a recipe as one script for torchrun
+    export           a recipe as a script, or as a compiled step
     fingerprint      fingerprints of code and data
     inductor_passes  which passes Inductor ran on a recipe
+    listings         recipes and passes as text
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
     moved_names      new paths of old imports
     propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives
-    source_code      source of a user's functions and files
     timing           calibrate a machine; exposed communication of a traced job
     user_kernel      a user's Triton kernel
     variant          one variant in figures and verdicts

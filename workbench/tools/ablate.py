@@ -168,7 +168,7 @@ def ablate(
 def _own(recipe: Recipe, path: Path) -> list[Path]:
     if "torch" not in sys.modules:  # then no pass or model is registered
         return []
-    from workbench.tools.export_script import own_module
+    from workbench.tools.export.script import own_module
 
     text = own_module(recipe)
     if text and path.exists() and path.read_text(encoding="utf-8") != text:

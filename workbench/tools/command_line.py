@@ -18,7 +18,11 @@ def parser() -> argparse.ArgumentParser:
                               description="Build and train a recipe on its ranks, and report what each pass did and "
                               "proved. Also works under torchrun. Exit status: 0 everything held, 1 something failed, "
                               "2 bad input.")
-    _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated")
+    _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated", nargs="?")
+    run.add_argument("--artifact", type=Path, metavar="DIR", help="in place of RECIPE: run what `workbench compile` "
+                     "wrote, without capture or compilation; it is code, so run only what you trust")
+    run.add_argument("--verify", action="store_true", help="with --artifact: each rank captures the recipe too, and "
+                     "compares its graphs with those that were compiled")
     run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                      help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
     run.add_argument("--level", choices=("light", "full"), default="light",
@@ -36,6 +40,12 @@ def parser() -> argparse.ArgumentParser:
                                  "starts, prints each step's loss and the verdicts, and needs this package alone.")
     _add_recipe(export, "change the recipe, such as mesh.tp=2; may be repeated")
     export.add_argument("--out", type=Path, metavar="FILE.py", help="the script's path (default: standard output)")
+    compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
+                                   description="Capture, transform and lower a recipe as each of its ranks, in one "
+                                   "process without any other rank, and write the code that runs: for CPUs, as "
+                                   "`workbench run --artifact DIR` loads it. Nothing is trained.")
+    _add_recipe(compiled, "change the recipe, such as mesh.tp=2; may be repeated")
+    compiled.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
     bisect = commands.add_parser("bisect", help="the first pass that does not hold, and the first node in it",
                                  description="Build a recipe on its ranks, and run each pass's graph and the graph it "
                                  "received on the same inputs. Show the first pass that breaks its numerics contract, "
@@ -166,8 +176,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _add_recipe(parser: argparse.ArgumentParser, changes: str) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a name from `workbench recipes`, or a path to a TOML file")
+def _add_recipe(parser: argparse.ArgumentParser, changes: str, nargs: str | None = None) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", nargs=nargs,
+                        help="a name from `workbench recipes`, or a path to a TOML file")
     _add_set(parser, changes)
     _add_import(parser)
 

@@ -30,6 +30,13 @@ def test_one_axis(start, wanted, moves):
     assert redistribution(tensor([start]), [wanted]) == moves
 
 
+def test_an_all_reduce_counts_as_its_two_halves():
+    one, = redistribution(tensor([Partial()]), [Replicate()])
+    first, = redistribution(tensor([Partial()]), [Shard(0)])
+    second, = redistribution(tensor([Shard(0)]), [Replicate()])
+    assert one.counted == first.counted + second.counted == 2 * 512
+
+
 def test_two_axes_are_gathered_one_after_the_other():
     both = tensor([Shard(0), Shard(1)], {"dp_shard": 2, "tp": 2})
     moves = redistribution(both, [Replicate(), Replicate()])

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.picture import table
+from workbench.notebook.draw.picture import Picture, table
 from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, calls_of, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
@@ -263,8 +263,8 @@ def test_the_hint_on_four_linears_counts_the_bytes_of_its_task() -> None:
     point = load_lesson("01_author_with_dtensor").checkpoint("narrow")
     *_, last, limit = (int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*(?<!,)", point.task))
     result = 4 * 2 * last  # float32, two rows
-    assert f"The last {last} numbers cost {result:,} bytes" in point.reacts["bytes too many"]
-    assert f"So {limit - result} bytes are left" in point.reacts["bytes too many"]
+    assert f"The last {last} numbers cost {result:,} bytes" in point.reacts["bytes"]
+    assert f"So {limit - result} bytes are left" in point.reacts["bytes"]
 
 
 def test_an_answer_is_folded_until_one_guesses() -> None:
@@ -279,6 +279,13 @@ def test_the_evidence_is_folded_with_the_answer() -> None:
     assert folded._repr_html_().endswith(f"{shown._repr_html_()}</div></details>")
     assert repr(folded) == f"n? no guess, it is 7\n{shown!r}"
     assert "<details>" not in Prediction("n?", 6).score(7, shown)._repr_html_()
+
+
+def test_a_picture_that_shows_the_answer_is_an_image_in_the_fold() -> None:
+    folded = Prediction("n?").score(7, Picture(b"png", "seven & more", "seven", 20, 10))
+    image = '<img alt="seven &amp; more" width="20" height="10" src="data:image/png;base64,cG5n">'
+    assert folded._repr_html_().endswith(f"<div>{image}</div></details>")
+    assert repr(folded) == "n? no guess, it is 7\nseven"
 
 
 def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
@@ -355,6 +362,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"at_most": {"n": 2, "m": 1}, "start": {"n": 6, "m": 1}}
     given = [grade("targets", {"n": n, "m": m}, limits)[0] for n, m in ((6, 1), (8, 0), (4, 1), (4, 2), (2, 2), (2, 1))]
     assert given == [0.0, 0.0, 0.5, 0.25, 0.5, 1.0]  # as shipped, worse, half the way; what was met must stay met
+    assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
     named = "close, equal, exact, targets, even, or workbench.module:function"

@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import (
+    aligned,
     exposed_by,
     exposes,
+    fastest,
     floor_kernels,
     floor_ms,
     gaps_of,
     kinds_of,
     late_ms,
+    late_parts,
+    lateness,
     longest_late,
     profiled,
     recorded,
@@ -84,14 +87,17 @@ def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
     spec = importlib.util.spec_from_file_location("solved", ROOT / "lessons/solutions/14_read_your_own_trace.py")
     solved = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(solved)
-    eager = read_order([recorded("eager")]).traced[-1]
+    found = {"eager": read_order([recorded("eager")])}
+    eager, span = found["eager"].traced[-1], found["eager"].steps[-1].span_ms
     assert exposes(solved.exposed_time()) == (1.0, "right")
-    for answer, truth, above in ((solved.floor(kinds_of, eager), floor_ms(eager), sum(kinds_of(eager).values())),
-                                 (solved.late(gaps_of, eager), late_ms(eager),
-                                  sum(end - begin for begin, end, _ in gaps_of(eager)) / 1e3)):
-        near = {"truth": truth, "within": 0.01}
-        assert [grade("workbench.notebook.lessons.traces:near", a, near)[:2] for a in (answer, above, truth / 2)] == [
-            (1.0, "right"), (0.0, "too high"), (0.0, "too low")]
+    factor, (first, later) = solved.floor(kinds_of, eager, found), solved.late(gaps_of, eager)
+    assert [fastest(x) for x in (factor, span / sum(kinds_of(eager).values()), 2 * factor, "?")] == [
+        (1.0, "right"), (0.0, "too low"), (0.0, "too high"), (0.0, "not '?'")]
+    assert late_parts(eager) == pytest.approx((first, later)) and first + later == pytest.approx(late_ms(eager))
+    assert lateness((first, later)) == (1.0, "right") and lateness([first, first]) == (0.5, "later too high")
+    assert lateness((later, later / 2)) == (0.0, "in the first 2 ms too low; later too low")
+    for wrong in (None, first, "late", (1, 2, 3), ("a", "b")):
+        assert lateness(wrong) == (0.0, "give a pair of numbers: (in the first 2 ms, later)")
 
 
 def test_what_is_written_by_hand_reads_as_a_trace(tmp_path):
@@ -127,6 +133,8 @@ def test_what_the_text_says_of_the_four_traces():
     near_end = [gap for gap in late if gap[0] - begin > 2000]
     after = [e.name for gap in near_end for e in steps["eager"].events if e.begin == gap[1]]
     assert len(late) > 15 and len(near_end) == 2 and set(near_end) < set(late[:3])
+    assert [
+        f"{(gap[0] - begin) / 1e3:.0f}" for gap in near_end] == ["39", "38"]
     assert all("multi_tensor_apply" in name for name in after) and len(after) == 2
     alone = [e.name for e in steps[names[-1]].events if not e.graph and not e.name.startswith("Mem")]
     first = next(i for i, name in enumerate(alone) if "multi_tensor_apply" in name)
@@ -138,7 +146,12 @@ def test_what_the_text_says_of_the_four_traces():
     assert list(lateness.values()) == sorted(lateness.values(), reverse=True)
     assert round(1 - lateness[names[2]] / lateness["compile"], 1) == 0.7
     kernels = {name: Counter(e.name for e in steps[name].events if e.name[:3] != "Mem") for name in names[2:]}
-    assert kernels[names[2]].total() == kernels[names[3]].total() == 306
+    assert kernels[names[2]] == kernels[names[3]] and kernels[names[2]].total() == 306
+    assert [len(steps[name].events) for name in names[2:]] == [378, 382]
+    assert all(late_parts(steps[name])[1] == pytest.approx(0, abs=1e-6) for name in names[2:])
+    spans, idle, compute = ([getattr(read_order([recorded(name)]).steps[-1], f"{part}_ms") for name in names[2:]]
+                            for part in ("span", "idle", "compute"))
+    assert 0 < idle[0] - idle[1] < spans[0] - spans[1] and compute[0] - compute[1] < max(floors) - min(floors)
 
 
 def test_what_the_text_says_of_the_timed_steps():
@@ -149,10 +162,23 @@ def test_what_the_text_says_of_the_timed_steps():
     assert round(middle["compile"] - middle["eager"]) == 3 and round(middle[names[2]] - middle[names[3]], 1) == 4.7
     assert round(clock["eager"][0] - clock["compile"][0]) == 3
     assert round(clock[names[3]][0] - clock[names[2]][0], 1) == 0.4
+    assert all(clock[name][-1] < clock["eager"][0] for name in names[2:])
+    two_clusters = clock["compile"]
+    assert [round(part[i]) for part in (two_clusters[-15:], two_clusters[:9]) for i in (0, -1)] == [43, 47, 37, 38]
+    assert round(two_clusters[9]) == 40 and len(two_clusters) == 25
+    assert two_clusters[8] < clock["eager"][0] and two_clusters[9] < middle["eager"] < two_clusters[-15]
+    assert all(two_clusters[0] < s.span_ms < two_clusters[9] for s in read_order([recorded("compile")]).steps)
+    assert max(s.span_ms for s in read_order([recorded(names[3])]).steps) < clock[names[3]][0]
     two = {name: sorted(timed(name, 2)) for name in ("compile", OURS)}
     assert all(len(times) == 50 for times in two.values())
     assert round(two["compile"][25]) in (122, 123) and 9 <= two["compile"][25] - two[OURS][25] < 10
     traces = {name: read_order([recorded(name, 0, 2)]).steps for name in two}
+    assert min(s.span_ms for s in traces["compile"]) > two["compile"][-1] + 30
+    last = traces["compile"][-1]
+    assert round(two["compile"][25] - last.compute_ms) == 17 and round(last.exposed_ms + last.idle_ms) == 78
+    assert all(abs(s.span_ms / two[OURS][25] - 1) < 0.03 for s in traces[OURS])
+    slower = timed("llama3_block_bucketing_cudagraph", 2)
+    assert sorted(slower)[len(slower) // 2] > two["compile"][25]
     assert [round(a.span_ms - b.span_ms) for a, b in zip(traces["compile"], traces[OURS], strict=True)] == [61, 73]
 
 
@@ -167,11 +193,18 @@ def test_what_the_text_says_of_the_two_ranks():
             rows = exposed_by(step, traced)
             assert sum(row[1] for row in rows) == len(step.collectives)
             assert sum(row[3] for row in rows) == pytest.approx(step.exposed_ms, rel=0.01)
-            found[name, step.rank] = step, *(sum(row[i] for row in rows) for i in (4, 5))
-    step, waits, empty = found["compile", 0]
+            assert all(0 <= row[4] <= row[5] + 1e-9 <= row[3] + 2e-9 for row in rows)
+            found[name, step.rank] = step, *(sum(row[i] for row in rows) for i in (5, 6)), sum(row[4] for row in rows)
+    step, waits, empty, _ = found["compile", 0]
     assert step.idle_ms > step.span_ms / 3.1 and waits < 0.1 and empty > 0.98 * step.exposed_ms
     assert step.exposed_ms > 0.6 * step.communication_ms
-    step, waits, empty = found["compile", 1]
+    step, waits, empty, least = found["compile", 1]
+    assert [f"{ms:.1f}" for ms in (least, step.exposed_ms - least)] == ["46.1", "8.8"]
+    clock = sorted(timed("compile", 2))
+    assert [round(found["compile", rank][0].span_ms - (clock[24] + clock[25]) / 2) for rank in (0, 1)] == [61, 62]
+    assert found["compile", 0][0].launches == step.launches
+    assert (round(step.exposed_ms), f"{step.exposed_ms:.1f}") == (55, "54.9")
+    assert step.compute_ms > max(sorted(timed("compile", 2))[25], found["compile", 0][0].compute_ms)
     assert step.idle_ms < 1 and waits > 0.95 * step.exposed_ms and empty < 0.1 * step.exposed_ms
     assert all(found[OURS, rank][2] < 0.1 and found[OURS, rank][0].exposed_ms < 4 for rank in (0, 1))
 
@@ -191,6 +224,16 @@ def test_spans_of_a_step_read_as_the_step(tmp_path):
     again = read_order([save_spans(spans_of(order.traced[-1]), tmp_path / "t.json")]).steps[0]
     for name in ("span_ms", "compute_ms", "exposed_ms", "idle_ms"):
         assert getattr(again, name) == pytest.approx(getattr(order.steps[-1], name))
+
+
+def test_ranks_are_aligned_at_the_end_of_their_first_collective():
+    ranks = [order.traced[-1] for order in (read_order([recorded("compile", rank, 2)]) for rank in (0, 1))]
+    moved = aligned(ranks)
+    ends = [[end for name, *_, end in spans if talks(name)] for spans in moved]
+    assert min(spans[0][3] for spans in moved) == 0 and ends[0][0] == pytest.approx(ends[1][0])
+    assert all(abs(a - b) < 50 for a, b in zip(ends[0][:3], ends[1][:3], strict=True))  # µs: so are the next ones
+    for spans, step in zip(moved, ranks, strict=True):
+        assert [end - begin for *_, begin, end in spans] == pytest.approx([e.end - e.begin for e in step.events])
 
 
 def test_a_recorded_trace_that_is_not_there():

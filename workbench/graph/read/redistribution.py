@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,8 +26,24 @@ class Move(NamedTuple):
     bytes_in: int
     bytes_out: int
 
+    @property
+    def counted(self) -> int:
+        """The larger side; twice for an all-reduce, which is a reduce-scatter followed by an all-gather."""
+        return max(self.bytes_in, self.bytes_out) * (2 if self.kind == "all_reduce" else 1)
+
     def __str__(self) -> str:
         return f"{self.kind.replace('_', '-')} over {self.axis}, {self.bytes_in:,} B in, {self.bytes_out:,} B out"
+
+
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    """Inside, torch does not warn of slow collectives: the caller lists them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def redistribution(tensor: DTensor, placements: Sequence[Placement]) -> list[Move]:
@@ -43,7 +60,7 @@ def redistribution(tensor: DTensor, placements: Sequence[Placement]) -> list[Mov
     shape = local_shape(tuple(tensor.shape), mesh.shape, [0] * mesh.ndim, tensor.placements)
     world: contextlib.AbstractContextManager[World | None] = (
         contextlib.nullcontext() if dist.is_initialized() else fake_world(mesh.size()))
-    with world as opened:
+    with no_warnings(), world as opened:
         own = mesh if opened is None else opened.mesh_of(sizes)
         assert own is not None
         with new_fake_mode(), CollectiveLog() as log:

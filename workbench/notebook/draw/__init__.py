@@ -7,7 +7,6 @@
     expert_load   tokens for each expert, step by step
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
-    launch_bound  CPU launches above device work
     memory        live bytes and the peak; saved against recomputed
     mesh          the slice of a tensor on each rank
     operators     bytes that operators read and write; rounding
@@ -18,7 +17,7 @@
     routing       tokens to experts, and slots
     runs          losses of a run; variants and their noise
     step          the changes of one pass to a graph
-    timeline      compute and communication over time
+    timeline      compute and communication over time; CPU launches above device work
     traced_step   a trace's kernels, milliseconds by kind, timed steps
     verdicts      a table of verdicts
 """
@@ -29,7 +28,6 @@ from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
-from workbench.notebook.draw.launch_bound import pace
 from workbench.notebook.draw.memory import frontier, memory
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
 from workbench.notebook.draw.operators import rounding, traffic
@@ -39,7 +37,7 @@ from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
 from workbench.notebook.draw.runs import ablation, losses
 from workbench.notebook.draw.step import changes, step
-from workbench.notebook.draw.timeline import timeline
+from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 

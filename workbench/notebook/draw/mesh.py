@@ -139,6 +139,10 @@ def _mesh(axes: Axes, tensor: DTensor) -> None:
         axes.text(column + 0.47, row + 0.47, str(rank), ha="center", va="center", fontsize=11, color=INK,
                   bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     axes.set(xlim=(0, columns), ylim=(mesh.size() / columns, 0), aspect="equal", xticks=[], yticks=[])
+    axes.set_xticks([i + 0.47 for i in range(columns)], map(str, range(columns)))
+    if mesh.ndim == 2:
+        axes.set_yticks([i + 0.47 for i in range(mesh.shape[0])], map(str, range(mesh.shape[0])))
+    axes.tick_params(length=0, labelsize=8)
     axes.set_xlabel(f"{names[-1]} →", fontsize=9)
     axes.set_ylabel(f"← {' x '.join(names[:-1])}" if len(names) > 1 else "", fontsize=9)
     axes.set_title("ranks on the mesh", fontsize=10)

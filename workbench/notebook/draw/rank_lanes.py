@@ -52,7 +52,7 @@ def lanes(error: RankError, last: int = 6) -> Picture:
                          Patch(**NEVER, label="ended without it; others wait there")],
                 frameon=False, fontsize=8.5, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return finish(figure, "A lane for each rank, with its collectives in order. " + "; ".join(lines) + ".",
-                  "\n".join(["where each rank stands", *lines]))
+                  "\n".join(["where each rank stands", *lines]), colors=256)
 
 
 def awaited(launches: Mapping[int, Sequence[Launch]]) -> dict[int, list[Launch]]:

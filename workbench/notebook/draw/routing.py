@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import FAINT, INK, PAPER, RANK_COLORS
@@ -73,7 +73,8 @@ def slots(
     """
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
-    figure = new_figure(min(1.2 + 0.36 * wide, 13), 0.55 + sum(0.45 + 0.33 * len(held) for _, held in each))
+    low = 0.85 if owner == "sequence" else 0.55  # a legend
+    figure = new_figure(min(1.2 + 0.36 * wide, 13), low + sum(0.45 + 0.33 * len(held) for _, held in each))
     panels = figure.subplots(len(each), 1, squeeze=False)[:, 0]
     lines = []
     for axes, (title, held) in zip(panels, each, strict=True):
@@ -91,6 +92,10 @@ def slots(
         axes.tick_params(length=0)
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[:].set_visible(False)
+    if owner == "sequence":
+        last = max(int(own.max()) for _, held in each for own in held.values()) // per_rank
+        handles = [Patch(facecolor=_of(number), label=f"sequence {number}") for number in range(last + 1)]
+        figure.legend(handles=handles, loc="outside lower left", ncols=last + 1, frameon=False, fontsize=8)
     alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its " + owner + ". "
     return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256)
 

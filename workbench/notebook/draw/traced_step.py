@@ -94,7 +94,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms") -> Pictur
 
 
 def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str = "ms") -> Picture:
-    """A row of timed steps as dots with their median, and the spans of traced steps as crosses: (timed, traced)."""
+    """A row of timed steps as dots with their median, and the traced steps' lengths as crosses: (timed, traced)."""
     if not rows or not all(timed for timed, _ in rows.values()):
         raise WorkbenchError("draw.dots: give one row or more, each with a timed step")
     figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
@@ -102,7 +102,7 @@ def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str 
     lines = []
     for y, (title, (timed, traced)) in enumerate(rows.items()):
         axes.axhline(y, color=FAINT, linewidth=6, zorder=0)
-        axes.plot(timed, [y] * len(timed), "o", color=BLUE, alpha=0.35, markersize=5, markeredgewidth=0)
+        axes.plot(timed, [y] * len(timed), "o", color=GREY, alpha=0.45, markersize=5, markeredgewidth=0)
         axes.plot([median(timed)], [y], "|", color=INK, markersize=15, markeredgewidth=2)
         axes.plot(traced, [y] * len(traced), "x", color=RED, markersize=7, markeredgewidth=2)
         lines.append(f"{title}: {len(timed)} timed steps, {len(traced)} traced")
@@ -110,9 +110,9 @@ def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str 
     axes.set(ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(unit, fontsize=9)
     looks: dict[str, dict[str, Any]] = {
-        "a timed step": {"marker": "o", "color": BLUE, "alpha": 0.5},
+        "a timed step": {"marker": "o", "color": GREY, "alpha": 0.6},
         "their median": {"marker": "|", "color": INK, "markersize": 11, "markeredgewidth": 2},
-        "a traced step's span": {"marker": "x", "color": RED, "markeredgewidth": 2}}
+        "a traced step": {"marker": "x", "color": RED, "markeredgewidth": 2}}
     legend = [Line2D([], [], linestyle="", label=label, **look) for label, look in looks.items()]
     figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     return finish(figure, "Dots for the times of steps, by variant. " + "; ".join(lines) + ".", "\n".join(lines))

@@ -112,11 +112,20 @@ class Prediction:
     def _repr_html_(self) -> str:
         """The answer and its evidence are folded for a reader who has not guessed yet."""
         text = html.escape(str(self))
-        below = "" if self.evidence is None else f"<div>{self.evidence._repr_html_()}</div>"
+        below = "" if self.evidence is None else f"<div>{_as_html(self.evidence)}</div>"
         if self.guess is not None or self.truth is None:
             return f"<div>{text}</div>{below}"
         return (f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>"
                 f"{text}{below}</details>")
+
+
+def _as_html(evidence: Any) -> str:
+    """What shows the answer, as HTML: its own, or an image for a picture."""
+    if hasattr(evidence, "_repr_html_"):
+        return evidence._repr_html_()
+    picture = b64encode(evidence.png).decode()
+    return (f'<img alt="{html.escape(evidence.alt)}" width="{evidence.width}" height="{evidence.height}" '
+            f'src="data:image/png;base64,{picture}">')
 
 
 def closeness(guess: Any, truth: Any) -> float:
@@ -176,7 +185,8 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
             start: Mapping[str, float] | None = None) -> tuple[float, str, Figures]:
     """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure.
 
-    start: the figures of the answer as shipped, which scores 0. Those above their limit score by the way to it.
+    start: the figures of the answer as shipped, which scores 0. Those above their limit score by the way to it;
+        a figure that it lacks met its limit.
     """
     if not isinstance(answer, Mapping) or not all(_number(answer.get(name)) for name in at_most):
         return 0.0, f"give a number for each of {', '.join(at_most)}", ()
@@ -186,7 +196,7 @@ def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
     figures = tuple((name, answer[name], limit) for name, limit in at_most.items())
     score = sum(shares.values()) / len(shares)
     if start and missed and (gaps := {name: start[name] - limit for name, limit in at_most.items()
-                                      if start[name] > limit}):
+                                      if start.get(name, limit) > limit}):
         way = [min(1.0, max(0.0, (start[name] - answer[name]) / gap)) for name, gap in gaps.items()]
         score = sum(way) / len(way) * math.prod(share for name, share in shares.items() if name not in gaps)
     return score, "; ".join(missed) or "every target met", figures

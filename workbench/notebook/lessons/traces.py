@@ -122,6 +122,17 @@ def spans_of(step: TracedStep) -> list[Span]:
             for e in step.events]
 
 
+def aligned(ranks: Sequence[TracedStep]) -> list[list[Span]]:
+    """The kernels of one step on each rank, moved so that the first collective ends at the same time on all ranks.
+
+    The kernel that then begins first begins at 0.
+    """
+    listed = [spans_of(step) for step in ranks]
+    ends = [next(e.end - step.events[0].begin for e in step.events if e.kind != COMPUTE) for step in ranks]
+    return [[(name, stream, launched + late, begin + late, end + late) for name, stream, launched, begin, end in spans]
+            for spans, late in zip(listed, (max(ends) - own for own in ends), strict=True)]
+
+
 def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
     """The longest gaps that the CPU causes, each with the next kernel; and how many gaps of each cause there are."""
     first, after = step.events[0].begin, {e.begin: e.name for e in reversed(step.events)}
@@ -145,17 +156,18 @@ def short(name: str) -> str:
     return f"{head} {functor[0]}" if functor else head or name
 
 
-def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, float, float, float, float]]:
+def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, float, float, float, float, float]]:
     """By kind of collective: how many, milliseconds, those exposed, and of these what has one of two causes.
 
-    The causes: a wait for another rank, up to what the collective exposes; and no compute kernel in the queue, because
-    the CPU launches the next one only later.
+    The causes: a wait for another rank, as two bounds; and no compute kernel in the queue, because the CPU launches the
+    next one only later. The wait at least: what is exposed less the time on the rank where the collective is shortest,
+    as if the transfer were exposed first. At most: the whole wait, up to what is exposed.
     """
     compute = [e for e in traced.events if e.kind == COMPUTE]
     busy = union((e.begin, e.end) for e in compute)
     found: dict[str, list[float]] = {}
     for each, event in zip(step.collectives, (e for e in traced.events if e.kind != COMPUTE), strict=True):
-        row = found.setdefault(each.name.removeprefix("ncclDevKernel_").split("_")[0], [0, 0.0, 0.0, 0.0, 0.0])
+        row = found.setdefault(each.name.removeprefix("ncclDevKernel_").split("_")[0], [0, 0.0, 0.0, 0.0, 0.0, 0.0])
         empty = 0.0
         for begin, end in gaps(busy, event.begin, event.end):
             after = bisect_left(compute, end, key=lambda c: c.begin)
@@ -163,9 +175,12 @@ def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, floa
             together = later.graph and event.graph  # launched at once
             late = later.launched is not None and later.launched > begin and not together
             empty += (end - begin) / 1e3 if late else 0.0
-        for i, more in enumerate((1, each.ms, each.exposed_ms, min(each.waits_ms or 0.0, each.exposed_ms), empty)):
+        waits = each.waits_ms or 0.0
+        least, most = max(0.0, each.exposed_ms - (each.ms - waits)), min(waits, each.exposed_ms)
+        for i, more in enumerate((1, each.ms, each.exposed_ms, least, most, empty)):
             row[i] += more
-    return [(kind, int(n), ms, exposed, waits, empty) for kind, (n, ms, exposed, waits, empty) in found.items()]
+    return [(kind, int(n), ms, exposed, least, most, empty)
+            for kind, (n, ms, exposed, least, most, empty) in found.items()]
 
 
 def floor_kernels(step: TracedStep) -> Counter[str]:
@@ -182,6 +197,33 @@ def late_ms(step: TracedStep) -> float:
     """Milliseconds in which the GPU is idle because the next kernel was not launched yet when the last one ended."""
     return sum(end - begin for begin, end, launched in gaps_of(step)
                if launched is not None and launched > begin) / 1e3
+
+
+def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
+    """`late_ms` in two parts: in gaps that begin in the step's first microseconds, and in later ones."""
+    early = step.events[0].begin + early_us
+    first = sum(end - begin for begin, end, launched in gaps_of(step)
+                if launched is not None and launched > begin and begin < early) / 1e3
+    return first, late_ms(step) - first
+
+
+def fastest(answer: Any) -> tuple[float, str]:
+    """Grades the factor by which the recorded eager step is longer than its floor."""
+    order = read_order([recorded("eager")])
+    return near(answer, truth=order.steps[-1].span_ms / floor_ms(order.traced[-1]))
+
+
+def lateness(answer: Any) -> tuple[float, str]:
+    """Grades `late_parts` of the recorded eager step: each part is right or wrong, and on which side."""
+    try:
+        first, later = map(float, answer)
+    except (TypeError, ValueError):
+        return 0.0, "give a pair of numbers: (in the first 2 ms, later)"
+    truths = late_parts(read_order([recorded("eager")]).traced[-1])
+    parts = {said: near(got, truth=truth) for said, got, truth in zip(
+        ("in the first 2 ms", "later"), (first, later), truths, strict=True)}
+    wrong = [f"{said} {message}" for said, (score, message) in parts.items() if score < 1]
+    return 1 - len(wrong) / 2, "; ".join(wrong) or "right"
 
 
 def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str]:

@@ -6,21 +6,25 @@ import json
 import random
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.checks.lint import stale_reads
 from workbench.errors import WorkbenchError
+from workbench.graph.read.launch_bound import Pace
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
-from workbench.notebook.lessons.grading import by_cases
-from workbench.notebook.lessons.traces import gaps_of, late_ms
+from workbench.notebook.lessons.grading import by_cases, exact
+from workbench.notebook.lessons.traces import gaps_of, late_ms, near
+from workbench.pipeline.gpu_communication import union
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
 
@@ -70,16 +74,44 @@ def recorded() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
 
 
+def on_two_gpus(flavor: str) -> dict[str, list[dict[str, Any]]]:
+    """The timed runs of llama3 on two GPUs, 2-way FSDP, by variant; a variant that was not measured is missing."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in RECORDED.with_name(f"llama3_{flavor}_h200x2.jsonl").read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if "step_ms" in run and run["changes"]["mesh.tp"] == "1":
+            found.setdefault(run["variant"], []).append(run)
+    return found
+
+
+def calls_of_loop(parameters: Iterable[torch.Tensor]) -> int:
+    """How many operators the loop's clipping and AdamW call on a CPU. They run on copies of the parameters."""
+    copies = [p.detach().clone().requires_grad_() for p in parameters]
+    optimizer = torch.optim.AdamW(copies, fused=True)
+
+    def tail() -> None:
+        torch.nn.utils.clip_grad_norm_(copies, 1.0)
+        optimizer.step()
+
+    for copy in copies:
+        copy.grad = torch.ones_like(copy)
+    tail()  # the first call makes the states
+    return sum(str(node.target).startswith("aten.") for node in make_fx(tail)().graph.nodes)
+
+
 @dataclass(frozen=True)
 class Tail:
     """Clipping and AdamW at the end of a traced step, in milliseconds.
 
-    launches: of kernels. cpu_ms: from the CPU's first launch to its last. gpu_ms: in which a kernel runs, of it clip_ms
-    and adamw_ms. idle_ms: between the kernels. late_ms: of it, before kernels that were launched too late.
+    launches: of kernels. ahead_ms: from the first launch to its kernel. cpu_ms: from the CPU's first launch to its
+    last; longest_ms: of it, the six longest gaps between launches. gpu_ms: in which a kernel runs, of it clip_ms and
+    adamw_ms. idle_ms: between the kernels. late_ms: of it, before kernels that were launched too late.
     """
 
     launches: int
+    ahead_ms: float
     cpu_ms: float
+    longest_ms: float
     clip_ms: float
     adamw_ms: float
     idle_ms: float
@@ -92,19 +124,62 @@ class Tail:
 
 def tail_of(step: TracedStep) -> Tail:
     """The part of a traced step from the fill of the norm's buffer on. It runs on one stream."""
-    first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
-    first -= "FillFunctor" in step.events[first - 1].name
+    first = _first_of_tail(step)
     tail, from_before = step.events[first:], replace(step, events=step.events[first - 1:])
-    launched = [event.launched for event in tail if event.launched is not None]
+    launched = sorted(event.launched for event in tail if event.launched is not None)
+    longest = sorted(after - before for before, after in pairwise(launched))[-6:]
     busy = {kind: sum(e.end - e.begin for e in tail if ("FusedOptimizer" in e.name) == kind) for kind in (True, False)}
     launches = sum(not event.name.startswith("Mem") for event in tail)
-    return Tail(launches, (max(launched) - min(launched)) / 1e3, busy[False] / 1e3, busy[True] / 1e3,
-                sum(end - begin for begin, end, _ in gaps_of(from_before)) / 1e3, late_ms(from_before))
+    return Tail(launches, (tail[0].begin - launched[0]) / 1e3, (launched[-1] - launched[0]) / 1e3, sum(longest) / 1e3,
+                busy[False] / 1e3, busy[True] / 1e3, sum(end - begin for begin, end, _ in gaps_of(from_before)) / 1e3,
+                late_ms(from_before))
+
+
+def launches_of(step: TracedStep) -> dict[str, int]:
+    """The launches of a traced step's tail that go over all elements, by part; each takes a limited number."""
+    names = [event.name for event in step.events[_first_of_tail(step):]]
+    markers = {"norm": "LpNormFunctor", "scaling": "BinaryOpScalarTensor", "AdamW": "FusedOptimizer"}
+    return {part: sum(marker in name for name in names) for part, marker in markers.items()}
+
+
+def _first_of_tail(step: TracedStep) -> int:
+    first = next(i for i, event in enumerate(step.events) if "multi_tensor_apply" in event.name)
+    return first - ("FillFunctor" in step.events[first - 1].name)
+
+
+def tail_pace(step: TracedStep) -> Pace:
+    """From the first launch of a traced step's tail to its end: the launches of the tail, and all work of the GPU.
+
+    A trace says when a launch ended. Launches less than 30 microseconds apart are one interval.
+    """
+    tail = step.events[_first_of_tail(step):]
+    launched = sorted(event.launched for event in tail if event.launched is not None)
+    begin, end = launched[0] - 10, max(event.end for event in tail)
+    worked = union((max(event.begin, begin) - begin, event.end - begin) for event in step.events if event.end > begin)
+    count = sum(not event.name.startswith("Mem") for event in tail)
+    return Pace("traced", count, launched[-1] - launched[0], sum(stop - start for start, stop in worked), end - begin,
+                tuple(union(((time - begin - 10, time - begin) for time in launched), near=20)), tuple(worked))
 
 
 def even_size(size: int, tail: Tail) -> float:
-    """The parameters of a model whose tail the CPU launches as long as the GPU works on it; `size`: those of `tail`."""
+    """The elements on which the GPU works as long as the CPU launches the tail; `size`: those of `tail`."""
     return size * tail.cpu_ms / tail.gpu_ms
+
+
+def counts_inputs(answer: Any, *, of: StepGraph) -> tuple[float, str]:
+    """Grades a number of inputs of a joined graph."""
+    return exact(answer, truth=len(of.graph.graph.find_nodes(op="placeholder")))
+
+
+def saves_bytes(answer: Any, *, without: StepGraph, fused: StepGraph) -> tuple[float, str]:
+    """Grades a number of bytes by the traffic of two joined graphs."""
+    moved = [sum(map(sum, traffic(joined).values())) for joined in (without, fused)]
+    return exact(answer, truth=moved[0] - moved[1])
+
+
+def tips_at(answer: Any, *, size: int, tail: Tail) -> tuple[float, str]:
+    """Grades a number of elements by `even_size`."""
+    return near(answer, truth=even_size(size, tail), within=0.02)
 
 
 def late_reads(rows: Sequence[Row]) -> dict[str, str]:
@@ -114,11 +189,11 @@ def late_reads(rows: Sequence[Row]) -> dict[str, str]:
         "view": lambda given: (torch.ops.aten.t.default, tuple(given)),
         "compute": lambda given: (torch.ops.aten.cat.default, (given,)),
         "update": lambda given: (torch.ops.aten.add_.Tensor, tuple(given))}
-    for name, kind, reads in rows:
+    for name, kind, takes in rows:
         if kind == "input":
             made[name] = graph.placeholder(name)
         else:
-            target, args = operators[kind]([made[read] for read in reads])
+            target, args = operators[kind]([made[taken] for taken in takes])
             made[name] = graph.create_node("call_function", target, args, name=name)
     graph.output(())
     found = (re.match(r"(\w+) is read by (\w+) after", said) for said in

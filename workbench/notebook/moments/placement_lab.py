@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -15,7 +13,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.redistribution import Move, redistribution
+from workbench.graph.read.redistribution import Move, no_warnings, redistribution
 from workbench.notebook.draw.mesh import placements
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.moments.moment import Moment
@@ -83,21 +81,10 @@ def _sharded(axes: DeviceMesh, shape: Sequence[int], places: Sequence[str]) -> D
     return DTensor.from_local(local, axes, wanted, run_check=False)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, torch does not warn of slow collectives: the table names them."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def _enumerated(x: Sequence[int], w: Sequence[int], mesh: dict[str, int], given: tuple[Pair, Pair]) -> dict[Key, Any]:
     """By the placements of x and w: what moves them there, what DTensor adds, and what sums partial results."""
     found: dict[Key, Any] = {}
-    with fake_world(_size(mesh)) as world, _quiet():
+    with fake_world(_size(mesh)) as world, no_warnings():
         axes = world.mesh_of(mesh)
         assert axes is not None
         names = {axes.get_group(i).group_name: axis for i, axis in enumerate(mesh)}
@@ -115,5 +102,5 @@ def _enumerated(x: Sequence[int], w: Sequence[int], mesh: dict[str, int], given:
                 "x": list(map(str, moves[0][one])), "w": list(map(str, moves[1][other])),
                 "added": list(map(str, added)), "summed": list(map(str, summed)),
                 "result": list(map(str, result.placements)),
-                "bytes": sum(max(move.bytes_in, move.bytes_out) for move in every)}
+                "bytes": sum(move.counted for move in every)}
     return found

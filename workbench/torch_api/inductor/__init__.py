@@ -4,9 +4,11 @@
     bucketing       Inductor's bucketing and overlap schedulers
     fast_bucketing  torch's bucketing in less time
     inside          schedule, memory estimate, partitions, generated code
+    joined_buffers  nothing writes over a concatenation whose parts are read later
     kept_order      Inductor calls kernels in the order of the graph
     kernels         which kernel computes which nodes
     lowering        decomposition table and compiler entry point
     passes          which passes Inductor runs
     regions         named regions: annotate, cut out, compile
+    written_code    a graph's code, Inductor's and kernels, taken from one process to another
 """

@@ -1,9 +1,11 @@
 // Two factors on a mesh: drag an axis onto rows, columns or the whole of a factor, or press Enter on it.
 import { count, make } from "../dom.js";
-import { FAINT, FILL, GREEN, INK, RED, press, redraw, svg, text } from "./svg.js";
+import { FILL, GREEN, INK, press, redraw, svg, text } from "./svg.js";
 
 const COLORS = ["#f0e442", "#999999"], NEXT = { replicate: "rows", rows: "columns", columns: "replicate" };
 const PLACES = { "S(0)": "rows", "S(1)": "columns", R: "replicate" };
+// As in the pictures of a mesh (RANK_COLORS), and a red that no rank has.
+const RANKS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442", "#d55e00", "#999999"], WRONG = "#b00020";
 const SIDE = 150, GAP = 120, TOP = 56;
 
 export function placement({ root, note, data: d, traits, tell }) {
@@ -59,7 +61,7 @@ export function placement({ root, note, data: d, traits, tell }) {
     const shape = d.shapes[name];
     return [svg("rect", { x: left, y: TOP, width: SIDE, height: SIDE, fill: FILL, stroke: INK }),
       svg("rect", { x: left + SIDE * start, y: TOP + SIDE * top, width: SIDE * (end - start), height: SIDE * (bottom - top),
-        fill: "#0072b255" }), ...lines, text(left, TOP + SIDE + 18, `${name}${shape ? ` [${shape.join(", ")}]` : ""}`, { "font-weight": 600 }),
+        fill: `${RANKS[traits.get("rank") % RANKS.length]}77` }), ...lines, text(left, TOP + SIDE + 18, `${name}${shape ? ` [${shape.join(", ")}]` : ""}`, { "font-weight": 600 }),
       ...(own ? [zone("rows", left - 84, TOP, 84, SIDE), zone("columns", left, TOP - 36, SIDE, 36),
         zone("replicate", left, TOP, SIDE, SIDE)] : []), ...chips];
   }
@@ -82,16 +84,15 @@ export function placement({ root, note, data: d, traits, tell }) {
       ...tensor("w", placed("w"), lefts.w, true), ...tensor("x @ w", result, lefts.y, false), sign(lefts.w, "@"), sign(lefts.y, "=")));
     const line = (title, moves, color) => make("div", { style: color ? `color:${color}` : "" }, `${title}: ${moves.join("; ") || "nothing"}`);
     said.replaceChildren(line("to bring x here", found.x), line("to bring w here", found.w),
-      found.added.length ? line("the placements do not fit: DTensor adds", found.added, RED)
+      found.added.length ? line("the placements do not fit: DTensor adds", found.added, WRONG)
         : line("the placements fit: DTensor adds", [], GREEN),
       line("to sum partial results (Σ)", found.summed),
       make("b", {}, `${count(found.bytes)} bytes moved in all`),
       make("span", {}, traits.get("reveal") ? ` · the least is ${count(d.best)}` : ""));
     root.dataset.bytes = String(found.bytes);
     root.dataset.added = String(found.added.length);
-    tell(`Drag an axis to the left edge (rows), the top (columns) or the middle (replicate); or press Enter on it. Blue: the `
-      + `shard of rank ${traits.get("rank")}. Bytes: of the larger side of each collective, on one rank. As on `
-      + "CPUs: there, DTensor moves a cut from rows to columns by an all-gather, and on GPUs by an all-to-all.");
+    tell(`Drag an axis to the left edge (rows), the top (columns) or the middle (replicate); or press Enter on it. Coloured: `
+      + `the shard of rank ${traits.get("rank")}. Bytes: of the larger side of each collective, on one rank; an all-reduce counts twice.`);
   }
 
   traits.follow(["x_0", "x_1", "w_0", "w_1", "rank", "reveal"], show);

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from workbench.authoring.families import find_family
 from workbench.passes.registry import find_pass
 from workbench.recipe.recipe import Recipe
-from workbench.tools.source_code import Sources
+from workbench.tools.export.source_code import Sources
 
 _SCRIPT = '''\
 """{about}

@@ -1,0 +1,289 @@
+"""A compiled step as files: every rank trains from it as from its own build, and what does not fit is refused unrun."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workbench import Recipe, WorkbenchError, compile_recipe, load_recipe, run, run_artifact
+from workbench.cli import main
+from workbench.tools.export import artifact, loaded
+from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
+from workbench.tools.export.code import Code
+from workbench.tools.export.compiled import transform
+from workbench.tools.export.source_code import import_file
+from workbench.world.fake import fake_world
+from workbench.world.ranks import RankError, RankPool
+
+TINY: dict[str, Any] = {"model.n_layers": 1, "data.seq_len": 16, "training.steps": 3}
+OWN = '''
+import workbench
+
+
+@workbench.register_pass("odd_rank", stage="partitioned", numerics="exact")
+def odd_rank(gm, example_inputs, *, options):
+    """{about}"""
+    {code}
+    return gm
+'''
+
+def tiny(name: str, **changes: Any) -> Recipe:
+    return load_recipe(name).override(TINY | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of a small recipe on two ranks of tensor parallelism, which no test changes."""
+    out = tmp_path_factory.mktemp("artifacts") / "tp2"
+    compile_recipe(tiny("llama3", mesh__dp_shard=1, mesh__tp=2), out)
+    return out
+
+
+@pytest.fixture
+def mine(compiled: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    copy = tmp_path / "copy"
+    for file in compiled.rglob("*"):
+        if file.is_file():
+            target = copy / file.relative_to(compiled)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    return copy
+
+
+def _trained(recipe: Recipe, out: Path, pool: RankPool) -> None:
+    """Trains from the artifact, whose graphs each rank captures too, to the losses and norms of a build, bitwise."""
+    compile_recipe(recipe, out)
+    ours = run_artifact(out, world=pool, verify=True, progress=False).training
+    theirs = run(recipe, world=pool, progress=False).training
+    assert ours is not None and theirs is not None
+    assert (ours.losses, ours.norms) == (theirs.losses, theirs.norms) and len(ours.losses) == recipe.training.steps
+
+
+def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> None:
+    """The part of the vocabulary that a rank holds is a constant of its graph."""
+    made = read(compiled)
+    assert made.ranks == [0, 1] and made.programs[0]["graphs"] != made.programs[1]["graphs"]
+    assert made.programs[0]["groups"] == ["axis:tp"]
+    with fake_world(2, 1) as world:
+        assert transform(tiny("llama3", mesh__dp_shard=1, mesh__tp=2), world).digest == made.programs[1]["graphs"]
+
+
+def test_ranks_whose_graphs_are_equal_share_a_program(tmp_path: Path) -> None:
+    made = compile_recipe(tiny("llama3", mesh__dp_shard=4, mesh__tp=1), tmp_path / "out")
+    assert made.ranks == [0, 0, 0, 0] and len(made.programs) == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["llama3", "llama3_block_bucketing"])
+def test_it_trains_as_a_build_does(name: str, tmp_path: Path, pool2: RankPool) -> None:
+    _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1), tmp_path / "out", pool2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_full_inductor_block_bucketing", "llama3_whole_step"])
+def test_inductors_code_and_kernels_train_as_a_build_does(name: str, tmp_path: Path, pool2: RankPool) -> None:
+    _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1), tmp_path / "out", pool2)
+    assert any((tmp_path / "out" / "kernels").rglob("*.so"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_checkpointing_block_bucketing", "deepseek_v3", "deepseek_v3_block_bucketing"])
+def test_four_ranks_train_as_a_build_does(name: str, tmp_path: Path, pool4: RankPool) -> None:
+    layers = 2 if name.startswith("deepseek") else 1  # its first layer has no experts
+    _trained(tiny(name, mesh__dp_shard=2, mesh__tp=2, model__n_layers=layers), tmp_path / "out", pool4)
+
+
+@pytest.mark.integration
+def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_path: Path,
+                                                          pool2: RankPool) -> None:
+    first = run_artifact(compiled, world=pool2, checkpoints=tmp_path / "c", progress=False)
+    more = run_artifact(compiled, world=pool2, changes={"training.steps": 5, "training.read_loss_every": 2},
+                        checkpoints=tmp_path / "c", progress=False)
+    other = run_artifact(compiled, world=pool2, changes={"training.lr": 1e-9}, progress=False)
+    assert first.training is not None and other.training is not None and more.training is not None
+    assert more.training.first_step == 3 and len(more.training.losses) == 2 and more.ok
+    other_losses, losses = other.training.losses, first.training.losses
+    assert other_losses[0] == losses[0] and other_losses[1:] != losses[1:]
+
+
+@pytest.mark.integration
+def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine: Path, pool2: RankPool) -> None:
+    _sealed_again(mine, ranks=[1, 0])
+    with pytest.raises(RankError, match="rank 0 captures other graphs here than those that the artifact was made of"):
+        run_artifact(mine, world=pool2, verify=True, progress=False)
+
+
+def _sealed_again(folder: Path, **changes: Any) -> None:
+    """Change an artifact's manifest, and seal it as if it had been compiled so."""
+    data = {**json.loads((folder / MANIFEST).read_text()), "files": {}, **changes}
+    (folder / MANIFEST).unlink()
+    seal(folder, artifact.Manifest(**{key: value for key, value in data.items() if key != "fingerprint"}))
+
+
+def _append(path: Path) -> None:
+    path.write_text(path.read_text() + "raise SystemExit('the code was run')\n")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "changed": (lambda folder: _append(folder / "code" / "forward_0.py"), "code/forward_0.py was changed"),
+    "truncated": (lambda folder: (folder / "code" / "backward_1.py").write_text(""), "code/backward_1.py was changed"),
+    "missing": (lambda folder: (folder / "code" / "forward_1.json").unlink(), "code/forward_1.json is missing"),
+    "added": (lambda folder: (folder / "code" / "more.py").write_text("x = 1"), "code/more.py was added"),
+    "manifest edited": (lambda folder: (folder / MANIFEST).write_text(
+        (folder / MANIFEST).read_text().replace('"n_layers": 1', '"n_layers": 2')), "was changed after it was written"),
+    "manifest truncated": (lambda folder: (folder / MANIFEST).write_text(
+        (folder / MANIFEST).read_text()[:-40]), "is damaged: compile the recipe again"),
+    "manifest missing": (lambda folder: (folder / MANIFEST).unlink(), "is no artifact: manifest.json: No such file"),
+    "another format": (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "reads artifacts of format 1"),
+    "not an object": (lambda folder: (folder / MANIFEST).write_text("[1]"), "reads artifacts of format 1"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_was_damaged_is_refused_and_none_of_it_is_run(what: str, mine: Path) -> None:
+    damage, said = DAMAGE[what]
+    damage(mine)
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(mine, progress=False)
+    assert said in str(caught.value) and str(mine) in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("torch", "9.9.0"), ("Python", "2.7.18"), ("device", "another CPU"),
+                                             ("the source of the package's models", "0" * 64)])
+def test_what_was_made_for_something_else_is_refused_by_name(
+        name: str, value: str, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded, "load_step", lambda *_: pytest.fail("it was loaded"))
+    _sealed_again(mine, made_of=read(mine).made_of | {name: value})
+    said = f"{name} was {value[:12]}.* and is .* here: compile the recipe again, here"
+    with pytest.raises(WorkbenchError, match=said):
+        run_artifact(mine, progress=False)
+
+
+def test_a_pass_of_one_s_own_that_has_changed_is_refused(tmp_path: Path) -> None:
+    file, out = tmp_path / "odd.py", tmp_path / "out"
+    file.write_text(OWN.format(about="Nothing.", code="pass"))
+    import_file(file)
+    recipe = tiny("llama3", mesh__dp_shard=2, mesh__tp=1, passes=["odd_rank"])
+    compile_recipe(recipe, out)
+    file.write_text(OWN.format(about="Nothing, in other words.", code="gm.recompile()"))
+    import_file(file)
+    with pytest.raises(WorkbenchError, match="the source of your own model and passes was .* and is .* here"):
+        run_artifact(out, progress=False)
+
+
+def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "odd_launches.py"
+    file.write_text(OWN.format(about="Rank 1 reduces otherwise.", code="""import torch.distributed as dist
+    for node in gm.graph.nodes:
+        if dist.get_rank() == 1 and "reduce_scatter" in str(node.target):
+            node.args = (node.args[0], "sum", *node.args[2:]) if node.args[1] != "sum" else (
+                node.args[0], "avg", *node.args[2:])
+            break"""))
+    import_file(file)
+    with pytest.raises(WorkbenchError, match="rank 1 would run .*reduce_scatter"):
+        compile_recipe(tiny("llama3", mesh__dp_shard=4, mesh__tp=1, passes=["odd_rank"]), tmp_path / "out")
+    assert [each.name for each in tmp_path.iterdir()] == ["odd_launches.py"]
+
+
+def test_what_no_file_can_hold_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    said = r"the forward graph holds sdpa_score0, a .* \(layers.0.attention\), which no file can hold"
+    with pytest.raises(WorkbenchError, match=said):
+        compile_recipe(tiny("llama3_flex", mesh__dp_shard=2, mesh__tp=1), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(WorkbenchError, match="the artifact cannot be written: No space left on device"):
+        compile_recipe(tiny("llama3", mesh__dp_shard=2, mesh__tp=1), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_write_one_artifact_the_second_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match="out exists already: remove it, or give another folder"), \
+            artifact.new_folder(tmp_path / "out") as folder:
+        with artifact.new_folder(tmp_path / "out") as other:
+            (other / "first").touch()
+        (folder / "second").touch()
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["out", "out/first"]
+
+
+def test_files_are_their_user_s_alone_and_none_is_a_pickle(compiled: Path) -> None:
+    modes = {oct(path.stat().st_mode & 0o777) for path in compiled.rglob("*") if path.is_file()}
+    assert modes == {"0o600"} and compiled.stat().st_mode & 0o777 == 0o700
+    assert {path.suffix for path in compiled.rglob("*") if path.is_file()} == {
+        ".py", ".json", ".safetensors"}
+
+
+def test_constants_come_back_as_they_were(tmp_path: Path) -> None:
+    code = Code("forward", "graph", "def forward(self, args):\n    return [self.t + args[0]]\n", (), (("result", ""),),
+                constants={"t": torch.arange(3)})
+    artifact.write_code(tmp_path, "one", code)
+    back = read_code(tmp_path, "one")
+    module: Any = type("Module", (), {"forward": staticmethod(lambda self, args: [self.t + args[0]])})
+    assert torch.equal(back.function(module)([1])[0], torch.arange(1, 4)) and back.outputs == code.outputs
+
+
+@pytest.mark.integration
+def test_a_second_backward_is_refused(compiled: Path, pool2: RankPool) -> None:
+    assert pool2.run(_twice, str(compiled))[0] == (
+        "the compiled step of llama3: backward() was called twice on one loss, and what the forward saved is gone: "
+        "call the step again")
+
+
+def _twice(folder: str) -> str:
+    from workbench import author, current_world
+    from workbench.pipeline.train import Batches
+    from workbench.recipe.recipe import parse_recipe
+    from workbench.tools.export.loaded import load_step
+
+    made = read(Path(folder))
+    authored = author(parse_recipe(made.recipe, "test"), current_world())
+    loss: Any = load_step(authored, Path(folder), made)(*Batches(authored).at(0))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.placements == p.placements for p in authored.module.parameters())
+    try:
+        loss.backward()
+    except WorkbenchError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.integration
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    changes = [f"{key}={value}" for key, value in TINY.items()]
+    assert main(["compile", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", *changes, "--out", out]) == 0
+    assert f"{out}: the step of 2 ranks as 1 program, and its verdicts\nworkbench run --artifact {out}" in (
+        capsys.readouterr().out)
+    assert main(["run", "--artifact", out, "--verify", "--set", "training.steps=2"]) == 0
+    shown = capsys.readouterr()
+    assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    (["run"], "run: give a RECIPE, or --artifact DIR"),
+    (["run", "llama3", "--verify"], "run --verify: it compares an artifact with each rank's own capture"),
+    (["run", "llama3", "--artifact", "x"], "run --artifact x: leave out RECIPE"),
+    (["run", "--artifact", "x", "--level", "full"], "run --artifact x: leave out --level"),
+    (["run", "--artifact", "x", "--world", "fake"], "run --artifact x: leave out --world"),
+    (["run", "--artifact", "no/such"], "no/such is no artifact: manifest.json: No such file or directory"),
+    (["compile", "llama3", "--out", "."], ". exists already: remove it, or give another folder"),
+])
+def test_wrong_lines_say_what_to_give(line: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line) == 2 and said in capsys.readouterr().err
+
+
+def test_a_key_that_the_step_depends_on_cannot_be_changed(compiled: Path) -> None:
+    with pytest.raises(WorkbenchError, match="--set data.seq_len: the artifact is compiled for the recipe's own value"):
+        run_artifact(compiled, changes={"data.seq_len": 32}, progress=False)

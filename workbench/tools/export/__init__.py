@@ -1,0 +1,11 @@
+"""A recipe as files that run without notebooks: one script, or a compiled step that loads at once.
+
+    artifact      an artifact's files: manifest, fingerprint, refusals
+    code          one graph, or what Inductor made of it, as a Python file
+    compiled      compile_recipe: the recipe as each of its ranks, on a fake world
+    groups        process groups under names that are the same on every rank
+    loaded        the step that runs an artifact's code on this rank
+    run_artifact  train from an artifact, and report
+    script        a recipe as one script for torchrun
+    source_code   source of a user's functions and files
+"""

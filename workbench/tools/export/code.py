@@ -1,0 +1,178 @@
+"""One graph, or what Inductor made of it, as a Python file, with what it takes and returns as data."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
+from workbench.graph.read.nodes import module_path, output_values
+from workbench.graph.read.program import program
+from workbench.recipe.wording import json_text
+from workbench.torch_api import aot
+from workbench.torch_api.inductor.written_code import callable_of, input_description, one_list_code, written
+from workbench.torch_api.ops import is_symbolic
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a graph. of: the parameter or buffer that it is, or is the mesh of. role: whose value it is, one of
+    model, state, batch, saved, tangent. dtype, shape, stride: of a tensor of static sizes; else empty.
+    """
+
+    name: str
+    role: str
+    of: str | None = None
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Code:
+    """source: a Python module. kind: "graph" (its `forward` takes `self`, with the constants, and one list) or
+    "inductor" (its `call` takes one list). align: of Inductor's inputs. outputs: for each output the buffer whose new
+    value it is ("buffer"), the parameter whose gradient it is ("gradient"), or what else: "result", "saved", "none".
+    """
+
+    part: str
+    kind: str
+    source: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[tuple[str, str], ...]
+    align: dict[str, list[int]] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def signature(self) -> dict[str, Any]:
+        """All but source and constants, as JSON data."""
+        return {key: value for key, value in asdict(self).items() if key not in ("source", "constants")}
+
+    @classmethod
+    def read(cls, signature: dict[str, Any], source: str, constants: dict[str, torch.Tensor]) -> Code:
+        inputs = tuple(Input(**{**each, "shape": tuple(each["shape"]), "stride": tuple(each["stride"])})
+                       for each in signature["inputs"])
+        outputs = tuple((kind, of) for kind, of in signature["outputs"])
+        return cls(signature["part"], signature["kind"], source, inputs, outputs, signature["align"], constants)
+
+    def function(self, module: types.ModuleType) -> Callable[[list[Any]], Sequence[Any]]:
+        """The boxed function of this code, loaded as `module`."""
+        if self.kind == "inductor":
+            return callable_of(module, self.align)
+        return types.MethodType(module.forward, types.SimpleNamespace(**self.constants))
+
+    def skeleton(self) -> GraphModule:
+        """A graph of the inputs alone, from which a step reads what each of them is."""
+        graph = Graph()
+        for given in self.inputs:
+            node = graph.placeholder(given.name)
+            node.meta["val"] = torch.empty_strided(given.shape, given.stride, dtype=getattr(torch, given.dtype),
+                                                   device="meta") if given.dtype else None
+            if given.role != "state":
+                node.meta["desc"] = input_description(given.of, given.role == "tangent")
+        graph.output(())
+        return GraphModule({}, graph)
+
+
+def text_of(graph: GraphModule) -> str:
+    """Everything that a compiler reads of a graph: equal texts mean equal code."""
+    values = [f"{n.name} {_tensor(n)}" for n in graph.graph.nodes]
+    constants = {name: _bytes(value) for name, value in _constants(graph).items()}
+    return "\n".join([program(graph), _source(graph, "a graph"), json_text(constants), *values])
+
+
+def written_out(graph: GraphModule, body: Any = None) -> Code:
+    """The code of `graph`, or of what Inductor made of it. Raises WorkbenchError for what no file can hold."""
+    facts = facts_of(graph)
+    inputs = tuple(_input(node, facts.part) for node in graph.graph.find_nodes(op="placeholder"))
+    outputs = tuple(_outputs(graph))
+    where = f"the {facts.part} graph"
+    if body is None:
+        return Code(facts.part, "graph", _source(graph, where), inputs, outputs, constants=_constants(graph))
+    found = written(body)
+    if found is None:
+        raise WorkbenchError(f"{where} was lowered to a {type(body).__name__}, which no file can hold: drop that pass")
+    return Code(facts.part, "inductor", found[0], inputs, outputs, found[1])
+
+
+def _source(graph: GraphModule, where: str) -> str:
+    for node in graph.graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            raise WorkbenchError(f"{where} calls {node.target} at {node.name}, which no file can hold")
+    code = one_list_code(graph)
+    lines = [line for name, value in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", code.src)
+             for line in [_import(name, value, where)]]
+    return "\n".join([f'"""{where[4:].capitalize()} of a training step."""', *lines, "", code.src.strip(), ""])
+
+
+def _import(name: str, value: Any, where: str) -> str:
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__} as {name}"
+    if isinstance(value, float):
+        return f'{name} = float("{value}")'
+    module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if value is type(None):
+        return f"{name} = type(None)"
+    try:
+        found: Any = importlib.import_module(str(module))
+        for part in qualified.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not value:
+        raise WorkbenchError(f"{where} reads {name}, a {type(value).__name__} of this process, which no file can hold")
+    return f"import {module}\n{name} = {module}.{qualified}"
+
+
+def _constants(graph: GraphModule) -> dict[str, torch.Tensor]:
+    found = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value: Any = graph
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor) or "." in str(node.target):
+            raise WorkbenchError(f"the {facts_of(graph).part} graph holds {node.target}, a {type(value).__name__} "
+                                 f"({module_path(node) or 'no module'}), which no file can hold")
+        found[str(node.target)] = value.detach()
+    return found
+
+
+def _bytes(value: torch.Tensor) -> str:
+    return f"{value.dtype} {list(value.shape)} {value.tolist()}"
+
+
+def _tensor(node: Node) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or is_symbolic(value):
+        return "", (), ()
+    shape, stride = (tuple(map(int, part)) for part in (value.shape, value.stride()))
+    return str(value.dtype).removeprefix("torch."), shape, stride
+
+
+def _input(node: Node, part: str) -> Input:
+    if part == "backward":
+        return Input(node.name, "tangent" if aot.is_tangent(node) else "saved", None, *_tensor(node))
+    of = aot.parameter_of(node)
+    role = "model" if of is not None else "state" if aot.is_state(node) else "batch"
+    return Input(node.name, role, of, *_tensor(node))
+
+
+def _outputs(graph: GraphModule) -> list[tuple[str, str]]:
+    facts, values = facts_of(graph), output_values(graph)
+    if facts.part == "step":
+        return [("result", "")] * len(values)
+    descs = graph.graph.output_node().meta["desc"]
+    if facts.part == "backward":
+        given = [aot.gradient_of(desc) if isinstance(n, Node) and isinstance(n.meta.get("val"), torch.Tensor) else None
+                 for n, desc in zip(values, descs, strict=True)]
+        return [("gradient", name) if name else ("none", "") for name in given]
+    results = [aot.written_by(desc) for desc in descs[:facts.step.results]]
+    return [*(("buffer", name) if name else ("result", "") for name in results),
+            *[("saved", "")] * (len(values) - facts.step.results)]

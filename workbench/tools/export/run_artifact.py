@@ -1,0 +1,128 @@
+"""`run_artifact`: train from a compiled step on all of its ranks, without capture or compilation, and report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.authoring.author import author
+from workbench.checks.collectives import gathered
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import WorkbenchError
+from workbench.pipeline.checkpoints import check_saving
+from workbench.pipeline.progress import Post
+from workbench.pipeline.recipe_ranks import on_ranks
+from workbench.pipeline.report import Report, complete
+from workbench.pipeline.report_data import PassRow
+from workbench.pipeline.roofline import matmul_ceiling
+from workbench.pipeline.run import RankResult, memory_and_time, report_of
+from workbench.pipeline.train import deterministic, train
+from workbench.recipe.contracts import Numerics, Stage
+from workbench.recipe.recipe import Recipe, parse_recipe
+from workbench.tools.export.artifact import Manifest, made_of, read, require_same
+from workbench.tools.export.compiled import transform
+from workbench.tools.export.loaded import load_step
+from workbench.world.mesh import current_world
+from workbench.world.ranks import RankPool
+
+LATER = ("training.steps", "training.lr", "training.read_loss_every", "data.path")
+"""The keys of a recipe that its compiled step does not depend on."""
+_WHY = {"numerics": "an artifact has no graph to compare with: run the recipe at level full"} | {
+    check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
+
+
+def run_artifact(
+    folder: Path | str,
+    *,
+    world: RankPool | None = None,
+    changes: Mapping[str, Any] | None = None,
+    timeout: float = 600.0,
+    checkpoints: Path | str | None = None,
+    save_every: int | None = None,
+    verify: bool = False,
+    progress: bool = True,
+) -> Report:
+    """Train the recipe of an artifact, and report; the verdicts on its passes are those of its compilation.
+
+    world: a pool to use, or None for new gloo ranks, or torchrun's. changes: values of the recipe by key, of LATER.
+    A model or pass of the user's own must be registered, as it was. verify: each rank captures and transforms the
+    recipe itself too, and compares its graphs with those that the artifact was lowered from. The rest is as for `run`.
+
+    Runs the artifact's code as Python: only run what you trust. Raises WorkbenchError for an artifact that is damaged
+    or was made of or for something else, naming the difference, before any of its code is run.
+    """
+    folder = Path(folder).absolute()
+    if world is not None and world.backend != "gloo":
+        raise WorkbenchError(f"artifact {folder} is compiled for CPUs, and this pool has {world.backend}: give "
+                             'ranks(n, backend="gloo")')
+    manifest = read(folder)
+    recipe = _recipe(manifest, folder, changes or {})
+    require_same(manifest, made_of(recipe), folder)
+    check_saving(recipe, checkpoints, save_every)
+    kept = Path(checkpoints).absolute() if checkpoints is not None else None
+    here, results = on_ranks(recipe, world or "gloo", _on_rank, folder, (kept, save_every), verify, stages=2 + verify,
+                             steps=recipe.training.steps, timeout=timeout, progress=progress)
+    return report_of(recipe, here, "light when it was compiled", results)
+
+
+def _recipe(manifest: Manifest, folder: Path, changes: Mapping[str, Any]) -> Recipe:
+    recipe = parse_recipe(manifest.recipe, f"artifact {folder}")
+    wrong = next((key for key in changes if key not in LATER), None)
+    if wrong is not None:
+        raise WorkbenchError(f"--set {wrong}: the artifact is compiled for the recipe's own value: compile again, or "
+                             f"change {', '.join(LATER)} alone")
+    return recipe.override(dict(changes))
+
+
+def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None], verify: bool,
+             post: Post) -> RankResult:
+    """One rank's part: every rank calls it."""
+    world, seconds = current_world(), dict[str, float]()
+    manifest = read(folder)
+    found = gathered(manifest.fingerprint)
+    odd = next((rank for rank, each in enumerate(found) if each != found[0]), None)
+    if odd is not None:
+        raise WorkbenchError(f"artifact {folder}: rank {odd} reads another artifact there than rank 0: copy one to all "
+                             "machines")
+    if verify:
+        post.stage("verify")
+        _verify(recipe, folder, manifest)
+    started = time.perf_counter()
+    post.stage("author")
+    authored = author(recipe, world)
+    seconds["author"] = time.perf_counter() - started
+    post.stage("load")
+    step = load_step(authored, folder, manifest)
+    seconds["load"] = time.perf_counter() - started - seconds["author"]
+    training = train(authored, step, progress=post.step, folder=saving[0], save_every=saving[1])
+    step.close()
+    program = manifest.programs[manifest.ranks[world.rank]]
+    rows = [_row(each) for each in manifest.passes]
+    pipeline = complete([*map(_verdict, manifest.pipeline), *memory_and_time(world, training)], _WHY)
+    return RankResult(rows, _verdict(manifest.schedule), pipeline, seconds, program["step"]["saved_bytes"],
+                      program["step"]["flop"], training, matmul_ceiling(world, getattr(torch, recipe.precision.param)),
+                      None)
+
+
+def _verify(recipe: Recipe, folder: Path, manifest: Manifest) -> None:
+    """Raise WorkbenchError on every rank where one rank's own graphs are not those of the artifact."""
+    world = current_world()
+    with deterministic(recipe.training.deterministic):
+        mine = transform(recipe, world).digest
+    same = gathered(mine == manifest.programs[manifest.ranks[world.rank]]["graphs"])
+    if not all(same):
+        raise WorkbenchError(f"artifact {folder}: rank {same.index(False)} captures other graphs here than those that "
+                             "the artifact was made of: compile the recipe again, here")
+
+
+def _row(data: dict[str, Any]) -> PassRow:
+    return PassRow(**{**data, "stage": Stage(data["stage"]), "numerics": Numerics(data["numerics"]),
+                      "verdicts": [_verdict(each) for each in data["verdicts"]]})
+
+
+def _verdict(data: dict[str, Any]) -> Verdict:
+    return Verdict(**{**data, "outcome": Outcome(data["outcome"])})
