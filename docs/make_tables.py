@@ -48,8 +48,8 @@ DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
-                        "accuracy_exposed", "one_gpu", "whole_step", "float8", "stamp", "what_if", "mutants", "soak",
-                        "museum"),
+                        "accuracy_exposed", "one_gpu", "captures", "whole_step", "float8", "stamp", "what_if",
+                        "mutants", "soak", "museum"),
 }
 
 
@@ -143,7 +143,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
-            "whole_step": whole_step_table(root),
+            "captures": captures_table(root), "whole_step": whole_step_table(root),
             "float8": float8_table(root)}
 
 
@@ -555,6 +555,26 @@ def whole_step_table(root: Path = ROOT) -> str:
              f"{row['step_ms']:.1f} ms", str(row["launches"]), f"{row['peak_bytes'] / 2**30:.1f} GiB"] for row in found]
     heads = ["clipping and AdamW", "lowered by", "a step", "launches of its graphs", "peak"]
     return f"{table(heads, rows)}\n\n{of_gpu(found[-1])}, and each row with its own step and passes."
+
+
+def captures_table(root: Path = ROOT) -> str:
+    """Which recipes run from both captures, and in what they differ, from benchmarks/results/captures.json."""
+    found = json.loads((root / "benchmarks" / "results" / "captures.json").read_text(encoding="utf-8"))
+
+    def said(row: dict[str, Any], name: str) -> str:
+        return f"refused: {row['refused'][name]}" if name in row["refused"] else row["verdicts"][name]
+
+    def differences(row: dict[str, Any]) -> str:
+        """Each difference but for meshes among the inputs."""
+        told = [f"{kind}: {what}" + ("" if kind == "metadata lost" else f" ({joint}; {traced})")
+                for kind, what, joint, traced in row.get("differences", []) if kind != "inputs"]
+        return "; ".join(told) or ("none" if row.get("aligned") else "")
+
+    rows = [[f"`{row['recipe']}`", axes_of({"mesh": row["mesh"]}), *(said(row, name) for name in ("joint", "traced")),
+             f"{row['aligned']:,}" if row.get("aligned") else "", differences(row),
+             row["values"][1] if "values" in row else ""] for row in found["recipes"]]
+    heads = ["recipe", "mesh", "joint", "traced", "operators in both", "differences (joint; traced)", "values"]
+    return f"{table(heads, rows)}\n\n{of_cpu(found)}."
 
 
 def float8_table(root: Path = ROOT) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workbench.graph.read.launch_bound import paced
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
+    from workbench.graph.recomputation import cut
     from workbench.graph.replay_rehearsal import rehearse
     from workbench.graph.step_graph import StepGraph, join
     from workbench.graph.update import Update
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from workbench.passes.effect import Effect
     from workbench.passes.registry import register_pass
     from workbench.pipeline.build import Built, build
+    from workbench.pipeline.proofs.captures_proof import ComparedCaptures, compare_captures
     from workbench.pipeline.proofs.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
@@ -105,7 +107,9 @@ _HOMES = {
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
     "graph.read.redistribution": ("redistribution",),
+    "graph.recomputation": ("cut",),
     "passes.registry": ("register_pass",),
+    "pipeline.proofs.captures_proof": ("ComparedCaptures", "compare_captures"),
     "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "notebook.moments.order_pass": ("order_pass",),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.torch_api.side_effects import SideEffect, noted_reads, noted_side_effects
+from workbench.torch_api.tracing.side_effects import SideEffect, noted_reads, noted_side_effects
 
 SEEN, CALLS = [], 0
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from workbench.authoring.layout import refuse_padding
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.fixed import Fixed
-from workbench.graph.model_contract import NO_TENSOR, named, not_captured, require_trainable
+from workbench.graph.model_contract import NO_TENSOR, named, not_captured, require_parameters, require_trainable
 from workbench.graph.read.program import program
 from workbench.graph.stamping import capture_few
 from workbench.recipe.wording import counted
@@ -33,6 +34,8 @@ from workbench.torch_api.ops import (
     may_draw,
     reads_shape,
 )
+from workbench.torch_api.tracing.module_state import Untraceable
+from workbench.torch_api.tracing.traced_step import trace_step
 
 
 @dataclass
@@ -43,7 +46,8 @@ class JointGraph:
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
     stamped: number of blocks copied from a captured one, or the reason why none was. passes: those run so far.
-    broken: why no stage can take `graph` as a pass left it, or None. `print` shows the program.
+    broken: why no stage can take `graph` as a pass left it, or None. traced: whether make_fx made it, and so there is
+    no partitioner for it. `print` shows the program.
     """
 
     authored: Authored
@@ -55,6 +59,7 @@ class JointGraph:
     closed: bool = False
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
+    traced: bool = False
 
     @property
     def graph(self) -> GraphModule:
@@ -100,7 +105,7 @@ class JointGraph:
         Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
         """
         self.require_open()
-        return replace(self, export=aot.fork_joint(self.export))
+        return replace(self, export=copy.copy(self.export) if self.traced else aot.fork_joint(self.export))
 
     def close(self) -> None:
         self.closed = True
@@ -124,7 +129,8 @@ class JointGraph:
     def __str__(self) -> str:
         """One line of provenance, and the program: a line a node, with dtype and shape of its result."""
         world = self.authored.world
-        made = f"# {title(self.authored)}, captured by AOTAutograd on rank {world.rank} of {world.size}"
+        by = "traced by make_fx" if self.traced else "captured by AOTAutograd"
+        made = f"# {title(self.authored)}, {by} on rank {world.rank} of {world.size}"
         return f"{made}; passes so far: {', '.join(self.passes) or 'none'}\n{program(self.graph)}"
 
 
@@ -146,6 +152,7 @@ def capture(
     decompositions: dict[Any, Callable[..., Any]] | None = None,
     batch: tuple[Any, ...] | None = None,
     stamped: bool = True,
+    by: Literal["joint", "traced"] = "joint",
 ) -> JointGraph:
     """Trace one training step of `authored` on this rank, without running it.
 
@@ -153,13 +160,17 @@ def capture(
     sizes. `decompositions` maps operators to their replacements, applied while tracing. Of many alike blocks a few are
     traced and the others copied from them, node for node what tracing gives; `stamped=False` traces all of them.
 
+    by "joint": Dynamo reads the model and AOTAutograd makes the graph, which torch's partitioner can cut. "traced":
+    make_fx runs forward, loss and `autograd.grad` once on fake shards, and notes the operators of all blocks. Inputs
+    and gradients are this rank's shards, and `recomputation.cut` takes the partitioner's place.
+
     Raises WorkbenchError where the module cannot be traced, with torch's reason, or would take too long.
     """
     refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.microbatch()
-    found: JointGraph | None = None
-    copied: int | str = "the whole module was asked for"
-    if stamped:
+    found = _traced(authored, args, decompositions) if by == "traced" else None
+    copied: int | str = "the traced capture traces all blocks" if found else "the whole module was asked for"
+    if stamped and found is None:
         found, copied = capture_few(authored.module, lambda few: _capture(authored, few, args, decompositions))
     found = found or _capture(authored, authored.module, args, decompositions)
     found.stamped = copied
@@ -170,10 +181,8 @@ def capture(
 
 def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
     """torch's own capture of `module`, which is the authored one or has fewer blocks."""
-    # torch refuses a deterministic run of a backward that was not captured under that setting; the reverse is fine
-    wanted = authored.recipe is None or authored.recipe.training.deterministic
     try:
-        with deterministic(wanted), aot.Contexts() as contexts:
+        with deterministic(_deterministic(authored)), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
             graph = aot.dynamo_capture(contexts, module, args)
             require_trainable(authored, graph, args)
@@ -186,6 +195,24 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
         raise WorkbenchError(not_captured(authored, error)) from error
     fixed = Fixed(authored.module, graph.meta["read"])
     return JointGraph(authored, export, contexts, graph.meta["tracing_context"], fixed)
+
+
+def _traced(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
+    require_parameters(authored)
+    try:
+        with deterministic(_deterministic(authored)), aot.capture_settings():
+            step = trace_step(authored.module, args, decompositions)
+    except Untraceable as error:
+        raise WorkbenchError(f'{named(authored)}: {error}, or set capture to "joint"') from None
+    except Exception as error:
+        raise WorkbenchError(not_captured(authored, error, by="traced")) from error
+    fixed = Fixed(authored.module, step.read)
+    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, fixed, traced=True)
+
+
+def _deterministic(authored: Authored) -> bool:
+    # torch refuses a deterministic run of a backward that was not captured under that setting; the reverse is fine
+    return authored.recipe is None or authored.recipe.training.deterministic
 
 
 def settle(graph: GraphModule) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.side_effects import module_attribute
+from workbench.torch_api.tracing.side_effects import module_attribute
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _GONE = object()

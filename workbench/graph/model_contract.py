@@ -18,7 +18,7 @@ from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
-from workbench.torch_api.refusals import place, reason, refused_module, without_backward
+from workbench.torch_api.tracing.refusals import place, reason, refused_module, without_backward
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
@@ -33,6 +33,12 @@ def require_trainable(authored: Authored, graph: GraphModule, args: tuple[Any, .
                      _of_operators(graph), _of_side_effects(graph), _of_writes(authored.module, graph),
                      _of_checkpoints(authored.module, graph))
     if problem := next(problems, ""):
+        raise WorkbenchError(f"{named(authored)}: {problem}")
+
+
+def require_parameters(authored: Authored) -> None:
+    """The part of `require_trainable` that reads the module alone."""
+    if problem := next(_of_parameters(authored.module), ""):
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
 
@@ -59,6 +65,7 @@ _REMEDIES = {
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (
         "it writes into a tensor that is no buffer: give it to register_buffer"),
+    r"convert all Tensors to FakeTensors": "it reads a tensor that is no buffer: give it to register_buffer",
     r"has been modified inplace": (
         "it writes into a parameter: write between the steps, and build an embedding without max_norm"),
     r"No module named 'triton'": "it calls a Triton kernel, and Triton is not installed: torch for GPUs brings it",
@@ -72,14 +79,17 @@ _REMEDIES = {
 _OTHERWISE = "change that line, or do it outside of the captured module"
 
 
-def not_captured(authored: Authored, error: Exception) -> str:
-    """One sentence for what torch raised while it traced: the module, the line, why, and the remedy."""
+def not_captured(authored: Authored, error: Exception, *, by: str = "joint") -> str:
+    """One sentence for what torch raised while it traced: the module, the line, why, and the remedy. by: the capture,
+    whose other may take what no rule here explains.
+    """
     path, line, text = refused_module(authored.module, error), place(error), str(error)
     where = f"module {path}" if path else "it"
     why = next((told.format("::".join(filter(None, found.groups())))
                 for pattern, told in _REMEDIES.items() if (found := re.search(pattern, text))), "")
+    other = ', or set capture to "joint"' if by == "traced" else ', or try capture "traced"' if not why else ""
     return (f"{named(authored)}: {where} cannot be captured{f' at {line}' if line else ''}: "
-            + (why or f"{type(error).__name__}: {reason(error)}: {_OTHERWISE}"))
+            + (why or f"{type(error).__name__}: {reason(error)}: {_OTHERWISE}") + other)
 
 
 def _of_parameters(module: nn.Module) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -89,10 +89,13 @@ class ForwardBackward(Partitioned):
     buffers: list[str]
     function: Callable[..., Any]
     fixed: Fixed
+    writes: tuple[str, ...] | None = None
 
     @property
     def written(self) -> list[str]:
         """The parameters and buffers that the captured forward writes, whatever passes have made of it since."""
+        if self.writes is not None:
+            return list(self.writes)
         metadata = self.slots[0].fw_metadata
         inputs = metadata.input_info if metadata is not None else []
         return [name for name, info in zip([*self.parameters, *self.buffers], inputs, strict=False)
@@ -104,7 +107,7 @@ class ForwardBackward(Partitioned):
         No step can be compiled from the other: torch's wrapper calls the bodies of this one.
         """
         slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
-        pair = ForwardBackward(slots, self.authored, self.parameters, self.buffers, _no_step, self.fixed)
+        pair = replace(self, slots=slots, function=_no_step)
         pair.facts, pair.broken = self.facts.fork(), self.broken
         return pair
 
@@ -149,6 +152,9 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
     joint.require_open()
     if by not in partitioning.PARTITIONERS:
         raise WorkbenchError(f"partition(..., by={by!r}): by must be one of {', '.join(partitioning.PARTITIONERS)}")
+    if joint.traced:
+        raise WorkbenchError(f"the traced graph of {title(joint.authored)} has no partitioner, which AOTAutograd "
+                             'brings: call cut(joint), or set capture to "joint"')
     with joint, joint.contexts.again():
         made = joint.graph
         joint.graph = aot.clone(made)  # torch edits the graph, and the last pass's record keeps the one it made

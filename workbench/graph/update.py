@@ -97,7 +97,7 @@ def _placeholders(graph: Graph, parameters: Sequence[Node]) -> list[list[Node]]:
     return made
 
 
-def _laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient with its parameter's strides, as autograd accumulates it: the fused AdamW walks through memory."""
     if gradient.stride() == parameter.stride():
         return gradient
@@ -109,7 +109,7 @@ def _step(update: Update, copies: Sequence[int]) -> Any:
 
     def run(parameters: Any, gradients: Any, exp_avg: Any, exp_avg_sq: Any, scalars: Any) -> torch.Tensor:
         step, lr = scalars
-        gradients = [_laid_out_as(p, g) for p, g in zip(parameters, gradients, strict=True)]
+        gradients = [laid_out_as(p, g) for p, g in zip(parameters, gradients, strict=True)]
         total = squares(gradients, copies)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             everyone = torch.distributed.group.WORLD

@@ -22,7 +22,7 @@ from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.route import TIMED, Progress, route, upto, walk
 from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
 from workbench.pipeline.train import deterministic, optimizer_of
-from workbench.recipe.contracts import Stage, check_passes, check_step
+from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.rules import cuda_reasons
 from workbench.torch_api.garbage import uncollected
@@ -69,7 +69,8 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
             raise WorkbenchError(f"pass {name!r} needs FSDP: set mesh.dp_shard to 2 or more, or drop the pass")
     # again, since a user's own pass may have been registered after the recipe was read
     problems = check_passes(*lists, free_order=recipe.free_order)
-    if problems := problems + [message for _, message in check_step(lists[1], recipe.training.step)]:
+    problems += [message for _, message in check_step(lists[1], recipe.training.step)]
+    if problems := problems + [message for _, message in check_capture(recipe.pass_names, recipe.capture)]:
         raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
 
 

@@ -5,7 +5,7 @@ A tool may stop before the last stage, start after the first, or add a stage of 
     author      recipe and world: the model, sharded, on this rank
     capture     the joint graph of forward and backward
     (a stage for each joint pass)
-    partition   the joint graph: forward and backward
+    partition   the joint graph: forward and backward; of a traced one, what is computed again is placed first
     (a stage for each other pass, which transforms both graphs, lowers them or replays them)
     lower       the ranks compare their collectives; both graphs get the functions that run them
 
@@ -26,13 +26,14 @@ from torch.fx import GraphModule
 from workbench.authoring.author import Authored, author, author_module, random_tokens
 from workbench.authoring.families import find_family
 from workbench.authoring.plans import ParallelPlan
-from workbench.checks import joining, static
+from workbench.checks import joining, recomputation, static
 from workbench.checks.order import take_back
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import bind
 from workbench.graph.partition import ForwardBackward, Partitioned, partition
+from workbench.graph.recomputation import cut
 from workbench.graph.step_graph import StepGraph, join, require_joinable
 from workbench.graph.update import Update
 from workbench.passes.inductor_decomposition.transform import capture_decompositions
@@ -59,7 +60,7 @@ Progress = Callable[[str], None]
 TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
 Kind = Stage | Literal["author", "capture", "partition", "join", "lower"]
 _LATER: dict[str, Any] = {
-    **dict.fromkeys(("name", "about", "strict", "free_order", "expect", "joint_passes", "passes"), True),
+    **dict.fromkeys(("name", "about", "capture", "strict", "free_order", "expect", "joint_passes", "passes"), True),
     "training": {"steps", "step", "nan_norm", "read_loss_every", "optimizer", "lr", "clip"}, "data": {"path"},
 }
 """What neither the model nor its graph depends on; any other change of a recipe needs a new model."""
@@ -71,7 +72,7 @@ class StepState:
 
     captured: the joint graph before its first pass. bodies: what a lowering or replay pass made of both graphs.
     schedule: whether the collectives of all ranks agree. joined: the whole step in one graph, where the recipe asks for
-    it, and joining: what the checks found of the join.
+    it, and joining: what the checks found of the join, and of the recomputation that was placed in a traced graph.
     """
 
     authored: Authored = field(init=False)
@@ -150,7 +151,7 @@ def route(recipe: Recipe, world: World, *, plan: ParallelPlan | None = None) -> 
     option, before anything has run.
     """
     whole = recipe.training.step == "whole"
-    return [_author(recipe, world, plan), _capture(recipe.joint_passes, whole), *joint_stages(recipe.joint_passes),
+    return [_author(recipe, world, plan), _capture(recipe, whole), *joint_stages(recipe.joint_passes),
             _partition(recipe.joint_passes), *(whole_stages(recipe) if whole else pair_stages(recipe.passes)), LOWER]
 
 
@@ -195,16 +196,16 @@ def _author(recipe: Recipe, world: World, plan: ParallelPlan | None) -> RouteSta
                                                 "code": code})
 
 
-def _capture(specs: Sequence[PassSpec], whole: bool) -> RouteStage:
-    table = capture_decompositions(specs)
+def _capture(recipe: Recipe, whole: bool) -> RouteStage:
+    table = capture_decompositions(recipe.joint_passes)
 
     def run(state: StepState) -> None:
         if whole:
             require_joinable(state.authored)
-        state.joint = capture(state.authored, decompositions=table)
+        state.joint = capture(state.authored, decompositions=table, by=recipe.capture)
         state.captured = state.joint.graph
 
-    return RouteStage("capture", "capture", run, {"recipe": (table is not None, whole),
+    return RouteStage("capture", "capture", run, {"recipe": (table is not None, whole, recipe.capture),
                                                   "code": (capture, capture_decompositions)})
 
 
@@ -235,7 +236,7 @@ def _join(recipe: Recipe) -> RouteStage:
     def run(state: StepState) -> None:
         table = lowering.decomposition_table() if decomposed else None
         state.joined = join(state.forward_backward, update, microbatches=spec.accumulate, decompositions=table)
-        state.joining = joining.check(state.joined)
+        state.joining = [*state.joining, *joining.check(state.joined)]
         state.seen = static.Seen()
 
     return RouteStage("join", "join", run, {"recipe": (update, decomposed, spec.accumulate), "code": (join,)})
@@ -259,6 +260,8 @@ def _run_split(spec: PassSpec) -> Callable[[StepState], None]:
     def run(state: StepState) -> None:
         records, state.bodies = run_partitioned(state.split, [spec], seen=state.seen, bodies=state.bodies)
         state.records = take_back([*state.records, *records])
+        if hasattr(state, "joint") and getattr(state.joint, "traced", False):
+            state.joining = recomputation.take_back(state.joining, records)
         state.forget_old_graphs()
 
     return run
@@ -266,10 +269,12 @@ def _run_split(spec: PassSpec) -> Callable[[StepState], None]:
 
 def _partition(specs: Sequence[PassSpec]) -> RouteStage:
     def run(state: StepState) -> None:
-        take_pair(state, partition(state.joint_graph))
+        joint = state.joint_graph
+        take_pair(state, cut(joint) if joint.traced else partition(joint))
+        state.joining = [recomputation.check(joint.graph, state.pair)] if joint.traced else []
 
     return RouteStage("partition", "partition", run, {
-        "code": (partition, [(spec.name, find_pass(spec.name).partition_effect) for spec in specs])})
+        "code": (partition, cut, [(spec.name, find_pass(spec.name).partition_effect) for spec in specs])})
 
 
 def take_pair(state: StepState, pair: Partitioned) -> None:

@@ -62,7 +62,8 @@ class PassContract:
     """The promise of one pass.
 
     `after` names passes that must stand earlier in the list where both are listed; `needs` names what the recipe or
-    the machine must have: "fsdp", "cuda", "compiler", "static_shapes", "pair" (forward and backward apart).
+    the machine must have: "fsdp", "cuda", "compiler", "static_shapes", "pair" (forward and backward apart),
+    "partitioner" (torch's, which decides what has no tag).
     `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient. `fewer_bytes`: the pass may
     take bytes out of the step's collectives, as one does that gathers a weight once and not twice.
     """
@@ -169,6 +170,13 @@ def check_step(passes: Sequence[str], step: str) -> list[tuple[int, str]]:
             problems.append((i, f"pass {contract.name!r} needs forward and backward apart, and training.step is "
                                 '"whole": set it to "pair", or drop the pass'))
     return problems
+
+
+def check_capture(names: Sequence[str], capture: str) -> list[tuple[str, str]]:
+    """(pass, problem) of each pass that cannot run on a "traced" capture."""
+    needing = [name for name in names if name in CONTRACTS and "partitioner" in CONTRACTS[name].needs]
+    return [(name, f"pass {name!r} needs torch's partitioner, and capture is \"traced\", which has none: set it to "
+                   '"joint", or drop the pass') for name in needing if capture == "traced"]
 
 
 def _misordered(first: PassContract, second: PassContract) -> list[str]:

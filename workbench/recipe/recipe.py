@@ -43,6 +43,9 @@ class Recipe(Declared):
     mesh: MeshSpec = MeshSpec()
     data: DataSpec = DataSpec()
     precision: PrecisionSpec = PrecisionSpec()
+    capture: Literal["joint", "traced"] = Field("joint", description="joint: by Dynamo and AOTAutograd, cut by torch's "
+                                                                     "partitioner; traced: by make_fx, with the "
+                                                                     "recomputation placed in the graph")
     joint_passes: tuple[PassSpec, ...] = ()
     passes: tuple[PassSpec, ...] = ()
     training: TrainingSpec = TrainingSpec()
@@ -109,7 +112,7 @@ def parse_recipe(data: Mapping[str, Any], source: str) -> Recipe:
         lists = {k: _sound_passes(data.get(k, ())) for k in ("joint_passes", "passes")}
         model = sound["model"]
         partial: dict[str, Any] = {k: v.model_dump() for k, v in sound.items() if v is not None} | lists
-        partial["free_order"] = data.get("free_order") is True
+        partial |= {"free_order": data.get("free_order") is True, "capture": data.get("capture")}
         problems += rule_problems(partial, model.sizes() if isinstance(model, ModelSpec) else None)
         raise RecipeError(source, list(dict.fromkeys(problems)))
     return recipe

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.recipe.contracts import CONTRACTS, check_passes, check_step
+from workbench.recipe.contracts import CONTRACTS, check_capture, check_passes, check_step
 from workbench.recipe.strict_toml import Problem, check, freeze
 
 
@@ -41,6 +41,8 @@ def rule_problems(parts: Mapping[str, Any], sizes: Mapping[str, Any] | None) -> 
         problems += [Problem(f"passes[{i}]", message)
                      for i, message in check_step([p["name"] for p in passes], training["step"])]
         problems += _accumulation_problems(training, data, sizes)
+    problems += [Problem("capture", message) for _, message in
+                 check_capture([p["name"] for p in (*joint, *passes)], parts.get("capture", "joint"))]
     if expect is not None:
         listed = [p["name"] for p in (*joint, *passes)]
         problems += [

@@ -19,6 +19,7 @@ from workbench.graph.callables import graph_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
+from workbench.graph.recomputation import cut
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.progress import Post
 from workbench.pipeline.proofs.numerics_proof import (
@@ -133,7 +134,8 @@ def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
 
     The capture stays open: a pass may break the step that is built of it. Every rank must call it.
     """
-    return real_inputs(compile_step(partition(joint.fork())), joint.authored.microbatch())
+    divide = cut if joint.traced else partition
+    return real_inputs(compile_step(divide(joint.fork())), joint.authored.microbatch())
 
 
 def first_departure(

@@ -14,10 +14,9 @@
     module_paths     a node's module, from its metadata
     ops              what an operator does, read from its schema
     partitioning     torch's partitioners
-    refusals         where and why a model could not be traced
-    side_effects     what a traced forward reads and changes in Python
     stamping         AOTAutograd state that stamping rewrites
     supported        supported torch versions and platforms; no torch here
+    tracing          trace a model's forward, or its whole step
     tree             torch's pytree
     unchanged        runs that leave a module as it was
 """

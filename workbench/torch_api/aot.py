@@ -26,7 +26,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
-from workbench.torch_api.side_effects import noted_reads, noted_side_effects, nothing_frozen
+from workbench.torch_api.tracing.side_effects import noted_reads, noted_side_effects, nothing_frozen
 from workbench.torch_api.unchanged import same_tensors
 
 Graph = torch.fx.GraphModule
@@ -248,8 +248,7 @@ def is_state(node: torch.fx.Node) -> bool:
 
 def is_tangent(node: torch.fx.Node) -> bool:
     """Whether a placeholder is a tangent, or a component of one."""
-    desc = node.meta.get("desc")
-    return desc is not None and desc.is_tangent()
+    return (desc := node.meta.get("desc")) is not None and desc.is_tangent()
 
 
 def boxed(graph: Graph) -> Callable[[list[Any]], Any]:
@@ -283,6 +282,7 @@ def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs:
     """
     node = torch.fx.Node(graph, name, old.op, old.target, args, kwargs, old.type)
     node.meta = meta
+    graph._graph_namespace._used_names.add(name)
     graph._graph_namespace.associate_name_with_obj(name, node)
     graph._insert(node)
     graph._find_nodes_lookup_table.insert(node)

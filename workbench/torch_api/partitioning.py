@@ -51,7 +51,7 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
 
     def cut(graph: GraphModule, *given: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
         if by == "min_cut":
-            _save_old_values(graph)
+            save_old_values(graph)
         return PARTITIONERS[by](graph, *given, **options)
 
     with settings(joint):
@@ -60,7 +60,7 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
     return function, found["forward"], found["backward"]
 
 
-def _save_old_values(graph: GraphModule) -> None:
+def save_old_values(graph: GraphModule) -> None:
     """What the forward computes from a buffer that it writes is saved: the backward would read the new value.
 
     torch's minimum cut may save the buffer itself instead, and autograd then refuses the backward.

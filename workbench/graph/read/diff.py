@@ -76,7 +76,7 @@ class GraphDiff:
         return self.text()
 
 
-def _moved(order: Sequence[int]) -> set[int]:
+def displaced(order: Sequence[int]) -> set[int]:
     """Indices into `order` outside one longest increasing subsequence."""
     tails: list[int] = []
     ends: list[int] = []
@@ -103,7 +103,7 @@ def diff(before: torch.fx.GraphModule, after: torch.fx.GraphModule) -> GraphDiff
     was, now = {n.name: n for n in old}, {n.name: n for n in new}
     position = {n.name: i for i, n in enumerate(old)}
     kept = [n for n in new if n.name in was]
-    moved_at = _moved([position[n.name] for n in kept])
+    moved_at = displaced([position[n.name] for n in kept])
     moved = tuple(n.name for i, n in enumerate(kept) if i in moved_at)
     pairs = [(was[n.name], n) for n in kept]
     retargeted = tuple((a, b) for a, b in pairs if (a.op, a.target) != (b.op, b.target))

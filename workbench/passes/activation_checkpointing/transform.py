@@ -69,7 +69,7 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
         def keep_norms(node):       # a forward node of a layer
             return True if "norm" in module_path(node) else None
 
-    The rule says True (save), False (recompute) or None (the partitioner decides).
+    The rule says True (save), False (recompute) or None (the partitioner decides; a traced capture saves).
     """
 
     def register(rule: Rule) -> Rule:

@@ -1,0 +1,143 @@
+"""Two captures of one step, aligned: what is told of real ones, and of planted differences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from on_ranks import FSDP_TP, insert, small
+
+from workbench.authoring.author import author
+from workbench.checks.captures import compare
+from workbench.graph.capture import capture
+from workbench.graph.read.nodes import is_backward, module_path, output_values
+from workbench.recipe.recipe import recipe_names
+from workbench.torch_api import aot
+from workbench.torch_api.ops import op_name
+from workbench.world.fake import fake_world
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def both():
+    with fake_world(4) as world:
+        authored = author(small(FSDP_TP), world)
+        yield tuple(capture(authored, by=by).graph for by in ("joint", "traced"))
+
+
+def told(both, fault=None):
+    """Differences, but for what the captures differ in without a fault."""
+    joint, traced = both
+    usual = {str(d) for d in compare(joint, traced)[1]}
+    if fault is None:
+        return compare(joint, traced)
+    changed = aot.clone(traced)
+    for node in changed.graph.nodes:
+        if "custom" in node.meta:
+            node.meta["custom"] = dict(node.meta["custom"])
+    fault(changed)
+    return [d for d in compare(joint, changed)[1] if str(d) not in usual]
+
+
+def test_both_captures_have_the_same_collectives_and_operators(both):
+    aligned, differences = told(both)
+    calls = sum(n.op == "call_function" for n in both[0].graph.nodes)
+    assert aligned == calls
+    kinds = {d.kind for d in differences}
+    assert kinds >= {"inputs", "metadata lost"} and not kinds & {"collectives", "operators", "gradients"}
+    meshes = next(d for d in differences if d.kind == "inputs")
+    assert meshes.what == "meshes and sizes of DTensors" and meshes.joint > 0 == meshes.traced
+
+
+def test_a_graph_does_not_differ_from_itself(both):
+    assert compare(both[1], both[1])[1] == []
+
+
+def backward_mm(graph):
+    return next(n for n in graph.graph.nodes if op_name(n.target) == "aten.mm" and is_backward(n))
+
+
+def test_a_backward_node_without_its_module_is_told(both):
+    name = backward_mm(both[1]).name
+
+    def fault(graph):
+        backward_mm(graph).meta.pop("fwd_nn_module_stack")
+
+    assert module_path(backward_mm(both[1]))
+    (found,) = told(both, fault)
+    assert found.kind == "metadata lost" and found.what == "module, lost (1 node)"
+    assert (found.joint, found.traced) == (1, 0) and name
+
+
+def test_a_backward_node_without_its_direction_is_told(both):
+    def fault(graph):
+        backward_mm(graph).meta["partitioner_tag"] = "is_forward"
+
+    (found,) = told(both, fault)
+    assert found.kind == "metadata lost" and found.what == "direction, another (1 node)"
+    assert (found.joint, found.traced) == ("backward", "forward")
+
+
+def test_a_collective_that_is_missing_is_told_with_its_bytes(both):
+    def fault(graph):
+        wait = next(n for n in graph.graph.nodes if op_name(n.target) == "_c10d_functional.wait_tensor"
+                    and "reduce_scatter" in str(n.args[0].target))
+        start, source = wait.args[0], wait.args[0].args[0]
+        wait.replace_all_uses_with(source)
+        graph.graph.erase_node(wait)
+        graph.graph.erase_node(start)
+
+    found = {d.what: d for d in told(both, fault) if d.kind == "collectives"}
+    assert {"_c10d_functional.reduce_scatter_tensor", "_c10d_functional.wait_tensor"} <= found.keys()
+    assert any(what.startswith("bytes of reduce_scatter over ") for what in found)
+
+
+def test_a_view_and_an_operator_that_one_has_alone_are_told(both):
+    def fault(graph):
+        node = backward_mm(graph)
+        insert(graph, node, torch.ops.aten.view.default, node, [-1])
+        insert(graph, node, torch.ops.aten.cos.default, node)
+
+    assert {(d.kind, d.what, d.joint, d.traced) for d in told(both, fault)} == {
+        ("views", "aten.view", 0, 1), ("operators", "aten.cos", 0, 1)}
+
+
+def test_another_order_of_collectives_is_told(both):
+    def fault(graph):
+        starts = [n for n in graph.graph.nodes if op_name(n.target) == "_c10d_functional.all_gather_into_tensor"]
+        end = graph.graph.output_node()
+        waits = [*starts[0].users]
+        readers = [n for n in graph.graph.nodes if set(n.all_input_nodes) & {starts[0], *waits}]
+        assert readers
+        first, second = starts[0], starts[1]
+        second.append(first) if not any(u < second for u in first.users) else end.prepend(second)
+
+    found = told(both, fault)
+    assert [d.what for d in found if d.kind == "order"][:1] == ["collectives"]
+
+
+def test_a_gradient_that_is_missing_is_told_by_its_parameter(both):
+    def fault(graph):
+        output = graph.graph.output_node()
+        place = next(i for i, desc in enumerate(output.meta["desc"]) if aot.gradient_of(desc) == "norm.weight")
+        values, descs = list(output_values(graph)), list(output.meta["desc"])
+        del values[place], descs[place]
+        output.args, output.meta = (values,), {**output.meta, "desc": descs}
+
+    found = [(d.what, d.joint, d.traced) for d in told(both, fault) if d.kind == "gradients"]
+    assert found == [("norm.weight", 1, 0)]
+
+
+def test_the_committed_table_has_every_recipe_with_its_values_or_a_reason():
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "captures.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["recipes"]
+    assert [row["recipe"] for row in rows] == recipe_names()
+    for row in rows:
+        if row["refused"]:
+            assert all(row["refused"].values())
+        else:
+            assert set(row["verdicts"].values()) == {"PASS"}, row["recipe"]
+            assert row["values"][0] == ("UNKNOWN" if row["world"] == "fake" else "PASS"), row["recipe"]

@@ -1,0 +1,201 @@
+"""Recomputation placed in a traced graph: what it saves, and the faults that its check must find."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_ranks import small
+
+from workbench import WorkbenchError, author_module, capture, partition
+from workbench.authoring.author import author
+from workbench.checks import recomputation as checks
+from workbench.checks.memory import estimate
+from workbench.graph.read.nodes import is_backward, output_values
+from workbench.graph.recomputation import AGAIN, cut
+from workbench.pipeline.run_passes import run_joint
+from workbench.recipe.sections import PassSpec
+from workbench.torch_api import aot
+from workbench.torch_api.ops import op_name
+
+pytestmark = pytest.mark.integration
+AC = PassSpec(name="activation_checkpointing", options={"policy": "full"})
+
+
+@pytest.fixture(scope="module")
+def traced(fake4):
+    """The traced capture of two layers on four FSDP ranks; fork it."""
+    return capture(author(small({"dp_shard": 4}, layers=2), fake4), by="traced")
+
+
+def after(traced, *passes):
+    joint = traced.fork()
+    run_joint(joint, list(passes))
+    return joint
+
+
+def repeats(pair):
+    return [n for n in pair.backward.graph.nodes if AGAIN in n.meta]
+
+
+def test_without_tags_nothing_is_repeated_and_full_checkpointing_saves_memory(traced):
+    plain, less = cut(after(traced)), cut(after(traced, AC))
+    assert not repeats(plain) and len(repeats(less)) > 100
+    was, now = estimate(plain.graphs), estimate(less.graphs)
+    assert now["saved"] < was["saved"] / 3 and now["peak_forward"] < was["peak_forward"]
+    assert max(now["peak_forward"], now["peak_backward"]) < max(was["peak_forward"], was["peak_backward"])
+
+
+def test_resharding_gathers_again_in_the_backward_and_saves_no_gathered_weight(traced):
+    joint = after(traced, "reshard_after_forward")
+    pair = cut(joint)
+    gathers = [n for n in repeats(pair) if "all_gather" in str(n.target)]
+    tagged = [n for n in joint.graph.graph.nodes if "all_gather" in str(n.target) and not is_backward(n)]
+    assert 0 < len(gathers) <= len(tagged)
+    assert checks.check(joint.graph, pair).outcome == "PASS"
+
+
+def test_a_repeat_stands_in_front_of_its_first_reader_and_has_the_name_of_what_it_repeats(traced):
+    pair = cut(after(traced, AC))
+    forward = {n.name for n in pair.forward.graph.nodes}
+    order = {n: i for i, n in enumerate(pair.backward.graph.nodes)}
+    assert {n.name for n in repeats(pair)} & forward
+    own = [n for n in pair.backward.graph.nodes if n.op == "call_function" and AGAIN not in n.meta]
+    first = min(order[n] for n in repeats(pair))
+    assert first > order[own[0]]  # the loss's backward comes before the last layer is computed again
+
+
+def faulty(traced, fault, *passes):
+    joint = after(traced, *passes)
+    kept = joint.graph
+    pair = cut(joint)
+    fault(kept, pair)
+    return checks.check(kept, pair)
+
+
+def test_a_repeat_that_reads_another_value_is_found(traced):
+    def fault(kept, pair):
+        node = next(n for n in repeats(pair) if op_name(n.target) == "aten.mm")
+        other = next(n for n in pair.backward.graph.nodes if n is not node.args[0] and n.op == "call_function"
+                     and n < node and isinstance(n.meta.get("val"), torch.Tensor))
+        node.replace_input_with(node.args[0], other)
+
+    found = faulty(traced, fault, AC)
+    assert found.outcome == "FAIL" and "is repeated as aten.mm" in found.message
+
+
+def test_a_tag_that_is_not_placed_is_found(traced):
+    joint = after(traced, AC)
+    kept = aot.clone(joint.graph)
+    for node in joint.graph.graph.nodes:
+        if op_name(node.target) == "aten.mm":
+            node.meta.pop("recompute", None)  # saved in its place
+    found = checks.check(kept, cut(joint))
+    assert found.outcome == "FAIL" and "and the backward gets it from the forward" in found.message
+
+
+def test_a_value_that_was_overwritten_since_is_found(traced):
+    def fault(kept, pair):
+        node = next(n for n in repeats(pair) if n.all_input_nodes and n.all_input_nodes[0].op == "placeholder"
+                    and aot.parameter_of(n.all_input_nodes[0]) is None)
+        first = next(n for n in kept.graph.nodes if n.name == node.meta[AGAIN])
+        read = first.all_input_nodes[0]
+        end = next(n for n in kept.graph.nodes if is_backward(n) and n.op == "call_function")
+        with kept.graph.inserting_before(end):
+            written = kept.graph.call_function(torch.ops.aten.mul_.Scalar, (read, 2))
+        written.meta = {"val": read.meta["val"], "partitioner_tag": "is_forward"}
+
+    found = faulty(traced, fault, AC)
+    assert found.outcome == "FAIL" and "has overwritten" in found.message
+
+
+def test_a_gradient_that_is_missing_is_found(traced):
+    def fault(kept, pair):
+        output = pair.backward.graph.output_node()
+        values, descs = output_values(pair.backward), output.meta["desc"]
+        output.args, output.meta["desc"] = (tuple(values[1:]),), descs[1:]
+
+    found = faulty(traced, fault)
+    assert found.outcome == "FAIL" and "the backward returns no gradient of 'tok_embeddings.weight'" in found.message
+
+
+def test_a_fork_and_the_program_of_a_traced_graph(traced):
+    joint = after(traced, AC)
+    assert joint.graph is not traced.graph and "traced by make_fx" in str(joint)
+    assert joint.stamped == "the traced capture traces all blocks"
+
+
+def test_each_capture_has_its_own_cut(traced, fake4):
+    with pytest.raises(WorkbenchError, match='has no partitioner, .*: call cut\\(joint\\), or set capture to "joint"'):
+        partition(traced.fork())
+    joint = capture(author(small({"dp_shard": 4}), fake4))
+    with pytest.raises(WorkbenchError, match="has a partitioner: call partition\\(joint\\)"):
+        cut(joint)
+
+
+class Keeps(torch.nn.Module):
+    """A layer, and what `act` does beside it."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.layer, self.act, self.kept, self.free = torch.nn.Linear(4, 4), act, [], torch.ones(4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        return self.act(self, self.layer(x)).square().mean()
+
+
+def counts(m, x):
+    m.kept.append(1)
+    return x * len(m.kept)
+
+
+def turns(m, x):
+    m.training = False
+    return x
+
+
+def checkpoints(m, x):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(torch.sin, x, use_reentrant=False)
+
+
+NUMBERS = iter(range(1, 100))
+
+
+@pytest.mark.parametrize(("act", "told"), [
+    (counts, "it changes its attribute 'kept' in its forward, which the traced step would not do"),
+    (turns, "it changes its attribute 'training' in its forward"),
+    (checkpoints, "it calls torch.utils.checkpoint, .*: list activation_checkpointing in joint_passes in its place"),
+    (lambda m, x: x * next(NUMBERS), "its forward does something else when it is called again at test_recomputation"),
+    (lambda m, x: x + m.free, "it reads a tensor that is no buffer: give it to register_buffer"),
+    (lambda m, x: x if x.sum() > 0 else -x, "what it does next depends on a tensor's value: choose with torch.where"),
+    (lambda m, x: x.detach(), "its forward returns no scalar tensor that depends on a parameter"),
+], ids=["list", "mode", "checkpoint", "number", "tensor", "branch", "no gradient"])
+def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(fake4, act, told):
+    module = Keeps(act)
+    authored = author_module(module, fake4, None, batch=lambda: (torch.ones(2, 4),))
+    with pytest.raises(WorkbenchError, match=told) as error:
+        capture(authored, by="traced")
+    assert str(error.value).startswith("model Keeps: ") and str(error.value).endswith(', or set capture to "joint"')
+    assert module.kept == [] or act is not turns
+    assert isinstance(module.layer.weight, torch.nn.Parameter) and module.training
+
+
+def gradient_inside(m, x):
+    (slope,) = torch.autograd.grad(x.square().sum(), x, create_graph=True)
+    return x + slope
+
+
+def test_a_model_that_dynamo_alone_refuses_is_traced_and_the_refusal_says_so(fake4):
+    authored = author_module(Keeps(gradient_inside), fake4, None, batch=lambda: (torch.ones(2, 4),))
+    with pytest.raises(WorkbenchError, match='do it outside of the captured module, or try capture "traced"$'):
+        capture(authored)
+    assert len(capture(authored, by="traced").parameters) == 2
+
+
+def test_a_buffer_that_the_forward_writes_is_an_output(fake4):
+    authored = author_module(Keeps(lambda m, x: x + m.total.add_(1)), fake4, None,
+                             batch=lambda: (torch.ones(2, 4),))
+    pair = cut(capture(authored, by="traced"))
+    assert pair.written == ["total"] and pair.facts.results == 2

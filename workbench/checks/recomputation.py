@@ -1,0 +1,96 @@
+"""Whether the backward of a traced step computes again what the tags ask for, from the values that the forward read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import GraphModule, Node
+
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import no_exit
+from workbench.graph.facts import facts_of
+from workbench.graph.partition import Partitioned
+from workbench.graph.read.memory import roots
+from workbench.graph.read.nodes import is_backward, is_compute, output_values
+from workbench.graph.recomputation import AGAIN, recomputed
+from workbench.recipe.wording import counted
+from workbench.torch_api import aot
+from workbench.torch_api.ops import op_name, written_inputs
+
+
+@no_exit()
+def check(joint: GraphModule, pair: Partitioned) -> Verdict:
+    """The verdict `lint` on the placed recomputation. joint: the graph that it was placed in, before that."""
+    repeats = [n for n in pair.backward.graph.nodes if AGAIN in n.meta]
+    problems = [*_missing_gradients(joint, pair), *_not_placed(joint, pair), *_other_inputs(joint, repeats),
+                *_overwritten(joint, repeats)]
+    if problems:
+        return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
+    text = f"the backward repeats {counted(len(repeats), 'operator')}, from what the forward read"
+    return Verdict("lint", Outcome.PASS, text, {"repeated": len(repeats)})
+
+
+def take_back(verdicts: list[Verdict], records: Sequence[PassRecord]) -> list[Verdict]:
+    """The verdicts, with FAIL in the place of `check`'s PASS where a pass of the whole step has undone it.
+
+    Forward and backward stand in one graph there, so that merging equal nodes would keep the forward's values.
+    """
+    for record in records:
+        graphs = [g for g in (*record.before, *record.after) if isinstance(g, GraphModule)]
+        if len(graphs) == 2 and facts_of(graphs[0]).part == "step":
+            was, now = ({n.name for n in g.graph.nodes if AGAIN in n.meta and is_compute(n)} for g in graphs)
+            if lost := sorted(was - now):
+                text = (f"pass {record.name!r} dropped {counted(len(lost), 'product or attention')} that the backward "
+                        f"repeats ({lost[0]} first), and so keeps the forward's values: leave nodes whose metadata "
+                        f"has {AGAIN!r}")
+                verdicts = [Verdict("lint", Outcome.FAIL, text, {"lost": lost}), *verdicts[1:]]
+    return verdicts
+
+
+def _missing_gradients(joint: GraphModule, pair: Partitioned) -> list[str]:
+    wanted, given = ({name for node, desc in zip(output_values(graph), graph.graph.output_node().meta["desc"],
+                                                 strict=True)
+                      if isinstance(node, Node) and (name := aot.gradient_of(desc)) is not None}
+                     for graph in (joint, pair.backward))
+    return [f"the backward returns no gradient of {name!r}" for name in sorted(wanted - given)]
+
+
+def _not_placed(joint: GraphModule, pair: Partitioned) -> list[str]:
+    """Values that the backward gets from the forward, and should compute again."""
+    again = {n.name for n in recomputed(aot.clone(joint))}
+    return [f"{n.name} is tagged to be computed again, and the backward gets it from the forward"
+            for n in pair.backward.graph.find_nodes(op="placeholder") if n.name in again]
+
+
+def _other_inputs(joint: GraphModule, repeats: list[Node]) -> list[str]:
+    """Repeated nodes that are no repetition: another operator, other arguments, or other inputs."""
+    was, problems = {n.name: n for n in joint.graph.nodes}, []
+    for node in repeats:
+        first = was[node.meta[AGAIN]]
+        if node.target != first.target or str((node.args, node.kwargs)) != str((first.args, first.kwargs)):
+            problems.append(f"{node.name} is repeated as {op_name(node.target)}{node.args}, and the forward computes "
+                            f"{op_name(first.target)}{first.args}")
+    return problems
+
+
+def _overwritten(joint: GraphModule, repeats: list[Node]) -> list[str]:
+    """Repeated nodes that read memory which the forward has written since it read it."""
+    owner, order = roots(joint), {n.name: i for i, n in enumerate(joint.graph.nodes)}
+    nodes = {n.name: n for n in joint.graph.nodes}
+    written: dict[Node, Node] = {}
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and not is_backward(node):
+            written |= {owner[each]: node for each in written_inputs(node)}
+    descs = joint.graph.output_node().meta["desc"]
+    names = {name for desc in descs if (name := aot.written_by(desc)) is not None}
+    problems = []
+    for node in repeats:
+        first = nodes[node.meta[AGAIN]]
+        for read in first.all_input_nodes:
+            root = owner[read]
+            if root in written and order[written[root].name] > order[first.name]:
+                problems.append(f"{node.name} is repeated from {read.name}, which {written[root].name} has overwritten")
+            elif aot.parameter_of(root) in names and root.op == "placeholder":
+                problems.append(f"{node.name} is repeated from {aot.parameter_of(root)}, which the forward has written")
+    return problems

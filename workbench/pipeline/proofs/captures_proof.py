@@ -1,0 +1,151 @@
+"""`compare_captures`: one recipe from both captures, their graphs node by node, and the values that they train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from workbench.checks import captures
+from workbench.checks.captures import CAPTURES, CaptureDifference
+from workbench.checks.collectives import gathered
+from workbench.checks.numerics import compare_one
+from workbench.checks.verdicts import Outcome, Verdict
+from workbench.errors import WorkbenchError
+from workbench.pipeline.build import Built, build
+from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
+from workbench.pipeline.run_passes import Level
+from workbench.pipeline.train import train
+from workbench.recipe.contracts import CONTRACTS, Numerics
+from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import aligned, counted, first_line
+from workbench.torch_api.unchanged import shard_of
+from workbench.world.mesh import current_world
+from workbench.world.ranks import RankPool
+
+
+@dataclass(frozen=True)
+class ComparedCaptures:
+    """The result of `compare_captures`.
+
+    refused: why a capture does not take the recipe, by its name. aligned: operators that both graphs have, before any
+    pass. differences: all others, of rank 0, by kind. verdicts: the gravest outcome of each capture's passes and joins.
+    values: whether both train the same, on every rank. `print` shows it.
+    """
+
+    recipe: str
+    refused: dict[str, str]
+    aligned: int
+    differences: tuple[CaptureDifference, ...]
+    verdicts: dict[str, Outcome]
+    values: Verdict
+
+    def __str__(self) -> str:
+        lines = [f"recipe {self.recipe}: {counted(self.aligned, 'operator')} in both captures"]
+        lines += [f"{name} is refused: {why}" for name, why in self.refused.items()]
+        lines += [f"{name}: verdicts {outcome}" for name, outcome in self.verdicts.items()]
+        rows = [["kind", "what", *CAPTURES], *([d.kind, d.what, str(d.joint), str(d.traced)] for d in self.differences)]
+        return "\n".join([*lines, *(aligned(rows) if self.differences else []), str(self.values)])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def compare_captures(
+    recipe: Recipe | str | os.PathLike[str], *, world: WorldChoice | RankPool = "auto", steps: int = 3,
+    timeout: float = 600.0, progress: bool = True,
+) -> ComparedCaptures:
+    """Build `recipe` from both captures on every rank, align the two graphs, and train `steps` steps with each.
+
+    world, timeout, progress: as for `run`. A fake world has no values, and its verdict on them is UNKNOWN. A capture
+    that refuses the recipe is told in `refused`. Raises WorkbenchError for what this world cannot do with either
+    capture, RankError where a rank fails.
+    """
+    recipe = runnable(recipe, world).override({"training.steps": steps})
+    stages = 2 * (3 + len(recipe.pass_names) + (recipe.training.step == "whole"))
+    answers = on_ranks(recipe, world, on_rank, stages=stages, steps=2 * steps, timeout=timeout, progress=progress)[1]
+    return answers[0]
+
+
+@dataclass
+class _Trained:
+    """What one capture left on this rank: the graph before any pass, all verdicts, and what training left, by name."""
+
+    graph: GraphModule
+    verdicts: list[Verdict]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def on_rank(recipe: Recipe, post: Any) -> ComparedCaptures:
+    """One rank's part of `compare_captures`: every rank calls it, and gets the same values and refusals."""
+    made: dict[str, _Trained] = {}
+    refused: dict[str, str] = {}
+    for name in CAPTURES:
+        try:
+            made[name] = _trained(recipe.model_copy(update={"capture": name, "strict": False}), post)
+        except WorkbenchError as error:
+            refused[name] = first_line(error)
+    pairs, differences = 0, list[CaptureDifference]()
+    if not refused:
+        pairs, differences = captures.compare(*(made[name].graph for name in CAPTURES))
+    outcomes = {name: min((v.outcome for v in each.verdicts), key=_GRAVEST.index, default=Outcome.PASS)
+                for name, each in made.items()}
+    values = _compared(recipe, {} if refused else made)
+    return ComparedCaptures(recipe.name, refused, pairs, tuple(differences), outcomes, values)
+
+
+_GRAVEST = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.PASS, Outcome.UNKNOWN)
+
+
+def _trained(recipe: Recipe, post: Any) -> _Trained:
+    # what may sum in another order for each capture is held against eager, which sums in one
+    level: Level = "full" if _inexact(recipe.pass_names) and not current_world().is_fake else "light"
+    built = build(recipe, current_world(), level=level, progress=post.stage)
+    assert built.captured is not None
+    verdicts = [v for record in built.records for v in record.verdicts] + [*built.pipeline, built.schedule]
+    found = _Trained(built.captured, verdicts)
+    if built.authored.world.kind in ("gloo", "nccl"):
+        found.values = _values(built, post)
+    built.step.close()
+    return found
+
+
+def _values(built: Built, post: Any) -> dict[str, Any]:
+    seen = train(built.authored, built.step, progress=post.step)
+    module = built.authored.module
+    named: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in module.named_parameters()}
+    named |= {f"buffer {n}": b for n, b in module.named_buffers()}
+    found: dict[str, Any] = {name: shard_of(value).detach().cpu().clone() for name, value in named.items()}
+    return found | {"losses": torch.tensor(seen.losses), "norms": torch.tensor(seen.norms)}
+
+
+def _compared(recipe: Recipe, made: dict[str, _Trained]) -> Verdict:
+    """The verdict `numerics` on what both captures trained, of all ranks."""
+    if not made or not all(each.values for each in made.values()):
+        why = "a capture refuses the recipe" if not made else "a fake world has no values: run on real ranks"
+        return Verdict("numerics", Outcome.UNKNOWN, why)
+    joint, traced = (made[name].values for name in CAPTURES)
+    odd = {name: compare_one(joint[name], traced[name], None) for name in joint}
+    every = gathered([(name, relative) for name, (problem, relative) in odd.items() if problem])
+    steps, ranks = recipe.training.steps, len(every)
+    where = f"after {counted(steps, 'step')} on {counted(ranks, 'rank')}"
+    wrong = max((row for rank in every for row in rank), key=lambda row: row[1], default=None)
+    evidence = {"tensors": len(odd), "ranks": ranks, "steps": steps,
+                "differing": sorted({name for rank in every for name, _ in rank})}
+    if wrong is None:
+        return Verdict("numerics", Outcome.PASS, f"{len(odd)} tensors are bitwise the same {where}", evidence)
+    text = f"{wrong[0]} differs most, norm-relative {wrong[1]:.1e}, {where}"
+    inexact = _inexact(recipe.pass_names)
+    held = [v.outcome for each in made.values() for v in each.verdicts if v.check == "numerics"]
+    if inexact and held and set(held) == {Outcome.PASS}:
+        return Verdict("numerics", Outcome.PASS, f"{text}: {inexact[0]} sums in another order for each capture, and "
+                       "each stays within its contract against eager", evidence)
+    return Verdict("numerics", Outcome.FAIL, text, evidence)
+
+
+def _inexact(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in CONTRACTS and CONTRACTS[name].numerics is not Numerics.EXACT]

@@ -1,0 +1,110 @@
+"""A module while its step is traced: its parts on other tensors, and what it reads, changes and calls in Python."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from operator import is_not
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx.traceback
+import torch.utils.checkpoint
+from torch import nn
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+class Untraceable(Exception):
+    """The forward does what a traced step would leave out."""
+
+
+@contextlib.contextmanager
+def no_checkpoints() -> Iterator[None]:
+    """Raise Untraceable where the forward calls torch.utils.checkpoint."""
+
+    def refuse(*_: Any) -> Any:
+        raise Untraceable("it calls torch.utils.checkpoint, and a traced step would draw and write what it holds a "
+                          "second time: list activation_checkpointing in joint_passes in its place")
+
+    with mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse):
+        yield
+
+
+@contextlib.contextmanager
+def swapped(module: nn.Module, names: Sequence[tuple[str, Any]], values: Sequence[Any]) -> Iterator[None]:
+    """The module on other parameters and buffers. Raises Untraceable where something else is held at the end."""
+    tensors = {id(old): new for (_, old), new in zip(names, values, strict=True)}
+    parts = [(path, part) for path, part in module.named_modules()]
+    held = [(part, dict(part._parameters), dict(part._buffers), dict(vars(part))) for _, part in parts]
+    contents = [{n: list(v) for n, v in vars(part).items() if isinstance(v, _CONTAINERS) and n[:1] != "_"}
+                for _, part in parts]
+    placed = []
+    for _, part in parts:
+        for table in (part._parameters, part._buffers):
+            table.update({name: tensors[id(old)] for name, old in table.items() if old is not None})
+        placed.append({**part._parameters, **part._buffers})
+    try:
+        yield
+        for (path, part), now, (_, _, _, attributes), inner in zip(parts, placed, held, contents, strict=True):
+            where, after = f"module {path}" if path else "it", {**part._parameters, **part._buffers}
+            changed = [n for n in {**now, **after} if now.get(n) is not after.get(n)]
+            changed += [n for n, value in vars(part).items() if attributes.get(n, part) is not value]
+            changed += [n for n, items in inner.items()
+                        if len(items) != len(vars(part)[n]) or any(map(is_not, items, vars(part)[n]))]
+            if changed:
+                raise Untraceable(f"{where} changes its attribute {changed[0]!r} in its forward, which the traced step "
+                                  "would not do: make it a buffer, and write into it in place, with copy_, add_ or "
+                                  "lerp_")
+    finally:
+        for part, theirs, buffers, attributes in held:
+            for name in [n for n in vars(part) if n not in attributes]:
+                del vars(part)[name]
+            vars(part).update(attributes)
+            part._parameters.update(theirs)
+            part._buffers.update(buffers)
+
+
+@contextlib.contextmanager
+def noted_modules(module: nn.Module) -> Iterator[None]:
+    """Each node gets the stack of modules whose forward it was traced in."""
+    names = {id(part): (path, type(part)) for path, part in reversed([*module.named_modules()])}
+    call, stack = nn.Module._call_impl, [OrderedDict[str, Any]()]
+
+    def called(part: nn.Module, *args: Any, **kwargs: Any) -> Any:  # hooks of the part included
+        outer = stack[-1]
+        path, kind = names.get(id(part), ("", type(part)))
+        stack.append(OrderedDict({**outer, path: (path, kind)}))
+        torch.fx.traceback.current_meta["nn_module_stack"] = stack[-1]
+        try:
+            return call(part, *args, **kwargs)
+        finally:  # torch replaces the dict where it traces a higher-order operator
+            stack.pop()
+            torch.fx.traceback.current_meta.pop("nn_module_stack", None)
+            if outer:
+                torch.fx.traceback.current_meta["nn_module_stack"] = outer
+
+    with mock.patch.object(nn.Module, "_call_impl", called):
+        yield
+
+
+@contextlib.contextmanager
+def noted_python_reads(module: nn.Module) -> Iterator[set[str]]:
+    """Sources of the attributes that are read from the module's parts, and of what their plain objects hold."""
+    paths = {id(part): path for path, part in module.named_modules()}
+    read: set[str] = set()
+
+    def noted(self: nn.Module, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if id(self) in paths and not name.startswith("_") and not callable(value):
+            parts = "".join(f"._modules['{part}']" for part in paths[id(self)].split(".") if part)
+            source = f"L['self']{parts}.{name}"
+            read.add(source)
+            if not isinstance(value, torch.Tensor):
+                read.update(f"{source}.{inner}" for inner in getattr(value, "__dict__", {}) if inner[:1] != "_")
+        return value
+
+    with mock.patch.object(nn.Module, "__getattribute__", noted):
+        yield read

@@ -1,0 +1,234 @@
+"""A training step traced by make_fx: forward, loss and `autograd.grad` in one graph, without Dynamo and AOTAutograd.
+
+Source: torch/fx/experimental/proxy_tensor.py, torch/_functorch/_aot_autograd (functionalization, and the hooks that
+number the backward's nodes by the forward operators that they belong to).
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._functorch._aot_autograd.utils import copy_fwd_metadata_to_bw_nodes
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from workbench.torch_api.aot import Graph
+from workbench.torch_api.ops import is_fake, storage_key
+from workbench.torch_api.tracing.module_state import (
+    Untraceable,
+    no_checkpoints,
+    noted_modules,
+    noted_python_reads,
+    swapped,
+)
+
+_LOCAL, _TORCH, _HERE = "_local_tensor", str(Path(torch.__file__).parent), str(Path(__file__).parent)
+
+
+@dataclass
+class TracedStep:
+    """A traced step, whose parts are named as those of torch's `JointWithDescriptors`.
+
+    graph_module: takes (primals, tangents), returns (new values of buffers and the loss, gradients). params_spec,
+    buffers_spec: qualified names in calling order. read: sources of what the forward read in Python.
+    """
+
+    graph_module: Graph
+    params_spec: list[str]
+    buffers_spec: list[str]
+    tracing_context: TracingContext = field(repr=False)
+    read: set[str] = field(repr=False)
+
+
+def trace_step(
+    module: nn.Module, args: Sequence[Any], decompositions: Mapping[Any, Callable[..., Any]] | None
+) -> TracedStep:
+    """Trace `module(*args)`, a scalar loss, and its gradient by each parameter that requires one.
+
+    Local shards take the place of DTensors, as inputs and as gradients. Raises Untraceable where the forward changes
+    its module in Python, or returns no scalar that depends on a parameter, and torch's errors.
+    """
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    tensors = (*parameters.values(), *buffers.values(), *args)
+    table = dict(decompositions) if decompositions is not None else None
+    programs = []
+    for _ in range(2):  # what Python keeps, draws or counts is another number the second time
+        made = _Trace(module, [*parameters.items()], [*buffers.items()])
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        given = [_fake(value, mode) for value in tensors]
+        with mode:
+            tangent = torch.ones((), device=given[0].device)
+        context = TracingContext(mode)
+        with (tracing(context), noted_modules(module), noted_python_reads(module) as read, torch.enable_grad(),
+              no_checkpoints(), enable_python_dispatcher(), mode):
+            graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
+        mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
+        programs.append([f"{n.target}{n.args}{n.kwargs}{_constant(graph, n)}" for n in graph.graph.nodes])
+    if programs[0] != programs[1]:
+        at = next((i for i, (one, other) in enumerate(zip(*programs, strict=False)) if one != other), -1)
+        where = [*graph.graph.nodes][at].meta.get("stack_trace", "").strip().splitlines()
+        raise Untraceable(f"its forward does something else when it is called again{_line(where)}: a traced step keeps "
+                          "the numbers of one call, so make what changes a buffer or an input")
+    made.describe(graph)
+    copy_fwd_metadata_to_bw_nodes(graph)
+    _copy_lines(graph)
+    return TracedStep(graph, list(parameters), list(buffers), context, read)
+
+
+def _constant(graph: Graph, node: torch.fx.Node) -> str:
+    """The values of a constant that the graph holds; "" for any other node."""
+    value = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
+    return "" if not isinstance(value, torch.Tensor) or is_fake(value) else str(value.tolist())
+
+
+def _line(trace: Sequence[str]) -> str:
+    """" at file.py:12", the innermost line of a node's stack trace."""
+    found = [m for m in (re.search(r'File "([^"]+)", line (\d+)', text) for text in trace) if m]
+    return f" at {Path(found[-1][1]).name}:{found[-1][2]}" if found else ""
+
+
+@dataclass
+class _Trace:
+    """The function that make_fx traces."""
+
+    module: nn.Module
+    parameters: list[tuple[str, nn.Parameter]]
+    buffers: list[tuple[str, torch.Tensor]]
+    written: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+
+    def __call__(self, primals: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
+        off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+        with off, FunctionalTensorMode(_allow_token_discovery=True):
+            _tracer()._filter_traceback_frames = _own_frames
+            held = [to_fun(value) for value in primals]
+            count = len(self.parameters)
+            whole = [_rewrapped(value, tensor) for value, (_, tensor) in
+                     zip(held, [*self.parameters, *self.buffers], strict=False)]
+            with swapped(self.module, [*self.parameters, *self.buffers], whole):
+                loss = self.module(*held[len(whole):])
+            if not isinstance(loss, torch.Tensor) or loss.dim() or loss.grad_fn is None:
+                raise Untraceable("its forward returns no scalar tensor that depends on a parameter: return the mean "
+                                  "loss")
+            _tag_forward()
+            values = [from_fun(value) for value in held[count:len(whole)]]
+            setup_stacktrace_preservation_hooks([loss.grad_fn])
+            trained = {name: tensor for (name, _), tensor in zip(self.parameters, whole, strict=False)
+                       if tensor.requires_grad}
+            given = [to_fun(tangent).to(loss.dtype) for tangent in tangents]
+            found = torch.autograd.grad(loss, list(trained.values()), given, allow_unused=True)
+            shards = dict(zip(trained, (None if g is None else from_fun(getattr(g, _LOCAL, g)) for g in found),
+                              strict=True))
+            self.gradients = [name for name, value in shards.items() if value is not None]
+            self._require_kept(held[:count])
+            self._require_kept_buffers(held[count:], values)
+            news = {name: value for (name, _), value in zip(self.buffers, held[count:], strict=False)
+                    if has_data_mutation(value)}
+            self.written = list(news)
+            self._require_own_memory()
+            return [*map(from_fun, news.values()), from_fun(loss)], [shards[name] for name in self.gradients]
+
+    def _require_kept(self, shards: list[Any]) -> None:
+        for (name, _), value in zip(self.parameters, shards, strict=True):
+            if has_data_mutation(value):
+                raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
+                                  "torch.no_grad()")
+
+    def _require_kept_buffers(self, now: list[Any], before: list[Any]) -> None:
+        for (name, _), value, was in zip(self.buffers, now, before, strict=False):
+            if from_fun(value) is not was:
+                raise Untraceable(f"buffer {name} is written by the backward, which runs a checkpoint a second time: "
+                                  "leave the buffer out of the checkpoint")
+
+    def _require_own_memory(self) -> None:
+        keys = {name: storage_key(getattr(t, _LOCAL, t)) for name, t in (*self.parameters, *self.buffers)}
+        for name in self.written:
+            shared = [other for other, key in keys.items() if other != name and key is not None and key == keys[name]]
+            if shared:
+                raise Untraceable(f"it writes into buffer {name}, which shares memory with {shared[0]}: give each "
+                                  "memory of its own with .clone()")
+
+    def describe(self, graph: Graph) -> None:
+        """Give inputs and outputs torch's descriptors, and the nodes of the backward their tag."""
+        inputs: dict[str, Any] = {name: descriptors.ParamAOTInput(name) for name, _ in self.parameters}
+        inputs |= {name: descriptors.BufferAOTInput(name) for name, _ in self.buffers}
+        plain = [descriptors.PlainAOTInput(i) for i in range(len(graph.graph.find_nodes(op="placeholder")))]
+        loss = descriptors.PlainAOTOutput(0)
+        nodes = graph.graph.find_nodes(op="placeholder")
+        for node, desc in zip(nodes, [*inputs.values(), *plain[:len(nodes) - len(inputs) - 1],
+                                      descriptors.TangentAOTInput(loss)], strict=True):
+            node.meta["desc"] = desc
+            tangent = desc.is_tangent()
+            node.meta["partitioner_tag"] = "is_backward" if tangent else "is_forward"
+        outputs = [descriptors.InputMutationAOTOutput(inputs[name]) for name in self.written]
+        gradients = [descriptors.GradAOTOutput(inputs[name]) for name in self.gradients]
+        graph.graph.output_node().meta["desc"] = [*outputs, loss, *gradients]
+        for node in graph.graph.nodes:
+            if node.op != "output":
+                node.meta.setdefault("partitioner_tag", "is_backward")
+
+
+def _tag_forward() -> None:
+    """Tag the nodes so far."""
+    for node in _tracer().graph.nodes:
+        node.meta["partitioner_tag"] = "is_forward"
+
+
+def _tracer() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer
+
+
+def _own_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """The model's frames, from its forward on; torch would keep those alone that are called forward."""
+    first = next((i for i, frame in enumerate(stack) if frame.name == "forward"), len(stack))
+    return traceback.StackSummary.from_list(
+        [frame for frame in stack[first:] if not frame.filename.startswith((_TORCH, _HERE))])
+
+
+def _copy_lines(graph: Graph) -> None:
+    """Nodes of the backward get the source line of the forward operator that they belong to."""
+    lines: dict[Any, Any] = {}
+    for node in graph.graph.nodes:
+        if node.meta.get("partitioner_tag") == "is_forward" and node.meta.get("stack_trace"):
+            lines.setdefault(node.meta.get("seq_nr"), node.meta["stack_trace"])
+    for node in graph.graph.nodes:
+        line = lines.get(node.meta.get("seq_nr"))
+        if line is not None and node.meta.get("partitioner_tag") == "is_backward" and node.op == "call_function":
+            node.meta["stack_trace"] = line
+
+
+def _fake(value: Any, mode: FakeTensorMode) -> Any:
+    """A fake tensor of this mode like a tensor, or like a DTensor's shard; its sizes are constants."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    local = getattr(value, _LOCAL, value)
+    with mode:
+        return torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
+
+
+def _rewrapped(local: Any, like: torch.Tensor) -> torch.Tensor:
+    """A DTensor as `like` is around another shard, or the tensor itself; a leaf of autograd where `like` is one."""
+    if not hasattr(like, _LOCAL):
+        return local.requires_grad_() if like.requires_grad else local
+    names, how = like.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = {name: local if name == _LOCAL else getattr(like, name) for name in names}
+    made: Any = type(like)  # also of a Parameter
+    found: torch.Tensor = made.__tensor_unflatten__(parts, how, like.shape, like.stride())
+    return found.requires_grad_(like.requires_grad)
