@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from workbench.errors import WorkbenchError
 from workbench.graph.capture import title
 from workbench.graph.partition import ForwardBackward, Partitioned
+from workbench.graph.update import laid_out_as
 from workbench.torch_api import aot
+from workbench.torch_api.unchanged import shard_of
 
 
 class CompiledStep:
@@ -39,6 +44,75 @@ class CompiledStep:
     def __repr__(self) -> str:
         bodies = ", ".join("open" if s.body is None else type(s.body).__name__ for s in self.pair.slots)
         return f"CompiledStep({title(self.pair.authored)}: {bodies})"
+
+
+class PairFunction:
+    """What AOTAutograd's wrapper does around a forward and a backward, for a pair that comes without one.
+
+    Called with the module's parameters and buffers, and then this rank's batch, it returns the loss. names: qualified
+    names of parameters and buffers, in this order. writes: buffers whose new values the forward returns before the
+    loss. saved_order: for each input of the backward before the tangent, its place among what the forward saves.
+    gradients: for each output of the backward the parameter's name, or None. inputs: what the forward takes of what was
+    given; by default the shards of all of it.
+    """
+
+    def __init__(self, title: str, bodies: Sequence[Callable[[list[Any]], Sequence[Any]]], names: Sequence[str],
+                 writes: Sequence[str], saved_order: Sequence[int], gradients: Sequence[str | None],
+                 inputs: Callable[[Sequence[Any]], list[Any]] | None = None):
+        self.title, self.bodies, self.names, self.writes = title, bodies, names, writes
+        self.saved_order, self.gradients, self.inputs = saved_order, gradients, inputs or _shards
+
+    def __call__(self, *given: Any) -> torch.Tensor:
+        loss: torch.Tensor = _Differentiable.apply(self, *given)
+        return loss
+
+    def forward(self, given: Sequence[Any]) -> tuple[torch.Tensor, list[Any]]:
+        """The loss, and what the backward takes before the tangent."""
+        values, held = list(self.bodies[0](self.inputs(given))), dict(zip(self.names, given, strict=False))
+        for name, value in zip(self.writes, values, strict=False):
+            shard_of(held[name]).copy_(value)
+        loss, *saved = values[len(self.writes):]
+        return loss, [saved[place] for place in self.saved_order]
+
+    def backward(self, saved: list[Any], tangent: torch.Tensor, given: Sequence[Any]) -> list[Any]:
+        """For each of `given` its gradient, or None. Empties `saved`."""
+        saved.append(tangent)
+        found = dict(zip(self.gradients, self.bodies[1](saved), strict=True))
+        names = [*self.names, *[None] * (len(given) - len(self.names))]
+        return [_like(found.get(name), value) if name else None for name, value in zip(names, given, strict=True)]
+
+
+def _shards(given: Sequence[Any]) -> list[Any]:
+    return [shard_of(value) if isinstance(value, torch.Tensor) else value for value in given]
+
+
+def _like(gradient: Any, parameter: Any) -> Any:
+    """The gradient of a shard as that of its parameter, in its memory layout, which autograd reads of the whole."""
+    if gradient is None:
+        return None
+    gradient = laid_out_as(shard_of(parameter), gradient)
+    if not isinstance(parameter, DTensor):
+        return gradient
+    return DTensor.from_local(gradient, parameter.device_mesh, parameter.placements, run_check=False,
+                              shape=parameter.shape, stride=parameter.stride())
+
+
+class _Differentiable(torch.autograd.Function):
+    """Saved tensors go from one body to the other as a list, which the backward's body empties as it goes."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: PairFunction, *given: Any) -> torch.Tensor:
+        loss, ctx.saved = pair.forward(given)
+        ctx.pair, ctx.given = pair, given
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> Any:  # type: ignore[override]
+        saved, ctx.saved = ctx.saved, None
+        if saved is None:
+            raise WorkbenchError(f"the compiled step of {ctx.pair.title}: its backward ran already, and what its "
+                                 "forward saved is freed: run the forward again")
+        return None, *ctx.pair.backward(saved, tangent, ctx.given)
 
 
 def compile_step(pair: ForwardBackward, bodies: tuple[Any, ...] | None = None) -> CompiledStep:

@@ -7,25 +7,22 @@ node without a tag is saved. The graph stays one graph; `cut` writes what lies o
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
-from workbench.graph.facts import facts_of
+from workbench.graph.lower import PairFunction
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.nodes import is_backward, output_values
-from workbench.graph.update import laid_out_as
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.ops import draws, is_wait
-from workbench.torch_api.unchanged import shard_of
 
 AGAIN = "recomputes"
 """In a node's metadata: the name of the forward node that it repeats."""
@@ -124,7 +121,9 @@ def cut(joint: JointGraph) -> ForwardBackward:
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, _no_function,
                            joint.fixed, names)
     pair.share_facts(joint.graph)
-    pair.function = _function(pair)
+    gradients = [aot.gradient_of(desc) for desc in backward.graph.graph.output_node().meta["desc"]]
+    pair.function = PairFunction(title(joint.authored), pair.slots, [*pair.parameters, *pair.buffers], names,
+                                 pair.facts.saved_order or (), gradients)
     return pair
 
 
@@ -170,55 +169,3 @@ def _side(graph: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node],
     side = GraphModule(graph, made)
     side.meta = dict(graph.meta)
     return side
-
-
-class _Pair(torch.autograd.Function):
-    """Forward and backward of a pair, as one operation of autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, pair: ForwardBackward, *given: Any) -> torch.Tensor:
-        found = list(pair.slots[0]([shard_of(v) if isinstance(v, torch.Tensor) else v for v in given]))
-        count, held = pair.facts.results, [*pair.parameters, *pair.buffers]
-        results = found[:count]
-        for name, value in zip(pair.writes or (), results, strict=False):
-            shard_of(given[held.index(name)]).copy_(value)
-        order = facts_of(pair.forward).step.saved_order or ()
-        ctx.pair, ctx.saved, ctx.like = pair, [found[count + place] for place in order], given
-        loss: torch.Tensor = results[-1]
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: Any) -> Any:
-        if ctx.saved is None:
-            raise WorkbenchError(f"the compiled step of {title(ctx.pair.authored)}: its backward ran already, and what "
-                                 "its forward saved is freed: run the forward again")
-        saved, ctx.saved = ctx.saved, None
-        found = ctx.pair.slots[1]([*saved, *tangents])
-        descs = output_descs(ctx.pair.backward)
-        by_name = {aot.gradient_of(desc): value for desc, value in zip(descs, found, strict=True)}
-        names = [*ctx.pair.parameters, *[None] * (len(ctx.like) - len(ctx.pair.parameters))]
-        return None, *(_like(by_name.get(name), value) if name else None
-                       for name, value in zip(names, ctx.like, strict=True))
-
-
-def output_descs(graph: GraphModule) -> Sequence[Any]:
-    descs: Sequence[Any] = graph.graph.output_node().meta["desc"]
-    return descs
-
-
-def _like(gradient: Any, parameter: Any) -> Any:
-    """The gradient of a shard as that of its parameter, in its memory layout, which autograd reads of the whole."""
-    if gradient is None:
-        return None
-    gradient = laid_out_as(shard_of(parameter), gradient)
-    if not isinstance(parameter, DTensor):
-        return gradient
-    return DTensor.from_local(gradient, parameter.device_mesh, parameter.placements, run_check=False,
-                              shape=parameter.shape, stride=parameter.stride())
-
-
-def _function(pair: ForwardBackward) -> Callable[..., Any]:
-    def run(*given: Any) -> Any:
-        return _Pair.apply(pair, *given)
-
-    return run

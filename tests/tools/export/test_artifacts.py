@@ -81,9 +81,9 @@ def test_ranks_whose_graphs_are_equal_share_a_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["llama3", "llama3_block_bucketing"])
-def test_it_trains_as_a_build_does(name: str, tmp_path: Path, pool2: RankPool) -> None:
-    _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1), tmp_path / "out", pool2)
+@pytest.mark.parametrize(("name", "capture"), [("llama3", "joint"), ("llama3_block_bucketing", "traced")])
+def test_it_trains_as_a_build_does(name: str, capture: str, tmp_path: Path, pool2: RankPool) -> None:
+    _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1, capture=capture), tmp_path / "out", pool2)
 
 
 @pytest.mark.slow
@@ -237,8 +237,8 @@ def test_constants_come_back_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_a_second_backward_is_refused(compiled: Path, pool2: RankPool) -> None:
     assert pool2.run(_twice, str(compiled))[0] == (
-        "the compiled step of llama3: backward() was called twice on one loss, and what the forward saved is gone: "
-        "call the step again")
+        "the compiled step of llama3: its backward ran already, and what its forward saved is freed: run the forward "
+        "again")
 
 
 def _twice(folder: str) -> str:

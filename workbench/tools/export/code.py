@@ -174,5 +174,8 @@ def _outputs(graph: GraphModule) -> list[tuple[str, str]]:
                  for n, desc in zip(values, descs, strict=True)]
         return [("gradient", name) if name else ("none", "") for name in given]
     results = [aot.written_by(desc) for desc in descs[:facts.step.results]]
+    if [name is None for name in results] != [False] * (len(results) - 1) + [True]:
+        raise WorkbenchError(f"the forward returns {results.count(None)} results, and an artifact's step has one loss: "
+                             "return the loss alone")
     return [*(("buffer", name) if name else ("result", "") for name in results),
             *[("saved", "")] * (len(values) - facts.step.results)]
