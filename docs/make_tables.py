@@ -565,15 +565,18 @@ def captures_table(root: Path = ROOT) -> str:
         return f"refused: {row['refused'][name]}" if name in row["refused"] else row["verdicts"][name]
 
     def differences(row: dict[str, Any]) -> str:
-        """Each difference but for meshes among the inputs."""
-        told = [f"{kind}: {what}" + ("" if kind == "metadata lost" else f" ({joint}; {traced})")
-                for kind, what, joint, traced in row.get("differences", []) if kind != "inputs"]
-        return "; ".join(told) or ("none" if row.get("aligned") else "")
+        """How many nodes differ, by kind, but for meshes among the inputs."""
+        nodes: dict[str, int] = {}
+        for kind, what, joint, traced in row.get("differences", []):
+            counted = re.search(r"(\d+) nodes?\b", f"{what} {traced}")  # of an order, or of metadata
+            nodes[kind] = nodes.get(kind, 0) + (int(counted[1]) if counted else abs(joint - traced))
+        told = [f"{kind} {count}" for kind, count in nodes.items() if kind != "inputs"]
+        return ", ".join(told) or ("none" if row.get("aligned") else "")
 
     rows = [[f"`{row['recipe']}`", axes_of({"mesh": row["mesh"]}), *(said(row, name) for name in ("joint", "traced")),
              f"{row['aligned']:,}" if row.get("aligned") else "", differences(row),
              row["values"][1] if "values" in row else ""] for row in found["recipes"]]
-    heads = ["recipe", "mesh", "joint", "traced", "operators in both", "differences (joint; traced)", "values"]
+    heads = ["recipe", "mesh", "joint", "traced", "operators in both", "nodes that differ", "values"]
     return f"{table(heads, rows)}\n\n{of_cpu(found)}."
 
 
