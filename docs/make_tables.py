@@ -344,8 +344,7 @@ def start_table(root: Path = ROOT) -> str:
         rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
     heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
     return (f"{table(heads, rows)}\n\nFrom the author stage to the end of the first step on rank 0, and in brackets "
-            f"the whole command, with imports and two steps; each run. {of_cpu(found)}; {', '.join(found['changes'])} "
-            f"(`{found['command']}`).")
+            f"the whole command, with imports and two steps; each run; {', '.join(found['changes'])}. {of_cpu(found)}.")
 
 
 def stamp_table(root: Path = ROOT) -> str:
