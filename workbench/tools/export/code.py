@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 import types
@@ -19,7 +20,7 @@ from workbench.graph.read.program import program
 from workbench.recipe.wording import json_text
 from workbench.torch_api import aot
 from workbench.torch_api.inductor.written_code import callable_of, input_description, one_list_code, written
-from workbench.torch_api.ops import is_symbolic
+from workbench.torch_api.ops import is_fake, is_symbolic
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,17 @@ def _constants(graph: GraphModule) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor) or "." in str(node.target):
             raise WorkbenchError(f"the {facts_of(graph).part} graph holds {node.target}, a {type(value).__name__} "
                                  f"({module_path(node) or 'no module'}), which no file can hold")
+        if is_fake(value):
+            where = module_path(node) or "no module"
+            raise WorkbenchError(f"the {facts_of(graph).part} graph holds {node.target} ({where}), a constant without "
+                                 "values on a fake world: make it a buffer of the model")
         found[str(node.target)] = value.detach()
     return found
 
 
 def _bytes(value: torch.Tensor) -> str:
-    return f"{value.dtype} {list(value.shape)} {value.tolist()}"
+    data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{value.dtype} {list(value.shape)} {hashlib.sha256(data).hexdigest()}"
 
 
 def _tensor(node: Node) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
