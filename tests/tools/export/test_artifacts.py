@@ -167,7 +167,7 @@ def test_what_was_made_for_something_else_is_refused_by_name(
 
 
 def test_a_pass_of_one_s_own_that_has_changed_is_refused(tmp_path: Path) -> None:
-    file, out = tmp_path / "odd.py", tmp_path / "out"
+    file, out = tmp_path / "odd_own_pass.py", tmp_path / "out"
     file.write_text(OWN.format(about="Nothing.", code="pass"))
     import_file(file)
     recipe = tiny("llama3", mesh__dp_shard=2, mesh__tp=1, passes=["odd_rank"])
