@@ -29,7 +29,7 @@ from workbench.tools.export.code import Code
 from workbench.tools.export.script import own_module
 
 FORMAT = 1
-MANIFEST, _CONSTANTS = "manifest.json", ".safetensors"
+MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
 
 

@@ -22,7 +22,7 @@ from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import counted
-from workbench.tools.export.artifact import Manifest, made_of, new_folder, seal, write_code
+from workbench.tools.export.artifact import KERNELS, Manifest, made_of, new_folder, seal, write_code
 from workbench.tools.export.code import Code, text_of, written_out
 from workbench.tools.export.groups import rename_groups
 from workbench.torch_api.garbage import uncollected
@@ -30,7 +30,6 @@ from workbench.torch_api.inductor.written_code import kernels_kept
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
-KERNELS = "kernels"
 MOST = 256
 """The most ranks: each is captured, one after the other."""
 _WHY = {check: "an artifact is compiled without running anything" for check in ("numerics", "time")} | {

@@ -19,13 +19,11 @@ from workbench.graph.step_graph import StepGraph
 from workbench.graph.update import Update
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.train import optimizer_of
-from workbench.tools.export.artifact import Manifest, read_code
+from workbench.tools.export.artifact import KERNELS, Manifest, read_code
 from workbench.tools.export.code import Code
 from workbench.tools.export.groups import find_groups
 from workbench.torch_api.inductor.written_code import install_kernels
 from workbench.torch_api.unchanged import shard_of
-
-KERNELS = "kernels"
 
 
 def load_step(authored: Authored, folder: Path, manifest: Manifest) -> CompiledStep | WholeStep:
@@ -64,6 +62,7 @@ class _Part:
         module.__file__ = str(self.file)
         exec(compile(self.code.source, str(self.file), "exec"), vars(module))  # an import would write bytecode there
         self.graph, self.body = self.code.skeleton(), self.code.function(module)
+
 
 def _function(authored: Authored, step: dict[str, Any], parts: Sequence[_Part]) -> PairFunction:
     forward, backward = (part.code for part in parts)
