@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import module_path, output_values
-from workbench.graph.read.program import program
-from workbench.recipe.wording import json_text
 from workbench.torch_api import aot
 from workbench.torch_api.inductor.written_code import callable_of, input_description, one_list_code, written
 from workbench.torch_api.ops import is_fake, is_symbolic
@@ -83,10 +82,19 @@ class Code:
 
 
 def text_of(graph: GraphModule) -> str:
-    """Everything that a compiler reads of a graph: equal texts mean equal code."""
-    values = [f"{n.name} {_tensor(n)}" for n in graph.graph.nodes]
-    constants = {name: _bytes(value) for name, value in _constants(graph).items()}
-    return "\n".join([program(graph), _source(graph, "a graph"), json_text(constants), *values])
+    """Everything that a compiler reads of a graph: equal texts mean equal code.
+
+    Nodes are numbered: their names depend on what torch has traced before in the process.
+    """
+    constants = _constants(graph)
+    number = {node: f"%{i}" for i, node in enumerate(graph.graph.nodes)}
+    lines = []
+    for node in graph.graph.nodes:
+        what = _input(node, facts_of(graph).part).of if node.op == "placeholder" else (
+            _bytes(constants[str(node.target)]) if node.op == "get_attr" else node.target)
+        given = map_arg((node.args, node.kwargs), number.__getitem__)
+        lines.append(f"{number[node]} {node.op} {what} {given} {_tensor(node)}")
+    return "\n".join([*lines, str(_outputs(graph))])
 
 
 def written_out(graph: GraphModule, body: Any = None) -> Code:
