@@ -26,8 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import map_arg
 
-from workbench.torch_api.aot import Graph
+from workbench.torch_api.aot import Graph, clone
 from workbench.torch_api.ops import is_fake, storage_key
 from workbench.torch_api.tracing.module_state import (
     Untraceable,
@@ -78,16 +79,34 @@ def trace_step(
               no_checkpoints(), enable_python_dispatcher(), mode):
             graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
         mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
-        programs.append([f"{n.target}{n.args}{n.kwargs}{_constant(graph, n)}" for n in graph.graph.nodes])
+        programs.append(_lines(graph))
     if programs[0] != programs[1]:
         at = next((i for i, (one, other) in enumerate(zip(*programs, strict=False)) if one != other), -1)
-        where = [*graph.graph.nodes][at].meta.get("stack_trace", "").strip().splitlines()
+        where = [*_live(graph).nodes][at].meta.get("stack_trace", "").strip().splitlines()
         raise Untraceable(f"its forward does something else when it is called again{_line(where)}: a traced step keeps "
                           "the numbers of one call, so make what changes a buffer or an input")
     made.describe(graph)
     copy_fwd_metadata_to_bw_nodes(graph)
     _copy_lines(graph)
     return TracedStep(graph, list(parameters), list(buffers), context, read)
+
+
+def _lines(graph: Graph) -> list[str]:
+    """A line a node that something reads.
+
+    torch 2.11 names nodes by what the process traced before, and notes how a DTensor propagates shapes the first time.
+    """
+    live = _live(graph)
+    number = {node: f"%{i}" for i, node in enumerate(live.nodes)}
+    return [f"{node.op} {node.target if node.op == 'call_function' else _constant(graph, node)} "
+            f"{map_arg((node.args, node.kwargs), number.__getitem__)}" for node in live.nodes]
+
+
+def _live(graph: Graph) -> torch.fx.Graph:
+    """A copy without what nothing reads."""
+    copy = clone(graph).graph
+    copy.eliminate_dead_code()
+    return copy
 
 
 def _constant(graph: Graph, node: torch.fx.Node) -> str:
