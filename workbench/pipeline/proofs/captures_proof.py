@@ -14,7 +14,7 @@ from workbench.checks import captures
 from workbench.checks.captures import CAPTURES, CaptureDifference
 from workbench.checks.collectives import gathered
 from workbench.checks.numerics import compare_one
-from workbench.checks.verdicts import Outcome, Verdict
+from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
@@ -92,13 +92,10 @@ def on_rank(recipe: Recipe, post: Any) -> ComparedCaptures:
     pairs, differences = 0, list[CaptureDifference]()
     if not refused:
         pairs, differences = captures.compare(*(made[name].graph for name in CAPTURES))
-    outcomes = {name: min((v.outcome for v in each.verdicts), key=_GRAVEST.index, default=Outcome.PASS)
+    outcomes = {name: worst(v for v in each.verdicts if v.outcome is not Outcome.UNKNOWN)
                 for name, each in made.items()}
     values = _compared(recipe, {} if refused else made)
     return ComparedCaptures(recipe.name, refused, pairs, tuple(differences), outcomes, values)
-
-
-_GRAVEST = (Outcome.FAIL, Outcome.NO_EFFECT, Outcome.PASS, Outcome.UNKNOWN)
 
 
 def _trained(recipe: Recipe, post: Any) -> _Trained:

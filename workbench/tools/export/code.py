@@ -51,6 +51,11 @@ class Code:
     align: dict[str, list[int]] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The buffers whose new values the graph returns."""
+        return tuple(of for kind, of in self.outputs if kind == "buffer")
+
     def signature(self) -> dict[str, Any]:
         """All but source and constants, as JSON data."""
         return {key: value for key, value in asdict(self).items() if key not in ("source", "constants")}

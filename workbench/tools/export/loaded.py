@@ -38,7 +38,8 @@ def load_step(authored: Authored, folder: Path, manifest: Manifest) -> CompiledS
     step, whole = program["step"], program["step"].get("whole")
     fixed, slots = Fixed(authored.module, step["read"]), tuple(parts) * (3 - len(parts))
     run: Any = _function(authored, step, parts) if whole is None else None
-    pair = ForwardBackward(slots, authored, step["parameters"], step["buffers"], run, fixed)  # type: ignore[arg-type]
+    pair = ForwardBackward(slots, authored, step["parameters"], step["buffers"], run, fixed,  # type: ignore[arg-type]
+                           parts[0].code.written)
     if whole is None:
         return CompiledStep(pair)
     update = Update(**whole["update"] | {"betas": tuple(whole["update"]["betas"])})
@@ -55,7 +56,6 @@ class _Part:
     file: Path
     graph: GraphModule = field(init=False)
     body: Callable[[list[Any]], Sequence[Any]] = field(init=False)
-    fw_metadata: None = None
 
     def __post_init__(self) -> None:
         module = types.ModuleType(f"workbench_artifact_{self.file.stem}")
@@ -73,6 +73,5 @@ def _function(authored: Authored, step: dict[str, Any], parts: Sequence[_Part]) 
         return [next(batch) if each.of is None else shard_of(held[each.of]) if each.dtype else held[each.of].device_mesh
                 for each in forward.inputs]
 
-    return PairFunction(title(authored), [part.body for part in parts], names,
-                        [of for kind, of in forward.outputs if kind == "buffer"], step["saved_order"],
+    return PairFunction(title(authored), [part.body for part in parts], names, forward.written, step["saved_order"],
                         [of or None for _, of in backward.outputs], inputs)

@@ -31,7 +31,7 @@ _BUILT = (".so", ".cubin", ".hsaco", ".best_config", ".json", ".ptx", ".llir", "
 
 @contextlib.contextmanager
 def kernels_kept(folder: Path) -> Iterator[None]:
-    """What Inductor builds inside is built anew, and copied to `folder` at the end."""
+    """Inside, Inductor builds every kernel with an empty cache; at the end the kernels are copied to `folder`."""
     from torch._inductor.utils import clear_caches
 
     with tempfile.TemporaryDirectory() as cache:
