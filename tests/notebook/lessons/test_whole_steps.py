@@ -270,7 +270,7 @@ def test_what_the_lesson_says_of_two_gpus():
     assert all(min(each) == each[0] > max(each) - 1 for each in times)  # the pair
     runs = [small[name] for name in ("compile", *names)]  # those of the table
     apart = sorted(abs(first["step_ms"] - second["step_ms"]) for first, second in runs)
-    assert f"{apart[0]:.1f} to {apart[-1]:.1f}" == "1.2 to 2.2" and apart[0] > 1
+    assert f"{apart[0]:.1f} to {apart[-1]:.1f}" == "1.2 to 2.1" and apart[0] > 1
     assert times[0][2] < times[0][1] and times[1][2] > times[1][1]  # with fused_clip_adamw: faster, slower
     compiled = sum(run["step_ms"] for run in small["compile"])
     wins = [1 - sum(each) / compiled for each in zip(*times, strict=True)]
