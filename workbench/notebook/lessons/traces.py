@@ -241,7 +241,7 @@ def files_of(pattern: str) -> list[str]:
 
 
 def report(paths: Sequence[Path | str]) -> str:
-    """What the lesson asks of a trace, of the last step of each rank: kinds, floor, late gaps, exposed time by cause."""
+    """The last step of each rank: its kinds, its floor, the gaps of the CPU, and what is exposed by cause."""
     order = read_order(paths)
     lines = [str(order)]
     for step, traced in zip(order.steps, order.traced, strict=True):
