@@ -223,8 +223,8 @@ def beside(step: TracedStep, other: TracedStep) -> tuple[tuple[int, float, float
         if name == same and alone <= 0.1 and not 0.1 < hidden < 0.9:
             for i, more in enumerate((1, here / 1e3, there / 1e3)):
                 found[hidden < 0.5][i] += more
-    (n, *first), (m, *second) = found
-    return (int(n), *first), (int(m), *second)
+    (n, here_ms, there_ms), (m, alone_ms, also_ms) = found
+    return (int(n), here_ms, there_ms), (int(m), alone_ms, also_ms)
 
 
 def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
