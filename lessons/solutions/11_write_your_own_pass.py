@@ -30,11 +30,14 @@ def last_copy(chosen, rows_each):
 def repair(cuts):
     """A view lays out the bytes of the copy where there is one sequence."""
 
+    def replace(gm, rows, like):
+        replace_pattern(gm, lambda x: torch.cat(x.split(rows, 1)),
+                        lambda x: x.view(-1, rows, like.shape[2]), [like])
+
     def guarded(gm, example_inputs, *, options):
         for (shape, rows), like in cuts(gm).items():
             if shape[0] == 1:
-                replace_pattern(gm, lambda x, rows=rows: torch.cat(x.split(rows, 1)),
-                                lambda x, rows=rows, width=shape[2]: x.view(-1, rows, width), [like])
+                replace(gm, rows, like)
         return gm
 
     return guarded
