@@ -2,7 +2,7 @@
 
 import torch
 
-from workbench import Effect, bisect, find_nodes
+from workbench import Effect, bisect, find_nodes, replace_pattern
 
 
 def effect():
@@ -25,6 +25,22 @@ def last_copy(chosen, rows_each):
         return torch.cat([x.split(rows_each, 1)[i] for i in range(chosen.tp)])
 
     return pattern
+
+
+def repair(cuts):
+    """A view lays out the bytes of the copy where there is one sequence."""
+
+    def replace(gm, rows, like):
+        replace_pattern(gm, lambda x: torch.cat(x.split(rows, 1)),
+                        lambda x: x.view(-1, rows, like.shape[2]), [like])
+
+    def guarded(gm, example_inputs, *, options):
+        for (shape, rows), like in cuts(gm).items():
+            if shape[0] == 1:
+                replace(gm, rows, like)
+        return gm
+
+    return guarded
 
 
 def first_wrong(suspect, pool) -> str:
