@@ -5,6 +5,7 @@
     compiled      compile_recipe: the recipe as each of its ranks, on a fake world
     groups        process groups under names that are the same on every rank
     loaded        the step that runs an artifact's code on this rank
+    run_once      build and tune the kernels that travel with an artifact
     run_artifact  train from an artifact, and report
     script        a recipe as one script for torchrun
     source_code   source of a user's functions and files

@@ -8,6 +8,7 @@ import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from workbench.errors import WorkbenchError
-from workbench.graph.facts import facts_of
+from workbench.graph.facts import Part, facts_of
 from workbench.graph.read.nodes import module_path, output_values
 from workbench.torch_api import aot
+from workbench.torch_api.inductor.carried_kernels import RANK_GPU, for_any_gpu, kernels_for
 from workbench.torch_api.inductor.written_code import callable_of, input_description, one_list_code, written
 from workbench.torch_api.ops import is_fake, is_symbolic
 
@@ -38,18 +40,25 @@ class Input:
 
 @dataclass(frozen=True)
 class Code:
-    """source: a Python module. kind: "graph" (its `forward` takes `self`, with the constants, and one list) or
-    "inductor" (its `call` takes one list). align: of Inductor's inputs. outputs: for each output the buffer whose new
-    value it is ("buffer"), the parameter whose gradient it is ("gradient"), or what else: "result", "saved", "none".
+    """source: a Python module, which reads the number of the process's GPU from its global RANK_GPU. kind: "graph" (its
+    `forward` takes `self`, with the constants, and one list) or "inductor" (its `call` takes one list). align: of
+    Inductor's inputs. outputs: for each output the buffer whose new value it is ("buffer"), the parameter whose
+    gradient it is ("gradient"), or what else: "result", "saved", "none". on_gpu: the constants that lie on the GPU.
     """
 
-    part: str
+    part: Part
     kind: str
     source: str
     inputs: tuple[Input, ...]
     outputs: tuple[tuple[str, str], ...]
     align: dict[str, list[int]] = field(default_factory=dict)
+    on_gpu: tuple[str, ...] = ()
     constants: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def results(self) -> int:
+        """The number of outputs before the saved tensors; of a backward, none."""
+        return sum(kind in ("buffer", "result") for kind, _ in self.outputs)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -65,13 +74,20 @@ class Code:
         inputs = tuple(Input(**{**each, "shape": tuple(each["shape"]), "stride": tuple(each["stride"])})
                        for each in signature["inputs"])
         outputs = tuple((kind, of) for kind, of in signature["outputs"])
-        return cls(signature["part"], signature["kind"], source, inputs, outputs, signature["align"], constants)
+        return cls(signature["part"], signature["kind"], source, inputs, outputs, signature["align"],
+                   tuple(signature["on_gpu"]), constants)
 
-    def function(self, module: types.ModuleType) -> Callable[[list[Any]], Sequence[Any]]:
-        """The boxed function of this code, loaded as `module`."""
+    def function(self, file: Path, gpu: int | None = None) -> Callable[[list[Any]], Sequence[Any]]:
+        """The boxed function of this code, which `file` holds. Runs it. gpu: this process's, where it has one."""
+        module = types.ModuleType(f"workbench_artifact_{file.stem}")
+        vars(module).update({"__file__": str(file), RANK_GPU: gpu})
+        with kernels_for(gpu):
+            exec(compile(self.source, str(file), "exec"), vars(module))  # an import would write bytecode there
         if self.kind == "inductor":
             return callable_of(module, self.align)
-        return types.MethodType(module.forward, types.SimpleNamespace(**self.constants))
+        held = {name: value.to(f"cuda:{gpu}") if name in self.on_gpu else value
+                for name, value in self.constants.items()}
+        return types.MethodType(module.forward, types.SimpleNamespace(**held))
 
     def skeleton(self) -> GraphModule:
         """A graph of the inputs alone, from which a step reads what each of them is."""
@@ -97,7 +113,7 @@ def text_of(graph: GraphModule) -> str:
     for node in graph.graph.nodes:
         what = _input(node, facts_of(graph).part).of if node.op == "placeholder" else (
             _bytes(constants[str(node.target)]) if node.op == "get_attr" else node.target)
-        given = map_arg((node.args, node.kwargs), number.__getitem__)
+        given = for_any_gpu(str(map_arg((node.args, node.kwargs), number.__getitem__)))
         lines.append(f"{number[node]} {node.op} {what} {given} {_tensor(node)}")
     return "\n".join([*lines, str(_outputs(graph))])
 
@@ -109,11 +125,14 @@ def written_out(graph: GraphModule, body: Any = None) -> Code:
     outputs = tuple(_outputs(graph))
     where = f"the {facts.part} graph"
     if body is None:
-        return Code(facts.part, "graph", _source(graph, where), inputs, outputs, constants=_constants(graph))
+        held = _constants(graph)
+        return Code(facts.part, "graph", for_any_gpu(_source(graph, where)), inputs, outputs,
+                    on_gpu=tuple(name for name, value in held.items() if value.is_cuda),
+                    constants={name: value.cpu() for name, value in held.items()})
     found = written(body)
     if found is None:
         raise WorkbenchError(f"{where} was lowered to a {type(body).__name__}, which no file can hold: drop that pass")
-    return Code(facts.part, "inductor", found[0], inputs, outputs, found[1])
+    return Code(facts.part, "inductor", for_any_gpu(found[0]), inputs, outputs, found[1])
 
 
 def _source(graph: GraphModule, where: str) -> str:
@@ -163,7 +182,7 @@ def _constants(graph: GraphModule) -> dict[str, torch.Tensor]:
 
 
 def _bytes(value: torch.Tensor) -> str:
-    data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {list(value.shape)} {hashlib.sha256(data).hexdigest()}"
 
 
