@@ -115,12 +115,12 @@ def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_pa
 
 @pytest.mark.integration
 def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine: Path, pool2: RankPool) -> None:
-    _sealed_again(mine, ranks=[1, 0])
+    resealed(mine, ranks=[1, 0])
     with pytest.raises(RankError, match="rank 0 captures other graphs here than those that the artifact was made of"):
         run_artifact(mine, world=pool2, verify=True, progress=False)
 
 
-def _sealed_again(folder: Path, **changes: Any) -> None:
+def resealed(folder: Path, **changes: Any) -> None:
     """Change an artifact's manifest, and seal it as if it had been compiled so."""
     data = {**json.loads((folder / MANIFEST).read_text()), "files": {}, **changes}
     (folder / MANIFEST).unlink()
@@ -160,7 +160,7 @@ def test_what_was_damaged_is_refused_and_none_of_it_is_run(what: str, mine: Path
 def test_what_was_made_for_something_else_is_refused_by_name(
         name: str, value: str, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "load_step", lambda *_: pytest.fail("it was loaded"))
-    _sealed_again(mine, made_of=read(mine).made_of | {name: value})
+    resealed(mine, made_of=read(mine).made_of | {name: value})
     said = f"{name} was {value[:12]}.* and is .* here: compile the recipe again, here"
     with pytest.raises(WorkbenchError, match=said):
         run_artifact(mine, progress=False)
