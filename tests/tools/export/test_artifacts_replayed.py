@@ -122,7 +122,7 @@ def test_memory_that_gpus_share_cannot_be_reserved_on_one(tmp_path: Path, monkey
 def _on_gpus(recipe: Recipe, out: Path) -> None:
     """An artifact that one GPU compiled trains on two as a build does, which takes the kernels of the artifact."""
     made = compile_recipe(recipe, out, world="nccl")
-    assert made.world == "nccl" and made.ranks == [0, 0]
+    assert made.world == "nccl" and len(made.ranks) == 2
     with ranks(2, backend="nccl", timeout=280, echo="none") as pool:
         ours = run_artifact(out, world=pool, verify=True, progress=False)
         theirs = run(recipe, world=pool, progress=False)
