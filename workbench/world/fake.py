@@ -19,5 +19,8 @@ def fake_world(size: int, rank: int = 0, device: str = "cpu") -> Iterator[World]
     has a default process group. On exit, the process groups and torch's caches of them are removed. device: of all
     tensors; "cuda:0" needs a GPU, though nothing runs on it.
     """
+    if torch.device(device).type == "cuda":
+        torch.cuda.init()  # or the mesh would make another GPU current for another rank
+        torch.cuda.set_device(device)
     with opened("fake_world", World("fake", size, rank, torch.device(device), new_fake_mode())) as world:
         yield world
