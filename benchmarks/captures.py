@@ -43,7 +43,7 @@ def row(name: str) -> dict[str, Any]:
         return found | {"refused": dict.fromkeys(("joint", "traced"), str(error))}
     return found | {
         "refused": seen.refused, "aligned": seen.aligned, "verdicts": {k: str(v) for k, v in seen.verdicts.items()},
-        "differences": [[d.kind, d.what, d.joint, d.traced] for d in seen.differences],
+        "differences": [[d.kind, d.what, d.joint, d.traced, d.count] for d in seen.differences],
         "values": [str(seen.values.outcome), seen.values.message], "seconds": round(time.perf_counter() - started, 1)}
 
 

@@ -566,9 +566,8 @@ def captures_table(root: Path = ROOT) -> str:
     def differences(row: dict[str, Any]) -> str:
         """How many nodes differ, by kind, but for meshes among the inputs."""
         nodes: dict[str, int] = {}
-        for kind, what, joint, traced in row.get("differences", []):
-            counted = re.search(r"(\d+) nodes?\b", f"{what} {traced}")  # of an order, or of metadata
-            nodes[kind] = nodes.get(kind, 0) + (int(counted[1]) if counted else abs(joint - traced))
+        for kind, *_, count in row.get("differences", []):
+            nodes[kind] = nodes.get(kind, 0) + count
         told = [f"{kind} {count}" for kind, count in nodes.items() if kind != "inputs"]
         return ", ".join(told) or ("none" if row.get("aligned") else "")
 

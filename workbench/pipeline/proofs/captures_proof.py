@@ -48,7 +48,8 @@ class ComparedCaptures:
         lines = [f"recipe {self.recipe}: {counted(self.aligned, 'operator')} in both captures"]
         lines += [f"{name} is refused: {why}" for name, why in self.refused.items()]
         lines += [f"{name}: verdicts {outcome}" for name, outcome in self.verdicts.items()]
-        rows = [["kind", "what", *CAPTURES], *([d.kind, d.what, str(d.joint), str(d.traced)] for d in self.differences)]
+        rows = [["kind", "what", *CAPTURES, "nodes"],
+                *([d.kind, d.what, str(d.joint), str(d.traced), str(d.count)] for d in self.differences)]
         return "\n".join([*lines, *(aligned(rows) if self.differences else []), str(self.values)])
 
     def __repr__(self) -> str:
