@@ -87,7 +87,7 @@ def test_it_trains_as_a_build_does(name: str, capture: str, tmp_path: Path, pool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_full_inductor_block_bucketing", "llama3_whole_step"])
+@pytest.mark.parametrize("name", ["llama3_full_inductor_block_bucketing", "llama3_whole_step", "llama3_regional"])
 def test_inductors_code_and_kernels_train_as_a_build_does(name: str, tmp_path: Path, pool2: RankPool) -> None:
     _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1), tmp_path / "out", pool2)
     assert any((tmp_path / "out" / "kernels").rglob("*.so"))

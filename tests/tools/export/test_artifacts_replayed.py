@@ -147,6 +147,12 @@ def test_one_recording_of_the_whole_step_comes_from_an_artifact(tmp_path: Path) 
 
 
 @pytest.mark.multi_gpu(2)
+def test_regions_with_flex_attention_come_from_an_artifact(tmp_path: Path) -> None:
+    _on_gpus(tiny("llama3_flex_block_bucketing_regional_cudagraph", mesh__dp_shard=2, mesh__tp=1, data__seq_len=256,
+                  training__steps=6), tmp_path / "out")
+
+
+@pytest.mark.multi_gpu(2)
 @pytest.mark.parametrize("carried", [True, False], ids=["with its kernels", "without them"])
 def test_no_kernel_is_compiled_or_tuned_at_load(carried: bool, tmp_path: Path) -> None:
     recipe = tiny("llama3_full_inductor_block_bucketing", mesh__dp_shard=2, mesh__tp=1, training__deterministic=False)

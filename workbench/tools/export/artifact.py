@@ -25,7 +25,7 @@ from workbench.errors import WorkbenchError
 from workbench.pipeline.machine import device_of
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
-from workbench.tools.export.code import Code
+from workbench.tools.export.code import Code, region_file
 from workbench.tools.export.script import own_module
 
 FORMAT = 2
@@ -114,11 +114,15 @@ def _refuse_existing(out: Path) -> None:
 
 
 def write_code(folder: Path, name: str, code: Code) -> str:
-    """Write one graph's code: `code/NAME.py`, what it takes and returns beside it, and constants; returns the name."""
+    """Write one graph's code: `code/NAME.py`, what it takes and returns beside it, constants, and the code of its
+    regions; returns the name.
+    """
     place = folder / "code" / name
     place.parent.mkdir(exist_ok=True)
     place.with_suffix(".py").write_text(code.source, encoding="utf-8")
     place.with_suffix(".json").write_text(json_text(code.signature()), encoding="utf-8")
+    for number, region in enumerate(code.regions):
+        write_code(folder, region_file(place, number).name, region)
     if code.constants:
         save_file({key: value.contiguous() for key, value in code.constants.items()}, place.with_suffix(_CONSTANTS))
     return name
@@ -127,10 +131,12 @@ def write_code(folder: Path, name: str, code: Code) -> str:
 def read_code(folder: Path, name: str) -> Code:
     """What `write_code` wrote. Nothing of it is run."""
     place = folder / "code" / name
-    constants = place.with_suffix(_CONSTANTS)
+    constants, regions = place.with_suffix(_CONSTANTS), list[Code]()
+    while region_file(place, len(regions)).with_suffix(".py").exists():
+        regions.append(read_code(folder, region_file(place, len(regions)).name))
     return Code.read(json.loads(place.with_suffix(".json").read_text(encoding="utf-8")),
                      place.with_suffix(".py").read_text(encoding="utf-8"),
-                     load_file(constants) if constants.exists() else {})
+                     load_file(constants) if constants.exists() else {}, tuple(regions))
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

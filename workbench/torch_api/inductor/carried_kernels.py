@@ -35,6 +35,11 @@ def for_any_gpu(source: str) -> str:
     return _NAMED.sub(rf"\g<1>{RANK_GPU}", source)
 
 
+def text_for_any_gpu(source: str) -> str:
+    """Inductor's code, to be compared: without comments, which tell of the process, and with kernels for any GPU."""
+    return re.sub(r"\bindex=\d+", f"index={RANK_GPU}", re.sub(r"(?m)^\s*#.*$", "", for_any_gpu(source)))
+
+
 @contextlib.contextmanager
 def kernels_kept(folder: Path) -> Iterator[None]:
     """Inside, Inductor builds every kernel with an empty cache; at the end the kernels are copied to `folder`."""
