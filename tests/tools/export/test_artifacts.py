@@ -17,6 +17,7 @@ from workbench.tools.export import artifact, loaded
 from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
 from workbench.tools.export.code import Code
 from workbench.tools.export.compiled import transform
+from workbench.tools.export.load_once import load_once
 from workbench.tools.export.source_code import import_file
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool
@@ -223,6 +224,13 @@ def test_files_are_their_user_s_alone_and_none_is_a_pickle(compiled: Path) -> No
     assert modes == {"0o600"} and compiled.stat().st_mode & 0o777 == 0o700
     assert {path.suffix for path in compiled.rglob("*") if path.is_file()} == {
         ".py", ".json", ".safetensors"}
+
+
+def test_all_code_is_loaded_in_a_process_of_its_own_and_none_of_it_is_called(mine: Path) -> None:
+    load_once(mine)
+    _append(mine / "code" / "backward_1.py")
+    with pytest.raises(SystemExit, match="the code was run"):
+        load_once(mine)
 
 
 def test_constants_come_back_as_they_were(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import Part, facts_of
 from workbench.graph.read.nodes import module_path, output_values
 from workbench.torch_api import aot
-from workbench.torch_api.inductor.carried_kernels import RANK_GPU, for_any_gpu, kernels_for, text_for_any_gpu
+from workbench.torch_api.inductor.carried import RANK_GPU, for_any_gpu, kernels_for, text_for_any_gpu
 from workbench.torch_api.inductor.regions import made_of_region
 from workbench.torch_api.inductor.written_code import callable_of, input_description, one_list_code, written
 from workbench.torch_api.ops import is_fake, is_symbolic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,12 +25,14 @@ from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import counted
+from workbench.tools.export import load_once
 from workbench.tools.export.artifact import KERNELS, Manifest, made_of, new_folder, seal, write_code
 from workbench.tools.export.code import Code, text_of, written_out
 from workbench.tools.export.groups import rename_groups
 from workbench.tools.export.run_once import run_once
+from workbench.torch_api import aot
 from workbench.torch_api.garbage import uncollected
-from workbench.torch_api.inductor.carried_kernels import kernels_kept
+from workbench.torch_api.inductor.carried import kernels_kept, rebuild
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
@@ -70,6 +73,9 @@ def compile_recipe(
     with new_folder(out) as folder:
         with kernels_kept(folder / KERNELS):
             manifest = _compile(recipe, folder, kind, progress)
+        if kind == "nccl" and (folder / KERNELS).exists():
+            progress("kernels")
+            rebuild(folder / KERNELS, [sys.executable, "-m", load_once.__name__, str(folder)])
         return seal(folder, manifest)
 
 
@@ -135,8 +141,8 @@ def _lowered(made: Transformed) -> list[Code]:
     walk(made.left[:replay], state)
     bodies = state.bodies or (None,) * len(state.graphs)
     codes = [written_out(graph, body) for graph, body in zip(state.graphs, bodies, strict=True)]
-    if state.authored.world.device.type == "cuda" and state.bodies:
-        run_once(state.graphs, state.bodies)
+    if state.authored.world.device.type == "cuda" and any(code.kind == "inductor" or code.regions for code in codes):
+        run_once(state.graphs, state.bodies or tuple(map(aot.boxed, state.graphs)))
     walk(made.left[replay:], state)
     return codes
 

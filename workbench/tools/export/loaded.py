@@ -27,7 +27,7 @@ from workbench.recipe.contracts import Stage
 from workbench.tools.export.artifact import KERNELS, Manifest, read_code
 from workbench.tools.export.code import Code
 from workbench.tools.export.groups import find_groups
-from workbench.torch_api.inductor.carried_kernels import install_kernels
+from workbench.torch_api.inductor.carried import install_kernels
 from workbench.torch_api.unchanged import shard_of
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from workbench.pipeline.run_passes import prove_replay
 from workbench.pipeline.train import deterministic, train
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, parse_recipe
-from workbench.tools.export.artifact import Manifest, made_of, read, require_same
+from workbench.tools.export.artifact import KERNELS, Manifest, made_of, read, require_same
 from workbench.tools.export.compiled import Kind, transform
 from workbench.tools.export.loaded import load_step
+from workbench.torch_api.inductor.carried import import_runtime
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
@@ -67,7 +69,7 @@ def run_artifact(
     require_same(manifest, made_of(recipe, kind), folder)
     check_saving(recipe, checkpoints, save_every)
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
-    here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, stages=2 + verify,
+    here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, stages=3 + verify,
                              steps=recipe.training.steps, timeout=timeout, progress=progress)
     return report_of(recipe, here, "light when it was compiled", results)
 
@@ -94,13 +96,13 @@ def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None
     if verify:
         post.stage("verify")
         _verify(recipe, folder, manifest)
-    started = time.perf_counter()
-    post.stage("author")
-    authored = author(recipe, world)
-    seconds["author"] = time.perf_counter() - started
-    post.stage("load")
-    step, records = load_step(authored, folder, manifest)
-    seconds["load"] = time.perf_counter() - started - seconds["author"]
+    with _timed("import", post, seconds):
+        if (folder / KERNELS).exists():
+            import_runtime()
+    with _timed("author", post, seconds):
+        authored = author(recipe, world)
+    with _timed("load", post, seconds):
+        step, records = load_step(authored, folder, manifest)
     training = train(authored, step, progress=post.step, folder=saving[0], save_every=saving[1])
     prove_replay(records)
     step.close()
@@ -112,6 +114,14 @@ def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None
     return RankResult(rows, _verdict(manifest.schedule), pipeline, seconds, program["step"]["saved_bytes"],
                       program["step"]["flop"], training, matmul_ceiling(world, getattr(torch, recipe.precision.param)),
                       None)
+
+
+@contextlib.contextmanager
+def _timed(stage: str, post: Post, seconds: dict[str, float]) -> Iterator[None]:
+    post.stage(stage)
+    started = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - started
 
 
 def _verify(recipe: Recipe, folder: Path, manifest: Manifest) -> None:

@@ -4,21 +4,27 @@ Code that was compiled for GPU 0 names it. Here its number becomes the global RA
 
 Source: torch/_inductor/codegen/cuda/device_op_overrides.py (what names a GPU in a wrapper), torch/_inductor/
 runtime/hints.py (`DeviceProperties`, which a kernel's source makes), torch/_inductor/utils.py (`clear_caches`),
-torch/_inductor/runtime/cache_dir_utils.py (`cache_dir`, `triton_cache_dir`), torch/_inductor/async_compile.py.
+torch/_inductor/runtime/cache_dir_utils.py (`cache_dir`, `triton_cache_dir`), torch/_inductor/async_compile.py;
+triton/runtime/cache.py (`FileCacheManager.get_group`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from workbench.errors import WorkbenchError
 from workbench.torch_api.inductor.lowering import configured
 
 RANK_GPU = "RANK_GPU"
@@ -26,7 +32,8 @@ _NAMED = re.compile(r"(\btorch\.cuda\.(?:_DeviceGuard|set_device)\(|\bget_raw_st
                     r"\bdevice\(type='cuda', index=)\d+(?=\))")
 _LEFT = ("fxgraph", "aotautograd", "locks", "precompiled_headers")
 """Pickled graphs, which nothing here loads, and what belongs to one process."""
-_BUILT = (".so", ".cubin", ".hsaco", ".best_config", ".json", ".ptx", ".llir", ".ttir", ".ttgir", ".source")
+_CHOSEN, _GROUP = ".best_config", "__grp__"
+_BUILT = (".so", ".cubin", ".hsaco", ".json", _CHOSEN)
 _TRITON = "triton"
 
 
@@ -64,8 +71,31 @@ def _built(cache: Path) -> Iterator[Path]:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}")
-    shutil.copy(source, partial)
+    if source.name.startswith(_GROUP):
+        files = json.loads(source.read_text())["child_paths"]  # which names them by their absolute paths
+        partial.write_text(json.dumps({"child_paths": {name: str(target.with_name(name)) for name in files}}))
+    else:
+        shutil.copy(source, partial)
     partial.replace(target)  # several ranks may install one kernel at once
+
+
+def rebuild(folder: Path, command: list[str]) -> None:
+    """Put what `command` builds in place of the kernels in `folder`, whose launch configurations it finds.
+
+    Triton names a kernel after all that built it, and that depends on what its process has done before: only a process
+    that does what a rank does finds the names that a rank looks for. Raises WorkbenchError where the command fails.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        for chosen in folder.rglob(f"*{_CHOSEN}"):
+            _copy(chosen, Path(cache) / chosen.relative_to(folder))
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {
+            "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+        if done.returncode:
+            raise WorkbenchError(f"the code that was compiled cannot be loaded: {done.stderr[-2000:]}")
+        shutil.rmtree(folder, ignore_errors=True)
+        for built in _built(Path(cache)):
+            _copy(built, folder / built.relative_to(cache))
 
 
 def install_kernels(folder: Path, gpu: int | None = None) -> None:
@@ -79,6 +109,13 @@ def install_kernels(folder: Path, gpu: int | None = None) -> None:
             target = Path(triton_cache_dir(gpu or 0), *inside.parts[1:])
         if not target.exists():
             _copy(built, target)
+
+
+def import_runtime() -> None:
+    """Import what Inductor's code imports: that takes seconds, and is no part of loading a kernel."""
+    for name in ("hooks", "utils", "codegen.memory_planning", "async_compile", "select_algorithm",
+                 "runtime.triton_heuristics"):
+        importlib.import_module(f"torch._inductor.{name}")
 
 
 @contextlib.contextmanager

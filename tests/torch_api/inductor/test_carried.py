@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from workbench.torch_api.inductor.carried_kernels import for_any_gpu, install_kernels, kernels_for
+from workbench.errors import WorkbenchError
+from workbench.torch_api.inductor.carried import for_any_gpu, install_kernels, kernels_for, rebuild
 
 WRITTEN = """
     with torch.cuda._DeviceGuard(0):
@@ -55,9 +58,34 @@ def test_kernels_arrive_where_inductor_and_triton_look(gpu: int | None, tmp_path
     for name in ("ab/kernel.so", "cd/chosen.best_config", "triton/HASH/kernel.cubin", "fxgraph/x/graph.json"):
         (carried / name).parent.mkdir(parents=True, exist_ok=True)
         (carried / name).write_text(name)
+    group = "triton/HASH/__grp__kernel.json"  # Triton looks for the files of a kernel at the paths that it says
+    (carried / group).write_text(json.dumps({"child_paths": {"kernel.cubin": "/where/it/was/built/kernel.cubin"}}))
     (cache / "ab").mkdir(parents=True)
     (cache / "ab" / "kernel.so").write_text("of an earlier run")
     install_kernels(carried, gpu)
     found = {str(path.relative_to(cache)): path.read_text() for path in cache.rglob("*") if path.is_file()}
+    there = f"triton/{gpu or 0}/HASH"
+    assert json.loads(found.pop(f"{there}/__grp__kernel.json")) == {
+        "child_paths": {"kernel.cubin": str(cache / there / "kernel.cubin")}}
     assert found == {"ab/kernel.so": "of an earlier run", "cd/chosen.best_config": "cd/chosen.best_config",
-                     f"triton/{gpu or 0}/HASH/kernel.cubin": "triton/HASH/kernel.cubin"}
+                     f"{there}/kernel.cubin": "triton/HASH/kernel.cubin"}
+
+
+BUILDS = """
+import os, pathlib
+cache = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+assert [p.name for p in cache.rglob("*") if p.is_file()] == ["chosen.best_config"]
+(cache / "triton" / "NEW").mkdir(parents=True)
+(cache / "triton" / "NEW" / "kernel.cubin").touch()
+"""
+
+
+def test_kernels_are_built_again_with_the_chosen_configurations(tmp_path: Path) -> None:
+    for name in ("cd/chosen.best_config", "triton/OLD/kernel.cubin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(WorkbenchError, match="cannot be loaded: .*it broke"):
+        rebuild(tmp_path, [sys.executable, "-c", "raise SystemExit('it broke')"])
+    rebuild(tmp_path, [sys.executable, "-c", BUILDS])
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
+        "cd/chosen.best_config", "triton/NEW/kernel.cubin"]
