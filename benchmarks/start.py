@@ -12,6 +12,7 @@ cache is empty too. losses: of all steps, exactly. The file is written again aft
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -76,14 +77,14 @@ def rows(recipes: dict[str, tuple[str, list[str]]], changes: list[str], repeats:
         yield from pool.map(lambda each: tried(
             each[1], "compile", compiled, each[1], recipes[each[1]][0], [*changes, *recipes[each[1]][1]],
             places[each[1]], each[0] % gpus() if on_gpus else None), enumerate(recipes))
-    for turn in range(repeats):
-        for way in ("artifact", "cold", "warm"):
-            for name, (recipe, own) in recipes.items():
-                words = ["run", recipe, "--world", "nccl" if on_gpus else "gloo", "--set", *changes, *own]
-                if way == "artifact":
-                    words = ["run", "--artifact", str(places[name] / "artifact")]
-                cache = places[name] / f"{'loaded' if way == 'artifact' else 'built'}{turn}"
-                yield {"recipe": name, "way": way} | tried(name, way, measured, words, cache, folder / "report.json")
+    order = [(name, "artifact") for name in recipes] + [(name, way) for name in recipes for way in ("cold", "warm")]
+    for turn, (name, way) in itertools.product(range(repeats), order):
+        recipe, own = recipes[name]
+        words = ["run", recipe, "--world", "nccl" if on_gpus else "gloo", "--set", *changes, *own]
+        if way == "artifact":
+            words = ["run", "--artifact", str(places[name] / "artifact")]
+        cache = places[name] / f"{'loaded' if way == 'artifact' else 'built'}{turn}"
+        yield {"recipe": name, "way": way} | tried(name, way, measured, words, cache, folder / "report.json")
 
 
 def tried(name: str, way: str, function: Any, *args: Any) -> dict[str, Any]:
