@@ -595,7 +595,18 @@ def captures_table(root: Path = ROOT) -> str:
              f"{row['aligned']:,}" if row.get("aligned") else "", differences(row),
              row["values"][1] if "values" in row else ""] for row in found["recipes"]]
     heads = ["recipe", "mesh", "joint", "traced", "operators in both", "nodes that differ", "values"]
-    return f"{table(heads, rows)}\n\n{of_cpu(found)}."
+    on_gpus = [captures_on_gpus(path) for path in sorted((root / "benchmarks" / "results").glob("captures_*.json"))]
+    return "\n\n".join([f"{table(heads, rows)}\n\n{of_cpu(found)}.", *on_gpus])
+
+
+def captures_on_gpus(path: Path) -> str:
+    """Both captures on GPUs: the time of a step, and whether they train the same."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}),
+             *(f"{row['step_ms'][name]:.1f} ms" for name in ("joint", "traced")), row["values"][1]]
+            for row in found["recipes"]]
+    heads = ["recipe", "model", "mesh", "joint: step", "traced: step", "values"]
+    return f"{table(heads, rows)}\n\n{of_gpu(found)}."
 
 
 def float8_table(root: Path = ROOT) -> str:
