@@ -330,8 +330,13 @@ def ranks_table(root: Path = ROOT) -> str:
 
 
 def start_table(root: Path = ROOT) -> str:
-    """What a start costs, built or loaded from an artifact, from benchmarks/results/start_gloo.json."""
-    found = json.loads((root / "benchmarks" / "results" / "start_gloo.json").read_text(encoding="utf-8"))
+    """What a start costs, built or loaded from an artifact, from benchmarks/results/start_*.json."""
+    files = sorted((root / "benchmarks" / "results").glob("start_*.json"))
+    return "\n\n".join(start_on(json.loads(path.read_text(encoding="utf-8"))) for path in files)
+
+
+def start_on(found: dict[str, Any]) -> str:
+    """The same, of one kind of ranks."""
     ways = {"cold": "built", "warm": "built, Inductor's cache full", "artifact": "from an artifact"}
 
     def each(recipe: str, way: str, key: str) -> str:
@@ -343,8 +348,23 @@ def start_table(root: Path = ROOT) -> str:
         times = [f"{each(recipe, way, 'stages')} s ({each(recipe, way, 'command')} s)" for way in ways]
         rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
     heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
+    where = of_gpu(found) if found["machine"]["gpus"] else of_cpu(found)
     return (f"{table(heads, rows)}\n\nFrom the author stage to the end of the first step on rank 0, and in brackets "
-            f"the whole command, with imports and two steps; each run; {', '.join(found['changes'])}. {of_cpu(found)}.")
+            f"the whole command, with imports and all steps; each run; {', '.join(found['changes'])}. {where}."
+            f"{same_losses(found['rows'])}")
+
+
+def same_losses(rows: list[dict[str, Any]]) -> str:
+    """Whether the runs of each recipe have the same losses, where a result keeps them."""
+    by_recipe: dict[str, set[tuple[str, ...]]] = {}
+    for row in rows:
+        if "losses" in row:
+            by_recipe.setdefault(row["recipe"], set()).add(tuple(row["losses"]))
+    if not by_recipe:
+        return ""
+    odd = [f"`{recipe}`" for recipe, losses in by_recipe.items() if len(losses) > 1]
+    return f" Losses differ between the runs of {' and '.join(odd)}." if odd else (
+        " All runs of a recipe have the same losses, bitwise.")
 
 
 def stamp_table(root: Path = ROOT) -> str:
@@ -566,9 +586,8 @@ def captures_table(root: Path = ROOT) -> str:
     def differences(row: dict[str, Any]) -> str:
         """How many nodes differ, by kind, but for meshes among the inputs."""
         nodes: dict[str, int] = {}
-        for kind, what, joint, traced in row.get("differences", []):
-            counted = re.search(r"(\d+) nodes?\b", f"{what} {traced}")  # of an order, or of metadata
-            nodes[kind] = nodes.get(kind, 0) + (int(counted[1]) if counted else abs(joint - traced))
+        for kind, *_, count in row.get("differences", []):
+            nodes[kind] = nodes.get(kind, 0) + count
         told = [f"{kind} {count}" for kind, count in nodes.items() if kind != "inputs"]
         return ", ".join(told) or ("none" if row.get("aligned") else "")
 
@@ -576,7 +595,18 @@ def captures_table(root: Path = ROOT) -> str:
              f"{row['aligned']:,}" if row.get("aligned") else "", differences(row),
              row["values"][1] if "values" in row else ""] for row in found["recipes"]]
     heads = ["recipe", "mesh", "joint", "traced", "operators in both", "nodes that differ", "values"]
-    return f"{table(heads, rows)}\n\n{of_cpu(found)}."
+    on_gpus = [captures_on_gpus(path) for path in sorted((root / "benchmarks" / "results").glob("captures_*.json"))]
+    return "\n\n".join([f"{table(heads, rows)}\n\n{of_cpu(found)}.", *on_gpus])
+
+
+def captures_on_gpus(path: Path) -> str:
+    """Both captures on GPUs: the time of a step, and whether they train the same."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}),
+             *(f"{row['step_ms'][name]:.1f} ms" for name in ("joint", "traced")), row["values"][1]]
+            for row in found["recipes"]]
+    heads = ["recipe", "model", "mesh", "joint: step", "traced: step", "values"]
+    return f"{table(heads, rows)}\n\n{of_gpu(found)}."
 
 
 def float8_table(root: Path = ROOT) -> str:

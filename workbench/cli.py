@@ -129,10 +129,10 @@ def _tell(report: Report, args: argparse.Namespace) -> int:
 
 def _run_artifact(args: argparse.Namespace) -> int:
     given = {"RECIPE": args.recipe, "--dump": args.dump, "--strict": args.strict, "--level": args.level != "light",
-             "--world": args.world not in ("auto", "gloo")}
+             "--world": args.world != "auto"}
     if wrong := [name for name, value in given.items() if value]:
         raise WorkbenchError(f"run --artifact {args.artifact}: leave out {wrong[0]}: an artifact has its recipe, built "
-                             "for gloo ranks")
+                             "for one kind of ranks")
     writable(args.json)
     require_torch()
     from workbench.tools.export.run_artifact import run_artifact
@@ -150,7 +150,8 @@ def _compile(args: argparse.Namespace) -> int:
     require_torch()
     from workbench.tools.export.compiled import compile_recipe
 
-    made = compile_recipe(recipe, args.out, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    made = compile_recipe(recipe, args.out, world=args.world,
+                          progress=lambda line: print(line, file=sys.stderr, flush=True))
     lowered = len(made.programs)
     print(f"{args.out}: the step of {counted(len(made.ranks), 'rank')} as {counted(lowered, 'program')}, and its "
           f"verdicts\nworkbench run --artifact {args.out}")

@@ -47,9 +47,11 @@ def test_both_captures_have_the_same_collectives_and_operators(both):
     calls = sum(n.op == "call_function" for n in both[0].graph.nodes)
     assert aligned == calls
     kinds = {d.kind for d in differences}
-    assert kinds >= {"inputs", "metadata lost"} and not kinds & {"collectives", "operators", "gradients"}
-    meshes = next(d for d in differences if d.kind == "inputs")
-    assert meshes.what == "meshes and sizes of DTensors" and meshes.joint > 0 == meshes.traced
+    assert "metadata lost" in kinds and not kinds & {"collectives", "operators", "gradients"}
+    inputs = both[0].graph.find_nodes(op="placeholder")
+    meshes = sum(not isinstance(n.meta["val"], torch.Tensor) for n in inputs)  # torch 2.11 has none
+    assert [(d.what, d.joint, d.traced) for d in differences if d.kind == "inputs"] == (
+        [("meshes and sizes of DTensors", meshes, 0)] if meshes else [])
 
 
 def test_a_graph_does_not_differ_from_itself(both):
@@ -57,19 +59,18 @@ def test_a_graph_does_not_differ_from_itself(both):
 
 
 def backward_mm(graph):
-    return next(n for n in graph.graph.nodes if op_name(n.target) == "aten.mm" and is_backward(n))
+    return next(n for n in graph.graph.nodes if op_name(n.target) == "aten.mm" and is_backward(n) and module_path(n))
 
 
 def test_a_backward_node_without_its_module_is_told(both):
-    name = backward_mm(both[1]).name
-
     def fault(graph):
-        backward_mm(graph).meta.pop("fwd_nn_module_stack")
+        meta = backward_mm(graph).meta
+        for name in ("nn_module_stack", "fwd_nn_module_stack"):
+            meta.pop(name, None)
 
-    assert module_path(backward_mm(both[1]))
     (found,) = told(both, fault)
-    assert found.kind == "metadata lost" and found.what == "module, lost (1 node)"
-    assert (found.joint, found.traced) == (1, 0) and name
+    assert found.kind == "metadata lost" and found.what == "module, lost"
+    assert (found.joint, found.traced, found.count) == (1, 0, 1)
 
 
 def test_a_backward_node_without_its_direction_is_told(both):
@@ -77,8 +78,8 @@ def test_a_backward_node_without_its_direction_is_told(both):
         backward_mm(graph).meta["partitioner_tag"] = "is_forward"
 
     (found,) = told(both, fault)
-    assert found.kind == "metadata lost" and found.what == "direction, another (1 node)"
-    assert (found.joint, found.traced) == ("backward", "forward")
+    assert found.kind == "metadata lost" and found.what == "direction, another"
+    assert (found.joint, found.traced, found.count) == ("backward", "forward", 1)
 
 
 def test_a_collective_that_is_missing_is_told_with_its_bytes(both):

@@ -31,17 +31,19 @@ CAPTURES = ("joint", "traced")
 @dataclass(frozen=True)
 class CaptureDifference:
     """One difference. what: an operator, an input or an entry of the metadata. joint, traced: how often, or what, each
-    capture has. nodes: of the joint capture, or where it has none of the traced one; at most eight.
+    capture has. count: the number of nodes that differ; 0 for a sum of bytes. nodes: the names of at most eight, of the
+    joint capture, or where it has none of the traced one.
     """
 
     kind: str
     what: str
     joint: Any
     traced: Any
+    count: int
     nodes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.what}: joint {self.joint}, traced {self.traced}"
+        return f"{self.kind}: {self.what}: joint {self.joint}, traced {self.traced} ({counted(self.count, 'node')})"
 
 
 @no_exit()
@@ -112,7 +114,7 @@ def _counts(left: Sequence[Sequence[Node]]) -> Iterator[CaptureDifference]:
     for kind, name in sorted(names[0] | names[1]):
         nodes = [n.name for side in left for n in side if (_kind(n), op_name(n.target)) == (kind, name)]
         joint, traced = (count[kind, name] for count in names)
-        yield CaptureDifference(kind, name, joint, traced, tuple(nodes[:8]))
+        yield CaptureDifference(kind, name, joint, traced, len(nodes), tuple(nodes[:8]))
 
 
 def _collective_bytes(both: Sequence[GraphModule]) -> Iterator[CaptureDifference]:
@@ -124,7 +126,7 @@ def _collective_bytes(both: Sequence[GraphModule]) -> Iterator[CaptureDifference
     for kind, axis in sorted(sums[0] | sums[1]):
         was, now = (total[kind, axis] for total in sums)
         if was != now:
-            yield CaptureDifference("collectives", f"bytes of {kind} over {axis}", was, now)
+            yield CaptureDifference("collectives", f"bytes of {kind} over {axis}", was, now, 0)
 
 
 def _order(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
@@ -134,8 +136,7 @@ def _order(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
         some = [(was, now) for was, now in pairs if _kind(was) in kinds]
         names = tuple(some[i][0].name for i in sorted(displaced([place[was] for was, _ in some])))
         if names:
-            elsewhere = f"{counted(len(names), 'node')} elsewhere"
-            yield CaptureDifference("order", what, "in its order", elsewhere, names[:8])
+            yield CaptureDifference("order", what, "in its order", "elsewhere", len(names), names[:8])
 
 
 def _lost(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
@@ -153,7 +154,7 @@ def _lost(pairs: Sequence[tuple[Node, Node]]) -> Iterator[CaptureDifference]:
                 _, joint, traced = some[0]
                 if how.endswith("lost"):
                     joint, traced = (sum(bool(f[i]) for f in some) for i in (1, 2))
-                yield CaptureDifference("metadata lost", f"{how} ({counted(len(some), 'node')})", joint, traced,
+                yield CaptureDifference("metadata lost", how, joint, traced, len(some),
                                         tuple(f[0].name for f in some[:8]))
 
 
@@ -162,7 +163,7 @@ def _names(kind: str, both: Sequence[GraphModule],
     joint, traced = map(read, both)
     for name in sorted(joint | traced):
         if joint[name] != traced[name]:
-            yield CaptureDifference(kind, name, joint[name], traced[name])
+            yield CaptureDifference(kind, name, joint[name], traced[name], abs(joint[name] - traced[name]))
 
 
 def _inputs(graph: GraphModule) -> Counter[str]:

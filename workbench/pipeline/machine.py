@@ -23,6 +23,22 @@ def machine() -> dict[str, Any]:
     return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores(), "gpus": names}
 
 
+def device_of(world: str) -> str:
+    """What code that was compiled for ranks of this kind depends on: the CPU, or under nccl GPU 0 and its compiler."""
+    if world != "nccl":
+        return f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}"
+    if not gpus():
+        return "no CUDA GPU"
+    from importlib.metadata import PackageNotFoundError, version
+
+    gpu = torch.cuda.get_device_properties(0)
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "not installed"
+    return f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, CUDA {torch.version.cuda}, Triton {triton}"
+
+
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -179,9 +179,9 @@ def walk(
 
 
 def upto(stages: Sequence[RouteStage], kind: Kind) -> int:
-    """The number of stages before the first of this kind, or of a later one."""
+    """The number of stages before the first of this kind, or of a later one; of all, where there is none."""
     order = [*_ORDER]
-    return next(i for i, stage in enumerate(stages) if order.index(stage.kind) >= order.index(kind))
+    return next((i for i, stage in enumerate(stages) if order.index(stage.kind) >= order.index(kind)), len(stages))
 
 
 _ORDER: tuple[Kind, ...] = ("author", "capture", Stage.JOINT, "partition", Stage.PARTITIONED, "join", *WHOLE, "lower")

@@ -42,9 +42,12 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--out", type=Path, metavar="FILE.py", help="the script's path (default: standard output)")
     compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
                                    description="Capture, transform and lower a recipe as each of its ranks, in one "
-                                   "process without any other rank, and write the code that runs: for CPUs, as "
+                                   "process without any other rank, and write the code that runs, as "
                                    "`workbench run --artifact DIR` loads it. Nothing is trained.")
     _add_recipe(compiled, "change the recipe, such as mesh.tp=2; may be repeated")
+    compiled.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto",
+                          help="the ranks to come: gloo on CPUs, nccl on GPUs, for which one GPU compiles; auto: nccl "
+                          "where a GPU is")
     compiled.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
     bisect = commands.add_parser("bisect", help="the first pass that does not hold, and the first node in it",
                                  description="Build a recipe on its ranks, and run each pass's graph and the graph it "

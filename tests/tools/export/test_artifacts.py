@@ -17,6 +17,7 @@ from workbench.tools.export import artifact, loaded
 from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
 from workbench.tools.export.code import Code
 from workbench.tools.export.compiled import transform
+from workbench.tools.export.load_once import load_once
 from workbench.tools.export.source_code import import_file
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool
@@ -87,7 +88,7 @@ def test_it_trains_as_a_build_does(name: str, capture: str, tmp_path: Path, pool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_full_inductor_block_bucketing", "llama3_whole_step"])
+@pytest.mark.parametrize("name", ["llama3_full_inductor_block_bucketing", "llama3_whole_step", "llama3_regional"])
 def test_inductors_code_and_kernels_train_as_a_build_does(name: str, tmp_path: Path, pool2: RankPool) -> None:
     _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1), tmp_path / "out", pool2)
     assert any((tmp_path / "out" / "kernels").rglob("*.so"))
@@ -115,12 +116,12 @@ def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_pa
 
 @pytest.mark.integration
 def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine: Path, pool2: RankPool) -> None:
-    _sealed_again(mine, ranks=[1, 0])
+    resealed(mine, ranks=[1, 0])
     with pytest.raises(RankError, match="rank 0 captures other graphs here than those that the artifact was made of"):
         run_artifact(mine, world=pool2, verify=True, progress=False)
 
 
-def _sealed_again(folder: Path, **changes: Any) -> None:
+def resealed(folder: Path, **changes: Any) -> None:
     """Change an artifact's manifest, and seal it as if it had been compiled so."""
     data = {**json.loads((folder / MANIFEST).read_text()), "files": {}, **changes}
     (folder / MANIFEST).unlink()
@@ -141,8 +142,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "manifest truncated": (lambda folder: (folder / MANIFEST).write_text(
         (folder / MANIFEST).read_text()[:-40]), "is damaged: compile the recipe again"),
     "manifest missing": (lambda folder: (folder / MANIFEST).unlink(), "is no artifact: manifest.json: No such file"),
-    "another format": (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "reads artifacts of format 1"),
-    "not an object": (lambda folder: (folder / MANIFEST).write_text("[1]"), "reads artifacts of format 1"),
+    "another format": (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "reads artifacts of format 2"),
+    "not an object": (lambda folder: (folder / MANIFEST).write_text("[1]"), "reads artifacts of format 2"),
 }
 
 
@@ -160,7 +161,7 @@ def test_what_was_damaged_is_refused_and_none_of_it_is_run(what: str, mine: Path
 def test_what_was_made_for_something_else_is_refused_by_name(
         name: str, value: str, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "load_step", lambda *_: pytest.fail("it was loaded"))
-    _sealed_again(mine, made_of=read(mine).made_of | {name: value})
+    resealed(mine, made_of=read(mine).made_of | {name: value})
     said = f"{name} was {value[:12]}.* and is .* here: compile the recipe again, here"
     with pytest.raises(WorkbenchError, match=said):
         run_artifact(mine, progress=False)
@@ -225,13 +226,19 @@ def test_files_are_their_user_s_alone_and_none_is_a_pickle(compiled: Path) -> No
         ".py", ".json", ".safetensors"}
 
 
+def test_all_code_is_loaded_in_a_process_of_its_own_and_none_of_it_is_called(mine: Path) -> None:
+    load_once(mine)
+    _append(mine / "code" / "backward_1.py")
+    with pytest.raises(SystemExit, match="the code was run"):
+        load_once(mine)
+
+
 def test_constants_come_back_as_they_were(tmp_path: Path) -> None:
     code = Code("forward", "graph", "def forward(self, args):\n    return [self.t + args[0]]\n", (), (("result", ""),),
                 constants={"t": torch.arange(3)})
     artifact.write_code(tmp_path, "one", code)
     back = read_code(tmp_path, "one")
-    module: Any = type("Module", (), {"forward": staticmethod(lambda self, args: [self.t + args[0]])})
-    assert torch.equal(back.function(module)([1])[0], torch.arange(1, 4)) and back.outputs == code.outputs
+    assert torch.equal(back.function(tmp_path / "one.py")([1])[0], torch.arange(1, 4)) and back.outputs == code.outputs
 
 
 @pytest.mark.integration
@@ -249,7 +256,8 @@ def _twice(folder: str) -> str:
 
     made = read(Path(folder))
     authored = author(parse_recipe(made.recipe, "test"), current_world())
-    loss: Any = load_step(authored, Path(folder), made)(*Batches(authored).at(0))
+    step, _ = load_step(authored, Path(folder), made)
+    loss: Any = step(*Batches(authored).at(0))
     loss.backward()
     assert all(p.grad is not None and p.grad.placements == p.placements for p in authored.module.parameters())
     try:

@@ -34,7 +34,7 @@ class ComparedCaptures:
 
     refused: why a capture does not take the recipe, by its name. aligned: operators that both graphs have, before any
     pass. differences: all others, of rank 0, by kind. verdicts: the gravest outcome of each capture's passes and joins.
-    values: whether both train the same, on every rank. `print` shows it.
+    values: whether both train the same, on every rank. step_seconds: of rank 0's steps, by capture. `print` shows it.
     """
 
     recipe: str
@@ -43,12 +43,14 @@ class ComparedCaptures:
     differences: tuple[CaptureDifference, ...]
     verdicts: dict[str, Outcome]
     values: Verdict
+    step_seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"recipe {self.recipe}: {counted(self.aligned, 'operator')} in both captures"]
         lines += [f"{name} is refused: {why}" for name, why in self.refused.items()]
         lines += [f"{name}: verdicts {outcome}" for name, outcome in self.verdicts.items()]
-        rows = [["kind", "what", *CAPTURES], *([d.kind, d.what, str(d.joint), str(d.traced)] for d in self.differences)]
+        rows = [["kind", "what", *CAPTURES, "nodes"],
+                *([d.kind, d.what, str(d.joint), str(d.traced), str(d.count)] for d in self.differences)]
         return "\n".join([*lines, *(aligned(rows) if self.differences else []), str(self.values)])
 
     def __repr__(self) -> str:
@@ -78,6 +80,7 @@ class _Trained:
     graph: GraphModule
     verdicts: list[Verdict]
     values: dict[str, Any] = field(default_factory=dict)
+    step_seconds: list[float] = field(default_factory=list)
 
 
 def on_rank(recipe: Recipe, post: Any) -> ComparedCaptures:
@@ -95,7 +98,8 @@ def on_rank(recipe: Recipe, post: Any) -> ComparedCaptures:
     outcomes = {name: worst(v for v in each.verdicts if v.outcome is not Outcome.UNKNOWN)
                 for name, each in made.items()}
     values = _compared(recipe, {} if refused else made)
-    return ComparedCaptures(recipe.name, refused, pairs, tuple(differences), outcomes, values)
+    steps = {name: each.step_seconds for name, each in made.items()}
+    return ComparedCaptures(recipe.name, refused, pairs, tuple(differences), outcomes, values, steps)
 
 
 def _trained(recipe: Recipe, post: Any) -> _Trained:
@@ -106,18 +110,19 @@ def _trained(recipe: Recipe, post: Any) -> _Trained:
     verdicts = [v for record in built.records for v in record.verdicts] + [*built.pipeline, built.schedule]
     found = _Trained(built.captured, verdicts)
     if built.authored.world.kind in ("gloo", "nccl"):
-        found.values = _values(built, post)
+        found.values, found.step_seconds = _values(built, post)
     built.step.close()
     return found
 
 
-def _values(built: Built, post: Any) -> dict[str, Any]:
+def _values(built: Built, post: Any) -> tuple[dict[str, Any], list[float]]:
     seen = train(built.authored, built.step, progress=post.step)
     module = built.authored.module
     named: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in module.named_parameters()}
     named |= {f"buffer {n}": b for n, b in module.named_buffers()}
     found: dict[str, Any] = {name: shard_of(value).detach().cpu().clone() for name, value in named.items()}
-    return found | {"losses": torch.tensor(seen.losses), "norms": torch.tensor(seen.norms)}
+    found |= {"losses": torch.tensor(seen.losses), "norms": torch.tensor(seen.norms)}
+    return found, seen.step_seconds
 
 
 def _compared(recipe: Recipe, made: dict[str, _Trained]) -> Verdict:

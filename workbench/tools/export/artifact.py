@@ -22,13 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import WorkbenchError
-from workbench.pipeline.machine import machine
+from workbench.pipeline.machine import device_of
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
-from workbench.tools.export.code import Code
+from workbench.tools.export.code import Code, region_file
 from workbench.tools.export.script import own_module
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
 
@@ -37,13 +37,15 @@ _PACKAGE = Path(__file__).parents[2]
 class Manifest:
     """What an artifact was made of.
 
-    recipe: as data. made_of: what must be the same where it is loaded, by what a message calls it. programs: for ranks
-    whose graphs are equal, a digest of the graphs, the file of each graph's code by part, the names of the process
-    groups in order, and data of the step (see `compiled`). ranks: for each rank, its program. passes, schedule,
-    pipeline: the verdicts, as a report has them. files: SHA-256 by relative path.
+    recipe: as data. world: the kind of its ranks, gloo or nccl. made_of: what must be the same where it is loaded, by
+    what a message calls it. programs: for ranks whose graphs are equal, a digest of the graphs, the file of each
+    graph's code by part, the names of the process groups in order, and data of the step (see `compiled`). ranks: for
+    each rank, its program. passes, schedule, pipeline: the verdicts, as a report has them. files: SHA-256 by relative
+    path.
     """
 
     recipe: dict[str, Any]
+    world: str
     made_of: dict[str, str]
     programs: list[dict[str, Any]]
     ranks: list[int]
@@ -59,10 +61,9 @@ class Manifest:
         return _sha(json_text(asdict(self)).encode())
 
 
-def made_of(recipe: Recipe) -> dict[str, str]:
-    """What the code of a step depends on beside the recipe, by what a message calls it."""
-    cpu = f"{machine()['cpu']}, {torch.backends.cpu.get_cpu_capability()}"
-    found = {"torch": torch.__version__, "Python": platform.python_version(), "device": cpu,
+def made_of(recipe: Recipe, world: str) -> dict[str, str]:
+    """What the code of a step depends on beside the recipe, by what a message calls it. world: gloo or nccl."""
+    found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world),
              "the source of the package's models": _sources(_PACKAGE / "authoring")}
     for name in dict.fromkeys(recipe.pass_names):
         if (folder := _PACKAGE / "passes" / name).is_dir():
@@ -113,11 +114,15 @@ def _refuse_existing(out: Path) -> None:
 
 
 def write_code(folder: Path, name: str, code: Code) -> str:
-    """Write one graph's code: `code/NAME.py`, what it takes and returns beside it, and constants; returns the name."""
+    """Write one graph's code: `code/NAME.py`, what it takes and returns beside it, constants, and the code of its
+    regions; returns the name.
+    """
     place = folder / "code" / name
     place.parent.mkdir(exist_ok=True)
     place.with_suffix(".py").write_text(code.source, encoding="utf-8")
     place.with_suffix(".json").write_text(json_text(code.signature()), encoding="utf-8")
+    for number, region in enumerate(code.regions):
+        write_code(folder, region_file(place, number).name, region)
     if code.constants:
         save_file({key: value.contiguous() for key, value in code.constants.items()}, place.with_suffix(_CONSTANTS))
     return name
@@ -126,10 +131,12 @@ def write_code(folder: Path, name: str, code: Code) -> str:
 def read_code(folder: Path, name: str) -> Code:
     """What `write_code` wrote. Nothing of it is run."""
     place = folder / "code" / name
-    constants = place.with_suffix(_CONSTANTS)
+    constants, regions = place.with_suffix(_CONSTANTS), list[Code]()
+    while region_file(place, len(regions)).with_suffix(".py").exists():
+        regions.append(read_code(folder, region_file(place, len(regions)).name))
     return Code.read(json.loads(place.with_suffix(".json").read_text(encoding="utf-8")),
                      place.with_suffix(".py").read_text(encoding="utf-8"),
-                     load_file(constants) if constants.exists() else {})
+                     load_file(constants) if constants.exists() else {}, tuple(regions))
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,19 @@ from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.report import Report, complete
 from workbench.pipeline.report_data import PassRow
 from workbench.pipeline.roofline import matmul_ceiling
-from workbench.pipeline.run import RankResult, memory_and_time, report_of
+from workbench.pipeline.run import RankResult, memory_and_time, pass_row, report_of
+from workbench.pipeline.run_passes import prove_replay
 from workbench.pipeline.train import deterministic, train
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, parse_recipe
-from workbench.tools.export.artifact import Manifest, made_of, read, require_same
-from workbench.tools.export.compiled import transform
+from workbench.tools.export.artifact import KERNELS, Manifest, made_of, read, require_same
+from workbench.tools.export.compiled import Kind, transform
 from workbench.tools.export.loaded import load_step
+from workbench.torch_api.inductor.carried import import_runtime
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
+_ON = {"gloo": "CPUs", "nccl": "GPUs"}
 LATER = ("training.steps", "training.lr", "training.read_loss_every", "data.path")
 """The keys of a recipe that its compiled step does not depend on."""
 _WHY = {"numerics": "an artifact has no graph to compare with: run the recipe at level full"} | {
@@ -48,7 +52,7 @@ def run_artifact(
 ) -> Report:
     """Train the recipe of an artifact, and report; the verdicts on its passes are those of its compilation.
 
-    world: a pool to use, or None for new gloo ranks, or torchrun's. changes: values of the recipe by key, of LATER.
+    world: a pool to use, or None for new ranks, or torchrun's. changes: values of the recipe by key, of LATER.
     A model or pass of the user's own must be registered, as it was. verify: each rank captures and transforms the
     recipe itself too, and compares its graphs with those that the artifact was lowered from. The rest is as for `run`.
 
@@ -56,15 +60,16 @@ def run_artifact(
     or was made of or for something else, naming the difference, before any of its code is run.
     """
     folder = Path(folder).absolute()
-    if world is not None and world.backend != "gloo":
-        raise WorkbenchError(f"artifact {folder} is compiled for CPUs, and this pool has {world.backend}: give "
-                             'ranks(n, backend="gloo")')
     manifest = read(folder)
+    kind: Kind = manifest.world  # type: ignore[assignment]
+    if world is not None and world.backend != kind:
+        raise WorkbenchError(f"artifact {folder} is compiled for {_ON[kind]}, and this pool has {world.backend}: give "
+                             f'ranks(n, backend="{kind}")')
     recipe = _recipe(manifest, folder, changes or {})
-    require_same(manifest, made_of(recipe), folder)
+    require_same(manifest, made_of(recipe, kind), folder)
     check_saving(recipe, checkpoints, save_every)
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
-    here, results = on_ranks(recipe, world or "gloo", _on_rank, folder, (kept, save_every), verify, stages=2 + verify,
+    here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, stages=3 + verify,
                              steps=recipe.training.steps, timeout=timeout, progress=progress)
     return report_of(recipe, here, "light when it was compiled", results)
 
@@ -91,21 +96,32 @@ def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None
     if verify:
         post.stage("verify")
         _verify(recipe, folder, manifest)
-    started = time.perf_counter()
-    post.stage("author")
-    authored = author(recipe, world)
-    seconds["author"] = time.perf_counter() - started
-    post.stage("load")
-    step = load_step(authored, folder, manifest)
-    seconds["load"] = time.perf_counter() - started - seconds["author"]
+    with _timed("import", post, seconds):
+        if (folder / KERNELS).exists():
+            import_runtime()
+    with _timed("author", post, seconds):
+        authored = author(recipe, world)
+    with _timed("load", post, seconds):
+        step, records = load_step(authored, folder, manifest)
     training = train(authored, step, progress=post.step, folder=saving[0], save_every=saving[1])
+    prove_replay(records)
     step.close()
     program = manifest.programs[manifest.ranks[world.rank]]
-    rows = [_row(each) for each in manifest.passes]
+    own = iter(records)  # of the replay passes, which ran here
+    rows = [pass_row(next(own), recipe, _WHY) if row.stage is Stage.REPLAY else row
+            for row in map(_row, manifest.passes)]
     pipeline = complete([*map(_verdict, manifest.pipeline), *memory_and_time(world, training)], _WHY)
     return RankResult(rows, _verdict(manifest.schedule), pipeline, seconds, program["step"]["saved_bytes"],
                       program["step"]["flop"], training, matmul_ceiling(world, getattr(torch, recipe.precision.param)),
                       None)
+
+
+@contextlib.contextmanager
+def _timed(stage: str, post: Post, seconds: dict[str, float]) -> Iterator[None]:
+    post.stage(stage)
+    started = time.perf_counter()
+    yield
+    seconds[stage] = time.perf_counter() - started
 
 
 def _verify(recipe: Recipe, folder: Path, manifest: Manifest) -> None:

@@ -2,6 +2,7 @@
 
     bucket_copies   gradients go into their bucket in one copy
     bucketing       Inductor's bucketing and overlap schedulers
+    carried         kernels that were built in another process, for this process's GPU
     fast_bucketing  torch's bucketing in less time
     inside          schedule, memory estimate, partitions, generated code
     joined_buffers  nothing writes over a concatenation whose parts are read later
@@ -10,5 +11,5 @@
     lowering        decomposition table and compiler entry point
     passes          which passes Inductor runs
     regions         named regions: annotate, cut out, compile
-    written_code    a graph's code, Inductor's and kernels, taken from one process to another
+    written_code    a graph's code, or Inductor's, taken from one process to another
 """

@@ -146,15 +146,26 @@ def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, An
 
 
 def _function(name: str, compiled: Callable[..., Any], made: Sequence[Any]) -> Callable[..., Any]:
-    """A function around the compiled artifact, with the name that FX writes into code. `seen_of` reads `seen`."""
+    """A function around the compiled artifact, with the name that FX writes into code. `seen_of` reads `seen`, and
+    `made_of_region` reads `made`.
+    """
 
     def run(*args: Any) -> Any:
         return compiled(*args)
 
     run.__name__ = run.__qualname__ = name
     run.__module__ = "regions"
+    run.made = list(made)  # type: ignore[attr-defined]
     run.seen = [found for each in made if (found := kernels.seen(each))]  # type: ignore[attr-defined]
     return run
+
+
+def made_of_region(function: Any) -> list[Any] | None:
+    """What Inductor made of the region that this function runs, or None for another function.
+
+    One result of Inductor is all that runs: AOTAutograd around it passes on tensors that need no gradient.
+    """
+    return getattr(function, "made", None) if getattr(function, "__module__", None) == "regions" else None
 
 
 def seen_of(call: Node) -> list[kernels.Seen]:
