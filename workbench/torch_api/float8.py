@@ -1,7 +1,9 @@
 """Scaled products of float8 on a CPU, in float32.
 
 torch's CPU kernel asks oneDNN, whose reference kernel takes half a minute for 1024 x 1024 x 1024 where the CPU has no
-float8 instructions. Source: aten/src/ATen/native/Blas.cpp (_scaled_mm_out_cpu).
+float8 instructions.
+
+Source: aten/src/ATen/native/Blas.cpp (_scaled_mm_out_cpu).
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ class Float8:
         b, b_scale = self._operand(right, 1, TYPES["e4m3"])
         made = NodeMaker(self.gm.graph, node, self.mode)(
             SCALED, a, b, a_scale, b_scale, None, None, node.meta["val"].dtype, product.which in self.fast_sums)
+        made.meta["eager_input_vals"] = torch.fx.map_arg((made.args, {}), lambda n: n.meta["val"])  # strides to keep
         node.replace_all_uses_with(made)
         erase_unread(node)
 

@@ -73,7 +73,7 @@ def _agree_and_gather(gm: GraphModule, group: str, gathers: list[WeightGather]) 
     anchor = _hoisted(gm, shards)
     each_largest = [largest(NodeMaker(gm.graph, anchor, mode, shard), shard, None) for shard in shards]
     make = NodeMaker(gm.graph, anchor, mode, shards[0])
-    stacked = make(aten.stack.default, each_largest)
+    stacked = make(aten.cat.default, [make(aten.view.default, each, [1]) for each in each_largest])
     agreed = make(c10d.wait_tensor.default, make(c10d.all_reduce.default, stacked, "max", group))
     inverses = inverse_scale(make, agreed, dtype)
     for i, (each, shard) in enumerate(zip(gathers, shards, strict=True)):

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from workbench.torch_api.inductor.lowering import detect_fake_mode
 
-_OWN = ("val", "tensor_meta", "desc")  # metadata that belongs to one node
+_OWN = ("val", "tensor_meta", "desc", "eager_input_vals")  # metadata that belongs to one node
 
 
 def fake_mode_of(gm: GraphModule) -> Any:
