@@ -44,13 +44,12 @@ def cannot(product: Product) -> str:
 @dataclass(frozen=True)
 class Cast:
     """A matrix in float8, laid out as `base` is, and what its elements are to be multiplied by: one number, or one for
-    each row or column. reads: the nodes that read `base` for it.
+    each row or column.
     """
 
     base: Node
     value: Node
     inverse: Node
-    reads: tuple[Node, ...]
 
 
 def largest(make: NodeMaker, base: Node, dim: int | None) -> Node:
@@ -68,11 +67,10 @@ def inverse_scale(make: NodeMaker, magnitude: Node, dtype: torch.dtype) -> Node:
     return make(aten.mul.Scalar, make(aten.clamp_min.default, magnitude, _SMALLEST), 1 / torch.finfo(dtype).max)
 
 
-def scaled(make: NodeMaker, base: Node, inverse: Node, dtype: torch.dtype) -> tuple[Node, Node]:
-    """(base / inverse in float8, the node that reads `base`)."""
+def scaled(make: NodeMaker, base: Node, inverse: Node, dtype: torch.dtype) -> Node:
+    """base / inverse, in float8."""
     wide = base if base.meta["val"].dtype is torch.float32 else make(CONVERT, base, torch.float32)
-    product = make(aten.mul.Tensor, wide, make(aten.reciprocal.default, inverse))
-    return make(CONVERT, product, dtype), product if wide is base else wide
+    return make(CONVERT, make(aten.mul.Tensor, wide, make(aten.reciprocal.default, inverse)), dtype)
 
 
 @dataclass
@@ -127,9 +125,7 @@ class Float8:
         if key not in self.casts:
             make = NodeMaker(self.gm.graph, base.next, self.mode, base)
             inverse = inverse_scale(make, largest(make, base, dim), dtype)
-            value, read = scaled(make, base, inverse, dtype)
-            self.casts[key] = Cast(base, value, inverse, tuple(n for n in base.users if n.target is aten.abs.default
-                                                              ) + (read,))
+            self.casts[key] = Cast(base, scaled(make, base, inverse, dtype), inverse)
         return self.casts[key]
 
     def _transposed(self, value: Node) -> Node:
@@ -141,11 +137,12 @@ class Float8:
         return self._copies[value]
 
 
-def erase_unread(*nodes: Node) -> None:
-    """Remove the operators that nobody reads, and then their inputs likewise."""
-    todo = list(nodes)
+def erase_unread(node: Node) -> None:
+    """Remove an operator that nobody reads, and then its inputs likewise."""
+    todo, gone = [node], set[Node]()
     while todo:
         node = todo.pop()
-        if node.op == "call_function" and not node.users and not node._erased:
+        if node.op == "call_function" and not node.users and node not in gone:
             todo += node.all_input_nodes
+            gone.add(node)
             node.graph.erase_node(node)

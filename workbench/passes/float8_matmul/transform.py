@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,12 +12,13 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.products.float8 import SCALED, TYPES, Float8, cannot
-from workbench.graph.products.float8_gathers import gather_in_float8, weight_gathers
+from workbench.graph.products.float8_gathers import WeightGather, expected_collectives, gather_in_float8, weight_gathers
 from workbench.graph.products.linear import Product, products_of
+from workbench.graph.read.collectives import Collective
 from workbench.passes.effect import Effect
 from workbench.passes.float8_matmul import CONTRACT, Float8Options
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api.float8 import emulate_on_cpu
+from workbench.torch_api.float8 import emulate_on_cpu, scaled_products
 
 
 def _stays(product: Product, options: Float8Options) -> str:
@@ -68,11 +71,27 @@ def float8_matmul(gm: GraphModule, example_inputs: list[Any], *, options: Float8
                              "modules, smallest or the model")
     _require_device(taken[0].node.meta["val"].device)
     float8 = Float8(gm, options.scaling == "rowwise", TYPES[options.gradients], options.fast_sums)
+    gathers = _gathers(gm, taken, options)
     for product in taken:
         float8.convert(product)
-    if options.float8_gathers and options.scaling == "tensorwise":
-        gather_in_float8(gm, weight_gathers(gm, float8.casts.values()))
+    gather_in_float8(gm, gathers, {cast.base: cast for cast in float8.casts.values()})
     return gm
+
+
+def _gathers(gm: GraphModule, taken: list[Product], options: Float8Options) -> list[WeightGather]:
+    return weight_gathers(gm, taken) if options.float8_gathers and options.scaling == "tensorwise" else []
+
+
+def promised_collectives(before: Graphs, options: Float8Options) -> list[Collective]:
+    """Gathers of weights that only converted products read move one byte an element, and scales are agreed on."""
+    return expected_collectives(before[0], _gathers(before[0], chosen(before[0], options)[0], options))
+
+
+def scaled_products_ran(evidence: Mapping[str, Any], names: Counter[str], times: int) -> Effect:
+    """One step ran each converted product once for each microbatch, or more often where the backward repeats it."""
+    ran, wanted = scaled_products(names), evidence["converted"] * times
+    said = f"{ran} scaled products ran in a step, for {wanted} converted ones"
+    return Effect(ran >= wanted, said, {"ran": ran})
 
 
 def _require_device(device: torch.device) -> None:
@@ -84,4 +103,5 @@ def _require_device(device: torch.device) -> None:
                              "later, or drop the pass")
 
 
-PASS = RegisteredPass(CONTRACT, float8_matmul, products_converted)
+PASS = RegisteredPass(CONTRACT, float8_matmul, products_converted, promised=promised_collectives,
+                      executed=scaled_products_ran)
