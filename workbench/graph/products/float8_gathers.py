@@ -93,7 +93,7 @@ def expected_collectives(gm: GraphModule, gathers: Iterable[WeightGather]) -> li
             size = getattr(torch, c.dtype).itemsize
             c = replace(c, dtype="uint8", bytes_in=c.bytes_in // size, bytes_out=c.bytes_out // size)
         found.append(c)
-    for group, names in groups.items():
+    for names in groups.values():
         c = next(c for c in found if c.node == names[0])
         size = 4 * len(names)
         found.append(replace(c, kind="all_reduce", reduce_op="max", dtype="float32", shape=(len(names),),
