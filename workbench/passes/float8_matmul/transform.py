@@ -69,7 +69,7 @@ def float8_matmul(gm: GraphModule, example_inputs: list[Any], *, options: Float8
         found = "; ".join(f"{len(names)}: {why}, {names[0]} first" for why, names in left.items())
         raise WorkbenchError(f"float8_matmul: no product is left to convert ({found or 'there is none'}): change "
                              "modules, smallest or the model")
-    _require_device(taken[0].node.meta["val"].device)
+    require_float8(taken[0].node.meta["val"].device)
     float8 = Float8(gm, options.scaling == "rowwise", TYPES[options.gradients], options.fast_sums)
     gathers = _gathers(gm, taken, options)
     for product in taken:
@@ -94,7 +94,7 @@ def scaled_products_ran(evidence: Mapping[str, Any], names: Counter[str], times:
     return Effect(ran >= wanted, said, {"ran": ran})
 
 
-def _require_device(device: torch.device) -> None:
+def require_float8(device: torch.device) -> None:
     if device.type == "cpu":
         emulate_on_cpu()
     if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 9):
