@@ -94,22 +94,22 @@ class Float8:
     def convert(self, product: Product) -> None:
         """Put a scaled product in the place of `product`."""
         node = product.node
-        left, right = node.args[:2]
-        assert isinstance(left, Node) and isinstance(right, Node)
         gradient = self.gradient if product.which != FORWARD else TYPES["e4m3"]
-        a, a_scale = self._operand(left, 0, gradient)
-        b, b_scale = self._operand(right, 1, TYPES["e4m3"])
+        a, a_scale = self._operand(node, 0, gradient)
+        b, b_scale = self._operand(node, 1, TYPES["e4m3"])
         made = NodeMaker(self.gm.graph, node, self.mode)(
             SCALED, a, b, a_scale, b_scale, None, None, node.meta["val"].dtype, product.which in self.fast_sums)
         made.meta["eager_input_vals"] = torch.fx.map_arg((made.args, {}), lambda n: n.meta["val"])  # strides to keep
         node.replace_all_uses_with(made)
         erase_unread(node)
 
-    def _operand(self, node: Node, side: int, dtype: torch.dtype) -> tuple[Node, Node]:
+    def _operand(self, product: Node, side: int, dtype: torch.dtype) -> tuple[Node, Node]:
         """The left (0) or right (1) operand in float8, and its inverse scale."""
+        node = product.args[side]
+        assert isinstance(node, Node)
         base, turned = untransposed(node)
         contracted = (1 - side) ^ turned  # the dimension of the base that the product sums over
-        cast = self._cast(base, contracted if self.rowwise else None, dtype)
+        cast = self._cast(base, contracted if self.rowwise else None, dtype, product)
         value = cast.value if turned == bool(side) else self._transposed(cast.value)
         if side:
             value = NodeMaker(self.gm.graph, value.next, self.mode, value)(aten.permute.default, value, [1, 0])
@@ -120,10 +120,12 @@ class Float8:
         make = NodeMaker(self.gm.graph, cast.inverse.next, self.mode, cast.inverse)
         return value, make(aten.view.default, cast.inverse, shape)
 
-    def _cast(self, base: Node, dim: int | None, dtype: torch.dtype) -> Cast:
+    def _cast(self, base: Node, dim: int | None, dtype: torch.dtype, reader: Node) -> Cast:
+        """`base` is cast once, behind it; an input of the graph before its first reader."""
         key = viewed(base), tuple(base.meta["val"].shape), dim, dtype
         if key not in self.casts:
-            make = NodeMaker(self.gm.graph, base.next, self.mode, base)
+            given = base.op == "placeholder"
+            make = NodeMaker(self.gm.graph, reader if given else base.next, self.mode, reader if given else base)
             inverse = inverse_scale(make, largest(make, base, dim), dtype)
             self.casts[key] = Cast(base, scaled(make, base, inverse, dtype), inverse)
         return self.casts[key]

@@ -1,8 +1,26 @@
 """float8_matmul: the products of chosen linear layers multiply float8, in the forward and in the backward.
 
-Each operand is divided by its largest magnitude and cast, once for all products that read it:
+Each operand is scaled by its largest magnitude and cast, once for all products that read it. The product is multiplied
+by both inverse scales, `mul_scalar` and `mul_scalar_1`. The casts of the weight look like those of the input:
 
     >>> example("float8_matmul", lambda x, weight: x @ weight.t(), width=16, smallest=16)
+    before:
+      ...
+      mm: float32 [16, 16] = aten.mm(primals_2, t)  # layers.0
+      ...
+    after:
+      ...
+      abs_default: float32 [16, 16] = aten.abs(primals_2)  # layers.0
+      amax_default: float32 [16] = aten.amax(abs_default, [-1])  # layers.0
+      amax_default_1: float32 [] = aten.amax(amax_default, [-1])  # layers.0
+      clamp_min_default: float32 [] = aten.clamp_min(amax_default_1, 1e-12)  # layers.0
+      mul_scalar: float32 [] = aten.mul.Scalar(clamp_min_default, 0.002232142857142857)  # layers.0
+      reciprocal_default: float32 [] = aten.reciprocal(mul_scalar)  # layers.0
+      mul_tensor: float32 [16, 16] = aten.mul.Tensor(primals_2, reciprocal_default)  # layers.0
+      convert_element_type_default: float8_e4m3fn [16, 16] = prims.convert_element_type(mul_tensor, ...
+      ...
+      _scaled_mm_default: float32 [16, 16] = aten._scaled_mm(convert_element_type_default, permute_default, ...
+      ...
 """
 
 from typing import Literal
@@ -17,11 +35,11 @@ ALL: tuple[Which, ...] = ("forward", "input_gradient", "weight_gradient")
 
 
 class Float8Options(Options):
-    """scaling: one scale a tensor, or one for each row and column along the contracted dimension. modules: globs of
-    module paths; the default leaves out the output layer. smallest: of a product's three sizes. products: of a layer's
-    three. gradients: the type of output gradients. fast_sums: products that sum in fewer bits on tensor cores.
-    float8_gathers: sharded weights travel in float8 (tensorwise only: a rowwise scale follows the contracted dimension,
-    which differs between forward and backward).
+    """scaling: one scale a tensor, or one for each row of the left and each column of the right operand. modules: globs
+    of module paths; the default leaves out the output layer. smallest: of a product's three sizes. products: of a
+    layer's three. gradients: the type of output gradients. fast_sums: products that sum in fewer bits on tensor cores.
+    float8_gathers: sharded weights travel in float8. Rowwise weights and saved activations keep their type, since
+    forward and backward sum over different dimensions and so need different scales.
     """
 
     scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
