@@ -21,8 +21,9 @@ from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import World
 
 
-def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
+def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False, float8: str = "") -> nn.Module:
     """The recipe's model on its mesh, from the same initial values as ours; `compiled`: each block by torch.compile.
+    `float8`: torchao's recipe for the blocks' linear layers, "tensorwise" (gathered in float8) or "rowwise".
 
     The forward takes this rank's (tokens, targets), int64 (batch, seq_len), and returns the mean cross entropy.
     Experts lie on their own mesh as ours do, and their gradients are summed there and divided by the data-parallel
@@ -40,6 +41,8 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
             with torch.no_grad():
                 default_initialise(name, parameter, generator)
                 parameter.data = parameter.to(torch.promote_types(dtype, torch.float32))
+    if float8:
+        _in_float8(module, float8)
     if "tp" in mesh.mesh_dim_names:
         apply_tensor_plan(module, plan, mesh["tp"])
     policy = MixedPrecisionPolicy(dtype, reduce, cast_forward_inputs=False)
@@ -55,6 +58,21 @@ def fsdp2(recipe: Recipe, world: World, *, compiled: bool = False) -> nn.Module:
     if apart:
         _prefetch(module)
     return module
+
+
+def _in_float8(module: nn.Module, scaling: str) -> None:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = (Float8LinearConfig(enable_fsdp_float8_all_gather=True) if scaling == "tensorwise"
+              else Float8LinearConfig.from_recipe_name(scaling))
+    convert_to_float8_training(module, config=config, module_filter_fn=lambda _, path: "layers." in path)
+
+
+def precompute(module: nn.Module) -> None:
+    """One all-reduce of all weights' largest magnitudes, behind the optimizer's step, as torchao asks for."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(module)
 
 
 def whole_mesh(recipe: Recipe, world: World) -> DeviceMesh:

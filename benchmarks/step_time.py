@@ -5,7 +5,8 @@ rank.
                                    [--rounds 2] [--seconds 200] [--set KEY=VALUE ...]
 
 A variant is `eager` (FSDP2 + TP + EP), `compile` (the same, each block by torch.compile), `compile_optimizer` (and the
-optimizer's step), one of benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN
+optimizer's step), `compile_float8_tensorwise` or `_rowwise` (with torchao, the extra `float8`), one of
+benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), one of OWN
 below, or the name of a recipe of ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for
 each round; a variant that has a line with the same settings is not run again. `--together` of them are built at once,
 with a limit of `--seconds`; then they are timed one at a time, the others waiting, each once a round: so they share a
@@ -49,6 +50,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 H200X2 = {"name": "overlap_collectives", "device": "h200x2"}  # by what was measured on two of them
 BLOCKS, LOWERED = "transformer_block_bucketing", ["full_inductor_compilation", "cudagraph"]
+FLOAT8 = ["inductor_decomposition", "float8_matmul"]
+WHOLE_FLOAT8 = {"training.step": "whole", "joint_passes": FLOAT8,
+                "passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}
 OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
     "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
     "llama3_hsdp": ("llama3_hsdp", {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 1}),
@@ -59,6 +63,16 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "llama3_whole_step_fused_cudagraph": (
         "llama3_whole_step", {"passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}),
     "llama3_whole_step_fused": ("llama3_whole_step", {"passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}),
+    "llama3_float8_cudagraph": ("llama3_float8", {"joint_passes": FLOAT8, "passes": [BLOCKS, H200X2, *LOWERED]}),
+    "llama3_float8_whole_step_cudagraph": ("llama3_float8", WHOLE_FLOAT8),
+    "llama3_float8_whole_step_gathers_bfloat16": (
+        "llama3_float8", {**WHOLE_FLOAT8, "joint_passes.float8_matmul.float8_gathers": False}),
+    "llama3_float8_whole_step_all_sizes": (
+        "llama3_float8", {**WHOLE_FLOAT8, "joint_passes.float8_matmul.smallest": 16}),
+    "llama3_float8_whole_step_rowwise": (
+        "llama3_float8", {**WHOLE_FLOAT8, "joint_passes.float8_matmul.scaling": "rowwise"}),
+    "llama3_float8_whole_step_two_products": ("llama3_float8", {
+        **WHOLE_FLOAT8, "joint_passes.float8_matmul.products": ["forward", "input_gradient"]}),
     "llama3_tp_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [H200X2, *LOWERED]}),
     "llama3_tp_async_cudagraph": (
         "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),
@@ -68,7 +82,11 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
         "deepseek_v3", {"model.dispatch": "capacity", "passes": ["transformer_block_bucketing", "cudagraph"]}),
 }
-PEERS = {"eager": False, "compile": True, "compile_optimizer": True}  # whether each block is compiled
+PEERS: dict[str, dict[str, Any]] = {
+    "eager": {}, "compile": {"compiled": True}, "compile_optimizer": {"compiled": True},
+    "compile_float8_tensorwise": {"compiled": True, "float8": "tensorwise"},  # torchao's, the extra `float8`
+    "compile_float8_rowwise": {"compiled": True, "float8": "rowwise"},
+}
 
 
 def finite(losses: Sequence[float]) -> list[str]:
@@ -96,7 +114,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     import torch
     import torch.distributed as dist
 
-    from benchmarks.peers import fsdp2
+    from benchmarks.peers import fsdp2, precompute
     from benchmarks.reference import RECIPES, close, toolkit
     from workbench import build
     from workbench.authoring.author import Authored
@@ -116,7 +134,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     if variant in RECIPES:
         module, step = toolkit(recipe, world, variant)
     elif variant in PEERS:
-        module = step = fsdp2(recipe, world, compiled=PEERS[variant])
+        module = step = fsdp2(recipe, world, **PEERS[variant])
     else:
         built = build(recipe, world)
         module, step = built.authored.module, built.step
@@ -129,6 +147,8 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
         optimizer = optimizer_of(authored)
         if variant == "compile_optimizer":
             optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+        if PEERS.get(variant, {}).get("float8") == "tensorwise":
+            optimizer.register_step_post_hook(lambda *_: precompute(module))
         train_step = apart(authored, step, optimizer)
     losses: list[torch.Tensor] = []
 

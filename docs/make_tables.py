@@ -1,4 +1,5 @@
-"""Write what README.md and docs/results.md draw from data: the tables between their markers, and docs/pipeline.svg.
+"""Write what README.md and docs/results.md draw from data: the tables between their markers, and the pictures
+in docs.
 
     python docs/make_tables.py
 
@@ -48,8 +49,8 @@ DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
-                        "accuracy_exposed", "one_gpu", "captures", "whole_step", "float8", "stamp", "what_if",
-                        "mutants", "soak", "museum"),
+                        "accuracy_exposed", "one_gpu", "captures", "whole_step", "float8", "float8_numerics",
+                        "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -144,7 +145,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "captures": captures_table(root), "whole_step": whole_step_table(root),
-            "float8": float8_table(root)}
+            "float8": float8_table(root), "float8_numerics": float8_numerics_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -627,6 +628,49 @@ def float8_table(root: Path = ROOT) -> str:
                  rows) + f"\n\n{found['tokens']:,} tokens. {of_gpu(found)}."
 
 
+def float8_numerics_found(root: Path = ROOT) -> dict[str, Any]:
+    """What benchmarks/float8_numerics.py found."""
+    path = root / "benchmarks" / "results" / "float8_numerics_gloo.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def float8_numerics_table(root: Path = ROOT) -> str:
+    """Distance of each gradient to float64's, and what the losses do, by the types of the products."""
+    found = float8_numerics_found(root)
+    variants = list(found["gradients"])
+    rows = [[f"gradient of `{name}`", *(f"{found['gradients'][v][name]:.1%}" for v in variants)]
+            for name in found["gradients"][variants[0]]]
+    losses = found["losses"]
+    count = len(losses[variants[0]])
+    last = {v: sum(losses[v][-20:]) / 20 for v in variants}
+    rows.append(["mean loss of the last 20 steps", *(f"{last[v]:.3f}" for v in variants)])
+    rows.append([f"largest gap to bfloat16's loss in {count} steps", "", *(
+        f"{max(abs(a - b) for a, b in zip(losses[v], losses[variants[0]], strict=True)):.3f}" for v in variants[1:])])
+    return f"{table(['', *variants], rows)}\n\n{of_cpu(found)}."
+
+
+def losses_picture(root: Path = ROOT) -> str:
+    """The losses of bfloat16 and of tensorwise float8 over the steps, as SVG."""
+    losses = float8_numerics_found(root)["losses"]
+    shown = {"bfloat16": "#0b5fa5", "tensorwise": "#d55e00"}
+    values = [loss for name in shown for loss in losses[name]]
+    low, high, steps = min(values), max(values), len(losses["bfloat16"])
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 260" font-family="sans-serif" font-size="12" '
+           'role="img" aria-label="Losses of bfloat16 and of tensorwise float8 over the steps">',
+           '<rect width="640" height="260" fill="#fff"/>', '<path d="M50 20V220H620" fill="none" stroke="#555"/>',
+           f'<text x="44" y="26" text-anchor="end">{high:.1f}</text>',
+           f'<text x="44" y="220" text-anchor="end">{low:.1f}</text>', '<text x="50" y="240">step 1</text>',
+           f'<text x="620" y="240" text-anchor="end">step {steps}</text>', '<text x="12" y="14">loss</text>']
+    for i, (name, color) in enumerate(shown.items()):
+        points = " ".join(f"{50 + 570 * at / (steps - 1):.1f},{220 - 200 * (loss - low) / (high - low):.1f}"
+                          for at, loss in enumerate(losses[name]))
+        dashes = ' stroke-dasharray="5 3"' if i else ""
+        out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}/>')
+        out.append(f'<text x="480" y="{40 + 18 * i}" fill="{color}">{name if not i else "float8, tensorwise"}</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
 def of_gpu(found: dict[str, Any]) -> str:
     """Where it was measured: GPUs, torch and command."""
     gpus = found["machine"]["gpus"]
@@ -687,6 +731,7 @@ def main() -> None:
     for name, text in documents().items():
         (ROOT / name).write_text(text, encoding="utf-8")
     (ROOT / "docs" / "pipeline.svg").write_text(picture(), encoding="utf-8")
+    (ROOT / "docs" / "float8_losses.svg").write_text(losses_picture(), encoding="utf-8")
 
 
 if __name__ == "__main__":

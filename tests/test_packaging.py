@@ -95,7 +95,8 @@ def test_every_import_is_declared() -> None:
     siblings = {name for p in ours for name in (p.stem, p.parent.name)}
     made = re.compile(r'"(\w+)\.py"|ModuleType\("(\w+)"\)')  # by a test
     siblings |= {name for p in ours for found in made.findall(p.read_text()) for name in found}
-    assert imported("tests", "benchmarks") - everywhere - siblings - OPTIONAL - {"torchtitan", "benchmarks"} == set()
+    extras = {"torchtitan", "torchao"}
+    assert imported("tests", "benchmarks") - everywhere - siblings - OPTIONAL - extras - {"benchmarks"} == set()
 
 
 def test_every_dependency_is_used() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
+from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +95,8 @@ def test_every_documented_command_is_a_command() -> None:
 
 
 def test_the_picture_is_current() -> None:
-    assert (ROOT / "docs" / "pipeline.svg").read_text() == MADE["picture"](), "stale: run `python docs/make_tables.py`"
+    for name, made in (("pipeline", "picture"), ("float8_losses", "losses_picture")):
+        assert (ROOT / "docs" / f"{name}.svg").read_text() == MADE[made](), "stale: run `python docs/make_tables.py`"
 
 
 def test_the_arrows_are_public_functions() -> None:
@@ -207,3 +209,14 @@ def test_the_worked_diffs_fit_the_code() -> None:
 
 def test_a_diff_of_other_code_is_told() -> None:
     assert "patch does not apply" in fits("".join(DIFFS).replace('\n     cudagraph', '\n     cudagraf', 1))
+
+
+def test_float8_trains_as_bfloat16_does():
+    """Gradients are further from float64's than bfloat16's, within the contract's bound; the losses fall alike."""
+    found = MADE["float8_numerics_found"]()
+    bound = CONTRACTS["float8_matmul"].tolerance
+    assert len(found["losses"]["bfloat16"]) == 200
+    for name in ("tensorwise", "rowwise", "tensorwise, gradients in e5m2"):
+        assert max(found["gradients"]["bfloat16"].values()) < max(found["gradients"][name].values()) < bound
+        mine, plain = (sum(found["losses"][v][-20:]) / 20 for v in (name, "bfloat16"))
+        assert abs(mine - plain) < 0.05 * plain < plain < found["losses"]["bfloat16"][0] / 1.5

@@ -38,6 +38,7 @@ RECIPES = {
         "llama3_block_bucketing_overlap_cleanup", {**FSDP, "precision.param": "bfloat16"}),
     "deepseek_v3_checkpointing": ("deepseek_v3_checkpointing", EXPERTS),
     "llama3_autobucketing": ("llama3_autobucketing", FSDP),
+    "llama3_float8": ("llama3_float8", {**FSDP, "joint_passes": [{"name": "float8_matmul", "smallest": 16}]}),
     "llama3_async_tp": ("llama3_tp", {**TP, "passes": [
         "graph_cleanup", {"name": "async_tensor_parallel", "choose": "all"}]}),
 }

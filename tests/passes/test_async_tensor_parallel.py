@@ -11,8 +11,8 @@ from on_ranks import FSDP_TP, build_with, calls, outcomes, small
 from workbench import author, build, capture, fake_world, partition, run_joint, run_partitioned
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import GraphFacts, facts_of, set_facts
-from workbench.graph.fuse_products import added_bytes, fuse, workspace_bytes
-from workbench.graph.products import beside_products
+from workbench.graph.products.beside_collectives import beside_products
+from workbench.graph.products.fuse import added_bytes, fuse, workspace_bytes
 from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
 from workbench.graph.read.cost import flops, node_flops
 from workbench.graph.read.simulated_run import COMPUTE, simulated

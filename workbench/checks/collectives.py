@@ -91,6 +91,19 @@ def conserved(before: Iterable[Collective], after: Iterable[Collective], *, fewe
     return Verdict("collectives", Outcome.PASS, text if rows else "no collectives, before or after", rows)
 
 
+def kept_promise(before: Iterable[Collective], promised: Iterable[Collective], after: Iterable[Collective]) -> Verdict:
+    """PASS if `after` moves the bytes of `promised`, in as many launches; the message compares with `before`."""
+    promised = list(promised)
+    found = conserved(promised, after, fewer=False)
+    wrong = [f"{name}: {row['launches_before']} launches promised, {row['launches_after']} found"
+             for name, row in found.evidence.items() if row["launches_before"] != row["launches_after"]]
+    if found.outcome is Outcome.FAIL or wrong:
+        told = found.message.replace(" bytes before", " bytes promised") if found.outcome is Outcome.FAIL else ""
+        return Verdict("collectives", Outcome.FAIL, "; ".join(filter(None, (told, *wrong))), found.evidence)
+    was, now = (sum(c.payload for c in each) for each in (before, promised))
+    return Verdict("collectives", Outcome.PASS, f"{was:,} bytes before, {now:,} after, as promised", found.evidence)
+
+
 def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:
     """The ordered list that all ranks must share: (operator, axis, reduction, shape, dtype, group size).
 

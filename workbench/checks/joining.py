@@ -147,10 +147,15 @@ def _collectives(joined: StepGraph) -> Verdict:
 
 def _expected(joined: StepGraph) -> list[Collective]:
     """The pair's collectives as often as the step runs them: those of activations, and gathers of weights that are not
-    kept, once for each microbatch; gathers of weights that are kept, and reductions of gradients, once.
+    kept, once for each microbatch; gathers of weights that are kept, with what they need, and reductions of gradients,
+    once.
     """
     forward, backward = joined.pair.graphs
     once = {row.gathered for row in gathered_parameters_kept(forward, backward, copies=True)}
+    todo = [n for n in forward.graph.nodes if n.name in once]
+    for node in todo:  # and what these gathers need, such as the scale of a weight that travels in float8
+        todo += [n for n in node.all_input_nodes if n.name not in once]
+        once.add(node.name)
     found = [c for c in list_collectives(forward) for _ in range(1 if c.node in once else joined.microbatches)]
     for c in list_collectives(backward):
         reduces = c.kind in ("reduce_scatter", "all_reduce") and c.axis != "tp"

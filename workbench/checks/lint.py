@@ -147,6 +147,21 @@ def stale_reads(gm: torch.fx.GraphModule) -> list[str]:
     return list(problems.values())
 
 
+def scaled_operands(gm: torch.fx.GraphModule) -> list[str]:
+    """One sentence for each scaled product whose operands a GPU of sm90 refuses. A CPU takes any layout."""
+    problems = []
+    for node in calls_of(gm.graph, lambda target: target is torch.ops.aten._scaled_mm.default):
+        left, right = (n.meta.get("val") for n in node.all_input_nodes[:2])
+        if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+            continue
+        if left.stride(1) != 1 or right.stride(0) != 1:
+            wrong = "left operand is not row-major" if left.stride(1) != 1 else "right operand is not column-major"
+            problems.append(f"{node.name}: its {wrong}, and a GPU takes no other layout")
+        elif any(size % 16 for size in right.shape):
+            problems.append(f"{node.name}: a size of its right operand, {tuple(right.shape)}, is no multiple of 16")
+    return problems
+
+
 def problems_of(
     before: torch.fx.GraphModule, after: object, read: Callable[[torch.fx.GraphModule], Snapshot]
 ) -> tuple[list[str], list[str]]:
@@ -159,7 +174,7 @@ def problems_of(
     old, new = read(before), read(after)
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after)
-    problems += unwaited(after) + wrong_results(before, after)
+    problems += unwaited(after) + wrong_results(before, after) + scaled_operands(after)
     if facts_of(after).part == "step":
         problems += stale_reads(after)
     if (more := len(new.unused_waits) - len(old.unused_waits)) > 0:

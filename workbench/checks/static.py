@@ -131,8 +131,12 @@ def _asked(predicate: EffectPredicate, contract: PassContract, record: PassRecor
 
 @no_exit()
 @uncollected()
-def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen) -> None:
-    """Add the verdicts of lint, effect, collectives and estimated memory; of a malformed graph only lint runs."""
+def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord, seen: Seen,
+          promised: Callable[[Graphs, Any], list[Collective]] | None = None) -> None:
+    """Add the verdicts of lint, effect, collectives and estimated memory; of a malformed graph only lint runs.
+
+    promised: the collectives that the pass should leave, where these are not those that it received.
+    """
     started = time.perf_counter()
     graphs = all(isinstance(a, GraphModule) for a in record.after)
     if graphs:
@@ -145,7 +149,9 @@ def check(predicate: EffectPredicate, contract: PassContract, record: PassRecord
         found = effect.verdict(_asked(predicate, contract, record))
         if graphs:
             was, now = (seen.collectives(graphs) for graphs in (record.before, record.after))
-            record.verdicts += [found, collectives.conserved(was, now, fewer=contract.fewer_bytes),
+            moves = (collectives.conserved(was, now, fewer=contract.fewer_bytes) if promised is None
+                     else collectives.kept_promise(was, promised(record.before, record.options), now))
+            record.verdicts += [found, moves,
                                 memory.verdict(*(seen(memory.estimate, g) for g in (record.before, record.after)))]
         else:
             record.verdicts.append(found)

@@ -4,7 +4,6 @@
     capture           authored module to joint graph
     facts             what is known of a graph and of its step
     fixed             attributes that must stay as the capture read them
-    fuse_products     a collective and its products in one operator
     gather_chains     from a sharded parameter to the whole weight
     list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
@@ -12,7 +11,7 @@
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
     patterns          find nodes, replace subgraphs
-    products          tensor-parallel collectives beside matrix products
+    products          matrix products: beside collectives, of linear layers, in float8
     read              what a graph holds, moves, costs and keeps
     recomputation     tagged nodes repeated in the backward, without a partitioner
     replay_rehearsal  a stand-in for CUDA graphs on a CPU

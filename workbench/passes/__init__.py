@@ -5,6 +5,7 @@
     autobucketing_reordering     buckets of collectives, chosen and placed by estimated cost
     cudagraph                    record a direction once, replay it with one launch
     effect                       Effect: what a pass's predicate found
+    float8_matmul                products of linear layers multiply float8
     full_inductor_compilation    each graph becomes one compiled callable
     fused_clip_adamw             clipping scales gradients inside the optimizer's update
     graph_cleanup                views and dead code that do nothing

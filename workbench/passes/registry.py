@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.read.collectives import Collective
 from workbench.graph.read.timeline import Costs
 from workbench.passes.effect import Effect
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare, package_contracts
@@ -26,7 +28,10 @@ class RegisteredPass:
 
     `partition_effect(forward_and_backward, options)` is for joint passes that only tag nodes: what the partitioner
     made of the tags. `order_costs(options, graph)` is for passes that choose an order of the collectives: the costs by
-    which they chose, which the check `order` holds later stages to.
+    which they chose, which the check `order` holds later stages to. `promised(before, options)` is for passes that
+    change what collectives move: the collectives of the graph that they make. `executed(evidence, names, times)` says
+    whether a step ran what the pass made: evidence of its effect, names of the step's operators on a CPU, or kernels on
+    a GPU, with their counts, and how many microbatches a step has.
     """
 
     contract: PassContract
@@ -34,6 +39,8 @@ class RegisteredPass:
     effect: EffectPredicate
     partition_effect: Callable[[Graphs, Any], Effect] | None = None
     order_costs: Callable[[Any, GraphModule], Costs] | None = None
+    promised: Callable[[Graphs, Any], list[Collective]] | None = None
+    executed: Callable[[Mapping[str, Any], Counter[str], int], Effect] | None = None
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import measured
 from workbench.pipeline.progress import REPORTS, Post
+from workbench.pipeline.proofs.executed_proof import prove_executed
 from workbench.pipeline.proofs.time_proof import prove_time
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
@@ -31,6 +33,7 @@ from workbench.pipeline.text_data import load_text
 from workbench.pipeline.train import Batches, Training, recipe_of, train
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import Recipe
+from workbench.torch_api.unchanged import unchanged
 from workbench.world.mesh import World, current_world
 from workbench.world.ranks import RankPool
 
@@ -137,9 +140,10 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
     seen: list[Verdict] = []
     if training is not None:
         prove_replay(built.records)
+        batch = Batches(built.authored).at(0)
+        once = partial(_once, built, batch)
+        _prove_executed(built, once)
         if world.device.type == "cuda":
-            batch = Batches(built.authored).at(0)
-            once = partial(_once, built, batch)
             if isinstance(built.step, WholeStep):
                 profile = profile_step(once, built.authored.module, built.step.joined.trained)
             else:
@@ -152,6 +156,18 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
     pipeline = [*built.pipeline, *seen, *memory_and_time(world, training)]
     return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
                       built.flop, training, ceiling, profile)
+
+
+def _prove_executed(built: Built, once: Callable[[], None]) -> None:
+    whole, module = isinstance(built.step, WholeStep), built.authored.module
+    written = built.step.joined.trained if isinstance(built.step, WholeStep) else built.step.pair.written
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
+        once()
+
+    with unchanged(module, written):
+        prove_executed(built.records, step, recipe_of(built.authored).training.accumulate if whole else 1)
 
 
 def _once(built: Built, batch: tuple[Any, ...]) -> None:

@@ -151,7 +151,7 @@ def run_joint(
         progress(item.name)
         record = _run_pass(item, options, (joint.graph,), [joint.context()])
         joint.graph, joint.passes = record.after[0], (*joint.passes, item.name)
-        static.check(item.effect, item.contract, record, seen)
+        static.check(item.effect, item.contract, record, seen, item.promised)
         joint.broken = static.unusable(record)
         records.append(record)
     return records
@@ -198,7 +198,7 @@ def run_partitioned(
         else:
             for which, result in zip(pair.parts, record.after, strict=True):
                 pair.replace(which, result)
-        static.check(item.effect, item.contract, record, seen)
+        static.check(item.effect, item.contract, record, seen, item.promised)
         pair.broken = static.unusable(record)
         if pair.broken is None:
             order.check(item, record)

@@ -69,7 +69,7 @@ class GraphPass:
 
     def _prove(self, before: tuple[Any, ...], after: tuple[Any, ...], seconds: float) -> None:
         record = PassRecord(self.item.name, self.item.contract.stage, self.options, before, after, seconds, 0.0)
-        static.check(self.item.effect, self.item.contract, record, static.Seen())
+        static.check(self.item.effect, self.item.contract, record, static.Seen(), self.item.promised)
         if self.item.partition_effect is not None and record.verdict("effect") is not None:
             record.verdicts.append(Verdict("effect", Outcome.UNKNOWN, NOT_SEEN))
         self.records.append(record)

@@ -8,6 +8,7 @@
     distributed      DTensor, process groups, gloo, NCCL's flight recorder
     fast_partition   torch's partitioner in less time
     flex             FlexAttention and block masks
+    float8           scaled products on a CPU
     garbage          pause Python's garbage collector
     inductor         lowering, kernels, regions, bucketing
     matcher          torch's subgraph matcher, strict and lax

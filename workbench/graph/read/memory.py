@@ -69,6 +69,16 @@ def alias_chain(node: torch.fx.Node) -> list[torch.fx.Node]:
 _CARRIES = ("view", "copy", "create", "wait", "collective")
 
 
+def scales_to_float8(node: torch.fx.Node) -> bool:
+    """Whether the node multiplies a tensor by a number for the sake of its cast to float8."""
+    if node.target is not torch.ops.aten.mul.Tensor or not node.users or len(node.all_input_nodes) != 2:
+        return False
+    values = [n.meta.get("val") for n in (node.all_input_nodes[1], *node.users)]
+    number, *casts = values
+    return isinstance(number, torch.Tensor) and number.numel() == 1 and all(
+        isinstance(v, torch.Tensor) and v.is_floating_point() and v.dtype.itemsize == 1 for v in casts)
+
+
 class Flow:
     """Where values come from, including buffers that are filled after they are created, as buckets are.
 
@@ -91,7 +101,7 @@ class Flow:
 
     def sources(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes whose values `node` holds: its inputs, and for a buffer what is written into it."""
-        found = list(node.all_input_nodes)
+        found = list(node.all_input_nodes)[: 1 if scales_to_float8(node) else None]
         for writer in self.writers.get(node, ()):
             filled = {self.owner[n] for n in written_inputs(writer)}
             found += [n for n in writer.all_input_nodes if self.owner[n] not in filled]
@@ -99,13 +109,15 @@ class Flow:
 
     def parameters(self, node: torch.fx.Node) -> frozenset[torch.fx.Node] | None:
         """The parameters whose values `node` holds, through views, casts, pads, collectives and bucketing alone.
+        The scale of a cast to float8 does not count.
 
         None for a node that holds anything else.
         """
         if node not in self._parameters:
             self._parameters[node] = frozenset()  # a buffer may be reached again through its own writers
             held: list[frozenset[torch.fx.Node] | None] = [None]
-            if node.op == "call_function" and (kind_of(node) in _CARRIES or aliased_inputs(node)):
+            if node.op == "call_function" and (
+                    kind_of(node) in _CARRIES or aliased_inputs(node) or scales_to_float8(node)):
                 held = [self.parameters(source) for source in self.sources(node)]
             self._parameters[node] = None if None in held else frozenset().union(*held)  # type: ignore[arg-type]
         return self._parameters[node]

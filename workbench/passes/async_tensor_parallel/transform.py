@@ -9,8 +9,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
-from workbench.graph.fuse_products import added_bytes, fuse, workspace_bytes
-from workbench.graph.products import BesideProducts, beside_products
+from workbench.graph.products.beside_collectives import BesideProducts, beside_products
+from workbench.graph.products.fuse import added_bytes, fuse, workspace_bytes
 from workbench.graph.read.collectives import axis_names, list_collectives
 from workbench.graph.read.cost import collective_ms, device_spec, node_ms
 from workbench.graph.read.timeline import costs_of, not_hidden, simulate

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
+from workbench.graph.read.memory import parameter_gathers
 from workbench.passes.effect import Effect
 from workbench.passes.merged_collectives import launches_saved, without_region
 from workbench.passes.registry import Graphs, RegisteredPass
@@ -117,7 +118,8 @@ def transformer_block_bucketing(
         _separate_gathers(gm)
     names = {node.name for node in gm.graph.nodes}
     with device_specs("h100"):  # the scheduler asks for a device's figures and uses none of them
-        return without_region(bucketing.bucket_by_module(gm, list(buckets), module_stack), names)
+        gathers = set(parameter_gathers(gm))
+        return without_region(bucketing.bucket_by_module(gm, list(buckets), module_stack, gathers), names)
 
 
 PASS = RegisteredPass(CONTRACT, transformer_block_bucketing, fewer_launches)

@@ -6,8 +6,9 @@ Source: torch/_inductor/fx_passes/overlap_manual_scheduling.py and overlap_sched
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,13 +25,24 @@ _TWINS: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDicti
 
 
 def bucket_by_module(
-    gm: GraphModule, buckets: list[list[str] | str], module_stack: Callable[[Node], list[tuple[str, type]]]
+    gm: GraphModule, buckets: list[list[str] | str], module_stack: Callable[[Node], list[tuple[str, type]]],
+    gathers: Collection[Node] = (),
 ) -> GraphModule:
-    """Merge the all-gathers and the reduce-scatters of each bucket of module paths into one each, in place."""
-    from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
+    """Merge the all-gathers and the reduce-scatters of each bucket of module paths into one each, in place.
 
-    with faster(gm.graph, by_module=True):
-        made = manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=module_stack)
+    gathers: all-gathers of parameters. torch knows those that depend on one input of the graph; a scale that the
+    weights of all layers share makes a gather depend on more.
+    """
+    from torch._inductor.fx_passes import overlap_manual_scheduling as scheduling
+
+    known = scheduling.is_fsdp_all_gather
+
+    def of_parameter(node: Node, *ancestors: Any) -> bool:
+        return node in gathers or bool(known(node, *ancestors))
+
+    with faster(gm.graph, by_module=True), mock.patch.object(scheduling, "is_fsdp_all_gather", of_parameter):
+        made = scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False,
+                                                   module_stack_fn=module_stack)
     fold_casts(made.graph)
     return made
 

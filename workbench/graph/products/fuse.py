@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from workbench.graph.products import BesideProducts
+from workbench.graph.products.beside_collectives import BesideProducts
+from workbench.graph.products.make_nodes import NodeMaker, fake_mode_of
 from workbench.torch_api.distributed.symmetric_memory import GATHER_MATMUL, MATMUL_SCATTER
-from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import tensor_bytes, writes
 
 aten = torch.ops.aten
-_OWN = ("val", "tensor_meta", "desc")  # metadata that belongs to one node
 
 
 def fuse(gm: GraphModule, together: Sequence[BesideProducts]) -> None:
     """One operator for each of these collectives with its products, in place. Every other value stays what it was."""
-    mode = detect_fake_mode([v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)])
+    mode = fake_mode_of(gm)
     for each in together:
         make = _Maker(gm.graph, each.start, mode)
         (_gather if each.collective.kind == "all_gather" else _scatter)(make, each)
@@ -33,20 +31,8 @@ def fuse(gm: GraphModule, together: Sequence[BesideProducts]) -> None:
     gm.recompile()
 
 
-class _Maker:
-    """Adds nodes before one node, each with its fake value and that node's origin."""
-
-    def __init__(self, graph: Graph, before: Node, mode: Any):
-        self.graph, self.before, self.mode = graph, before, mode
-
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(target, args, kwargs)
-        values, keywords = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode or nullcontext():
-            value = target(*values, **keywords)
-        node.meta = {k: v for k, v in self.before.meta.items() if k not in _OWN} | {"val": value}
-        return node
+class _Maker(NodeMaker):
+    """Adds nodes before a collective, in the layouts that the operators take."""
 
     def laid_out(self, node: Node, dim: int) -> Node:
         """The same tensor, with its slices along `dim` one after another in memory."""

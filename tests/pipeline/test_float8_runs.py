@@ -1,0 +1,67 @@
+"""Runs of recipes with float8_matmul: the products that a step ran are counted, and a broken scale is found."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from on_ranks import calls, insert, small, user_pass
+
+from workbench import bisect, run
+from workbench.passes.float8_matmul import Float8Options
+from workbench.passes.registry import find_pass
+
+pytestmark = [pytest.mark.integration, pytest.mark.ranks]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+FLOAT8 = {"name": "float8_matmul", "smallest": 16}
+ATEN = torch.ops.aten
+
+
+def recipe(*joint):
+    return small({"dp_shard": 2}, joint).override({"precision.param": "bfloat16"})
+
+
+def effect_of(report):
+    return next(v for v in report.passes[0].verdicts if v.check == "effect")
+
+
+def test_a_run_counts_the_products_that_a_step_ran():
+    effect = effect_of(run(recipe(FLOAT8), world="gloo", progress=False))
+    assert effect.outcome == "PASS" and effect.evidence["ran"] == effect.evidence["converted"] == 21
+    assert effect.message.startswith("21 scaled products ran in a step, for 21 converted ones")
+
+
+def lowered_back(gm):
+    """The first product is converted, and multiplies bfloat16 again."""
+    node = calls(gm, "aten._scaled_mm")[0]
+    wide = [insert(gm, arg, torch.ops.prims.convert_element_type.default, arg, torch.float32) for arg in node.args[:2]]
+    product = insert(gm, node, ATEN.mm.default, *wide)
+    product = insert(gm, product, ATEN.mul.Tensor, product, node.args[2])
+    product = insert(gm, product, ATEN.mul.Tensor, product, node.args[3])
+    product = insert(gm, product, torch.ops.prims.convert_element_type.default, product, node.meta["val"].dtype)
+    node.replace_all_uses_with(product)
+    gm.graph.erase_node(node)
+    return gm
+
+
+def test_a_product_that_is_lowered_back_is_told():
+    with user_pass("lowered_back", lowered_back, numerics="lossy", tolerance=0.4):
+        effect = effect_of(run(recipe(FLOAT8, "lowered_back"), world="gloo", progress=False))
+    assert effect.outcome == "NO_EFFECT"
+    assert effect.message == "20 scaled products ran in a step, for 21 converted ones"
+
+
+def doubles_a_scale(gm):
+    gm = find_pass("float8_matmul").function(gm, [], options=Float8Options(smallest=16))
+    node = calls(gm, "aten._scaled_mm")[4]
+    node.replace_input_with(node.args[2], insert(gm, node.args[2], ATEN.mul.Scalar, node.args[2], 2.0))
+    return gm
+
+
+def test_bisect_finds_a_broken_scale():
+    with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4):
+        found = bisect(recipe("doubles_a_scale"), "numerics", world="gloo", progress=False).found
+    assert found is not None and found.record == "doubles_a_scale" and "break 'lossy'" in found.problem
+    assert found.after is not None and found.after.module == "layers.0.feed_forward.w1"

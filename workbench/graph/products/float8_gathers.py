@@ -1,0 +1,159 @@
+"""Sharded weights that are gathered in float8: half of bfloat16's bytes.
+
+All shards of a weight need one scale. Each rank finds the largest magnitude of each of its shards, and one all-reduce
+of all of them, stacked, gives the weights' own. Replicas and tensor-parallel parts take no part: replicas are equal,
+and a scaled product is local, so each part may have a scale of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import GraphModule, Node
+
+from workbench.graph.products.float8 import SCALED, Cast, erase_unread, inverse_scale, largest, scaled
+from workbench.graph.products.linear import Product, turns, untransposed
+from workbench.graph.products.make_nodes import NodeMaker, fake_mode_of
+from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.memory import Flow
+from workbench.graph.read.nodes import kind_of
+from workbench.torch_api.ops import collective_kind, group_name_of
+
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+
+
+@dataclass(frozen=True)
+class WeightGather:
+    """The gather of a weight that only scaled products read. whole: the weight as they read it, before transposes.
+    nodes: from the all-gather to `whole`, in node order.
+    """
+
+    gather: Node
+    whole: Node
+    nodes: tuple[Node, ...]
+
+
+def weight_gathers(gm: GraphModule, products: Iterable[Product]) -> list[WeightGather]:
+    """The gathers that can move float8 once these products, and no others, are scaled ones."""
+    flow, chosen = Flow(gm), {product.node for product in products}
+    place = {node: i for i, node in enumerate(gm.graph.nodes)}
+    weights = dict.fromkeys(untransposed(right)[0] for node in sorted(chosen, key=place.__getitem__)
+                            if isinstance(right := node.args[1], Node))
+    found = []
+    for whole in weights:
+        nodes = _moved_by(whole)
+        gathers = [n for n in nodes if collective_kind(n.target) == "all_gather"]
+        inner = all(user in nodes for node in nodes - {whole} for user in node.users)
+        if len(gathers) == 1 and inner and flow.parameters(gathers[0]) and _read_by(whole) <= chosen:
+            found.append(WeightGather(gathers[0], whole, tuple(sorted(nodes, key=place.__getitem__))))
+    return found
+
+
+def _moved_by(whole: Node) -> set[Node]:
+    """`whole`, its all-gather and what moves data between them; nothing where other operators lie between."""
+    nodes, todo = set[Node](), [whole]
+    while todo:
+        node = todo.pop()
+        if node in nodes:
+            continue
+        nodes.add(node)
+        if node.op != "call_function" or (gathers := collective_kind(node.target)) not in (None, "all_gather"):
+            return set()
+        if not gathers:
+            if kind_of(node) not in ("view", "copy", "wait", "bookkeeping"):
+                return set()
+            todo += node.all_input_nodes
+    return nodes
+
+
+def _read_by(whole: Node) -> set[Node]:
+    """The nodes that read a matrix, also through transposes."""
+    found, todo = set[Node](), [whole]
+    while todo:
+        for user in todo.pop().users:
+            if turns(user):
+                todo.append(user)
+            else:
+                found.add(user)
+    return found
+
+
+def expected_collectives(gm: GraphModule, gathers: Iterable[WeightGather]) -> list[Collective]:
+    """The collectives of the graph once these gathers move float8."""
+    groups: dict[str, list[str]] = {}
+    for each in gathers:
+        groups.setdefault(group_name_of(each.gather), []).append(each.gather.name)
+    smaller = {name for names in groups.values() for name in names}
+    found = []
+    for c in list_collectives(gm):
+        if c.node in smaller:
+            size = getattr(torch, c.dtype).itemsize
+            c = replace(c, dtype="uint8", bytes_in=c.bytes_in // size, bytes_out=c.bytes_out // size)
+        found.append(c)
+    for names in groups.values():
+        c = next(c for c in found if c.node == names[0])
+        size = 4 * len(names)
+        found.append(replace(c, kind="all_reduce", reduce_op="max", dtype="float32", shape=(len(names),),
+                             bytes_in=size, bytes_out=size, node="the largest magnitudes", waits=()))
+    return found
+
+
+def gather_in_float8(gm: GraphModule, gathers: Iterable[WeightGather], casts: Mapping[Node, Cast]) -> None:
+    """Cast the shards, and gather the bytes; one all-reduce of largest magnitudes for each process group.
+
+    casts: the cast of each whole weight, which the gathered one replaces.
+    """
+    groups: dict[str, list[WeightGather]] = {}
+    for each in gathers:
+        groups.setdefault(group_name_of(each.gather), []).append(each)
+    for group, same in groups.items():
+        inverses = _agreed(gm, group, [each.gather for each in same], casts[same[0].whole].value.meta["val"].dtype)
+        for i, each in enumerate(same):
+            _gather_bytes(gm, each, casts[each.whole], inverses, i)
+
+
+def _agreed(gm: GraphModule, group: str, gathers: list[Node], dtype: torch.dtype) -> Node:
+    """The inverse scales of all weights, at the beginning of the graph."""
+    mode, shards = fake_mode_of(gm), [gather.all_input_nodes[0] for gather in gathers]
+    anchor = _hoisted(gm, shards)
+    found = [largest(NodeMaker(gm.graph, anchor, mode, shard), shard, None) for shard in shards]
+    make = NodeMaker(gm.graph, anchor, mode, shards[0])
+    stacked = make(aten.cat.default, [make(aten.view.default, each, [1]) for each in found])
+    agreed = make(c10d.wait_tensor.default, make(c10d.all_reduce.default, stacked, "max", group))
+    return inverse_scale(make, agreed, dtype)
+
+
+def _gather_bytes(gm: GraphModule, each: WeightGather, cast: Cast, inverses: Node, index: int) -> None:
+    mode, dtype, shard = fake_mode_of(gm), cast.value.meta["val"].dtype, each.gather.all_input_nodes[0]
+    make = NodeMaker(gm.graph, each.gather, mode)
+    inverse = make(aten.select.int, inverses, 0, index)
+    each.gather.replace_input_with(shard, make(aten.view.dtype, scaled(make, shard, inverse, dtype), torch.uint8))
+    for node in each.nodes:
+        values, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with mode or nullcontext():
+            node.meta["val"] = node.target(*values, **keywords)  # type: ignore[operator]
+        node.meta.pop("tensor_meta", None)
+        node.meta.pop("eager_input_vals", None)
+    whole = NodeMaker(gm.graph, each.whole.next, mode, each.whole)(aten.view.dtype, each.whole, dtype)
+    cast.value.replace_all_uses_with(whole)
+    cast.inverse.replace_all_uses_with(inverse, delete_user_cb=lambda user: user.target is SCALED)
+    erase_unread(cast.value)
+
+
+def _hoisted(gm: GraphModule, nodes: list[Node]) -> Node:
+    """Move these nodes and what they are computed from to the beginning; the first node behind them."""
+    needed, todo = set[Node](), list(nodes)
+    while todo:
+        node = todo.pop()
+        if node.op == "call_function" and node not in needed:
+            needed.add(node)
+            todo += node.all_input_nodes
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    anchor = next(node for node in calls if node not in needed)
+    for node in calls:
+        if node in needed:
+            anchor.prepend(node)
+    return anchor
