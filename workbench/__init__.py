@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workbench.graph.read.launch_bound import paced
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
-    from workbench.graph.recomputation import cut
+    from workbench.graph.saving.recomputation import cut
     from workbench.graph.replay_rehearsal import rehearse
     from workbench.graph.step_graph import StepGraph, join
     from workbench.graph.update import Update
@@ -107,7 +107,7 @@ _HOMES = {
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
     "graph.read.redistribution": ("redistribution",),
-    "graph.recomputation": ("cut",),
+    "graph.saving.recomputation": ("cut",),
     "passes.registry": ("register_pass",),
     "pipeline.proofs.captures_proof": ("ComparedCaptures", "compare_captures"),
     "pipeline.proofs.numerics_proof": ("prove_numerics",),

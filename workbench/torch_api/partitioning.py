@@ -60,6 +60,13 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
     return function, found["forward"], found["backward"]
 
 
+def cut(graph: GraphModule, results: int, share: float) -> tuple[GraphModule, GraphModule]:
+    """The minimum cut of a joint graph, which is changed. results: the number of outputs that are no gradients."""
+    save_old_values(graph)
+    with settings(), memory_budget(share):
+        return partitioners.min_cut_rematerialization_partition(graph, [], num_fwd_outputs=results)
+
+
 def save_old_values(graph: GraphModule) -> None:
     """What the forward computes from a buffer that it writes is saved: the backward would read the new value.
 

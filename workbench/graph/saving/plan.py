@@ -1,0 +1,99 @@
+"""MemoryPlan: for each tensor that the backward needs, whether it is saved or computed again, and what that costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workbench.recipe.wording import aligned
+
+Act = Literal["save", "recompute"]
+_NUMBER = re.compile(r"(?<=layers\.)\d+")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One tensor. bytes: of its memory. ms: of its operator, which the backward runs again where `choice` is recompute;
+    0 for a second result of the same operator. fixed: why there was no choice, or "".
+    """
+
+    name: str
+    module: str
+    operator: str
+    bytes: int
+    ms: float
+    choice: Act
+    fixed: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """budget, least: bytes that may be saved, and the fewest that could be. bound_ms: no plan within the budget repeats
+    less than this; it covers plans that treat alike layers differently, too. device: of the times.
+    """
+
+    budget: int
+    least: int
+    bound_ms: float
+    device: str
+    choices: tuple[Choice, ...] = field(repr=False)
+
+    @property
+    def saved(self) -> tuple[Choice, ...]:
+        return tuple(c for c in self.choices if c.choice == "save")
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(c.bytes for c in self.saved)
+
+    @property
+    def ms(self) -> float:
+        """What the backward computes again, by decision of this plan."""
+        return sum(c.ms for c in self.choices if c.choice == "recompute")
+
+    @property
+    def gap(self) -> float:
+        """How much of `ms` the best plan could do without, at most."""
+        return max(0.0, 1 - self.bound_ms / self.ms) if self.ms else 0.0
+
+    def __str__(self) -> str:
+        """The plan as a table; alike layers that are treated alike share a row."""
+        head = (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}), and computes "
+                f"{self.ms:.3f} ms again on {self.device}; no plan computes less than {self.bound_ms:.3f} ms")
+        rows = [(c.name, c.module, c.operator, f"{c.bytes:,}", c.choice, f"{c.ms:.4f}", c.fixed)
+                for c in shared_rows(self.choices)]
+        return "\n".join([head, *aligned([("tensor", "module", "operator", "bytes", "choice", "ms", "fixed"), *rows],
+                                         (3, 5))])
+
+    def diff(self, other: MemoryPlan) -> list[tuple[Choice | None, Choice | None]]:
+        """(here, in the other) of each tensor that the two treat differently; None where one does not need it."""
+        mine, theirs = ({c.name: c for c in plan.choices} for plan in (self, other))
+        pairs = [(mine.get(name), theirs.get(name)) for name in dict.fromkeys([*mine, *theirs])]
+        return [(a, b) for a, b in pairs if (a and a.choice) != (b and b.choice)]
+
+
+def shared_rows(choices: Iterable[Choice]) -> list[Choice]:
+    """One row for the tensors of several layers that agree in all but the layer, with their bytes and ms together.
+
+    Its module names the layers, such as `layers.0-15.attention`, and its name is the first one's.
+    """
+    groups: dict[tuple[object, ...], list[Choice]] = {}
+    seen: dict[tuple[str, object], int] = {}
+    for each in choices:
+        module = _NUMBER.sub("*", each.module)
+        layer = (each.module, module, each.operator)
+        place = seen[layer] = seen.get(layer, -1) + 1  # the n-th of this operator in this module
+        groups.setdefault((module, each.operator, place, each.bytes, each.choice, each.fixed), []).append(each)
+    return [Choice(same[0].name, _named(same), same[0].operator, sum(c.bytes for c in same), sum(c.ms for c in same),
+                   same[0].choice, same[0].fixed) for same in groups.values()]
+
+
+def _named(same: list[Choice]) -> str:
+    numbers = sorted({int(found.group()) for c in same if (found := _NUMBER.search(c.module))})
+    if len(numbers) < 2:
+        return same[0].module
+    together = numbers[-1] - numbers[0] == len(numbers) - 1
+    text = f"{numbers[0]}-{numbers[-1]}" if together else ",".join(map(str, numbers))
+    return _NUMBER.sub(text, same[0].module, count=1)

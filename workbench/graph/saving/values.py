@@ -1,0 +1,136 @@
+"""The tensors of a joint graph that the backward can read, what computes each, and what computing it again costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.graph.read.cost import DeviceSpec, Known
+from workbench.graph.read.fused_cost import fusion_groups
+from workbench.graph.read.memory import Flow, item_roots
+from workbench.graph.read.nodes import is_backward, kind_of, module_path
+from workbench.graph.read.timeline import costs_of
+from workbench.torch_api.ops import draws, is_wait, own_bytes, short_name, written_inputs
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+_AGAIN = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+
+
+def layer_of(node: Node) -> int | None:
+    """N of a node whose module path holds `layers.N`."""
+    found = _LAYER.search(module_path(node))
+    return int(found.group(1)) if found else None
+
+
+@dataclass(eq=False)
+class Producer:
+    """An operator of the forward that makes tensors of its own.
+
+    ms: what it takes in the backward. inputs: the tensors that it reads, beside the graph's inputs. fixed: "saved" where
+    it may not run twice, "repeated" where another pass has decided so; why: the reason.
+    """
+
+    node: Node
+    ms: float
+    inputs: list[Stored] = field(default_factory=list)
+    results: list[Stored] = field(default_factory=list)
+    fixed: str = ""
+    why: str = ""
+    holds_parameters: bool = False
+
+
+@dataclass(eq=False)
+class Stored:
+    """Memory that a forward operator allocates. node: its owner. read: whether the backward reads it or a view of it.
+
+    holders: the owner, and for a collective its waits, which are the values. views: all nodes that show this memory.
+    """
+
+    node: Node
+    bytes: int
+    producer: Producer
+    read: bool = False
+    holders: list[Node] = field(default_factory=list)
+    views: list[Node] = field(default_factory=list)
+
+
+def repeating_ms(gm: GraphModule, device: str | DeviceSpec, known: Known, fused: bool) -> dict[Node, float]:
+    """Milliseconds of each node where it runs again; a collective's are not hidden.
+
+    fused: the operators of one fused kernel share its time by the bytes of their results.
+    """
+    costs = costs_of(gm, device, known, fused=fused)
+    found = {node: costs.compute[node] + costs.collective.get(node, 0.0) for node in costs.compute}
+    for group in fusion_groups(gm) if fused else []:
+        total, size = sum(found[n] for n in group), sum(map(own_bytes, group))
+        found |= {n: total * own_bytes(n) / size for n in group if size}
+    return found
+
+
+def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool = False) -> list[Producer]:
+    """The producers of the forward, in node order. collectives: those of activations may run again.
+
+    May not run again: draws of random numbers, what writes to its input, and collectives, but for those that a pass has
+    tagged to be recomputed. What has a tag to be saved stays saved.
+    """
+    flow = Flow(gm)
+    item = item_roots(gm, flow.owner)
+    producers: dict[Node, Producer] = {}
+    stored: dict[Node, Stored] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and not is_backward(node):
+            root = item[node]
+            if root is node and isinstance(node.meta.get("val"), torch.Tensor):
+                made = producers.setdefault(flow.owner[node], Producer(flow.owner[node], ms[flow.owner[node]]))
+                stored[node] = Stored(node, own_bytes(node), made)
+                made.results.append(stored[node])
+            if root in stored:
+                stored[root].views.append(node)
+                if root is node or is_wait(node.target):
+                    stored[root].holders.append(node)
+        for given in node.all_input_nodes:
+            kept = stored.get(item[given])
+            if kept is not None and (is_backward(node) or node.op == "output" and is_gradient(node, given)):
+                kept.read = True
+    for made in producers.values():
+        read = dict.fromkeys(item[n] for n in made.node.all_input_nodes)
+        made.inputs = [stored[n] for n in read if n in stored]
+        made.holds_parameters = all(flow.parameters(each.node) is not None for each in made.results)
+        made.fixed, made.why = _fixed(made, collectives)
+    return list(producers.values())
+
+
+def is_gradient(output: Node, value: Node) -> bool:
+    """Whether a joint graph returns `value` as a gradient too."""
+    from workbench.torch_api import aot
+
+    descs = output.meta.get("desc") or []
+    values = output.args[0]
+    return any(v is value and aot.gradient_of(d) is not None for v, d in zip(values, descs, strict=False))  # type: ignore[arg-type]
+
+
+def _fixed(made: Producer, collectives: bool) -> tuple[str, str]:
+    nodes = [made.node, *(n for each in made.results for n in each.holders)]
+    tags = {n.meta.get("recompute") for n in nodes}
+    if draws(made.node):
+        return "saved", "a second draw would give other numbers"
+    if tags & set(_AGAIN):
+        return "repeated", "tagged by another pass"
+    if CheckpointPolicy.MUST_SAVE in tags:
+        return "saved", "tagged by another pass"
+    if written_inputs(made.node):
+        return "saved", "it writes to its input"
+    if kind_of(made.node) == "collective" and (made.holds_parameters or not collectives):
+        what = "a gathered parameter: list reshard_after_forward to free it" if made.holds_parameters else "a collective"
+        return "saved", what
+    return "", ""
+
+
+def described(made: Producer) -> tuple[str, str]:
+    """Module path and operator."""
+    return module_path(made.node), short_name(made.node)
