@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from workbench.graph.read.launch_bound import paced
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
-    from workbench.graph.saving.recomputation import cut
     from workbench.graph.replay_rehearsal import rehearse
+    from workbench.graph.saving.recomputation import cut
     from workbench.graph.step_graph import StepGraph, join
     from workbench.graph.update import Update
     from workbench.graph.whole_step import WholeStep

@@ -72,9 +72,9 @@ class GraphFacts:
     group_sizes: dict[str, int] = field(default_factory=dict)
     world: str = "one process"
     buckets: list[Any] = field(default_factory=list)
+    step: StepFacts = field(default_factory=StepFacts, repr=False)
     traced: bool = False
     plan: MemoryPlan | None = field(default=None, repr=False)
-    step: StepFacts = field(default_factory=StepFacts, repr=False)
 
     def of(self, part: Part, step: StepFacts | None = None) -> GraphFacts:
         """A copy for another graph of the same step; `step`, where not given, stays the same object."""

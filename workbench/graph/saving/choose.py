@@ -10,7 +10,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import module_path
 from workbench.graph.saving.plan import Choice, MemoryPlan
 from workbench.graph.saving.solver import Key, Solution, solve
-from workbench.graph.saving.values import Producer, Stored, layer_of
+from workbench.graph.saving.values import Producer, layer_of
 from workbench.torch_api.ops import short_name
 
 ENOUGH = 0.02
@@ -29,11 +29,11 @@ def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[
             found = [made for made in free if _matches(pattern, made)]
             if not found:
                 some = ", ".join(dict.fromkeys(f"{module_path(m.node)}:{short_name(m.node)}" for m in free))
-                raise WorkbenchError(f"memory_budget: {pattern!r} matches no forward operator: the graph has {some[:400]}")
+                raise WorkbenchError(f"memory_budget: {pattern!r} matches no forward operator; there are {some[:400]}")
             for made in found:
                 if chosen.get(made, (act, ""))[0] != act:
-                    raise WorkbenchError(f"memory_budget: keep {chosen[made][1]!r} and recompute {pattern!r} both match "
-                                         f"{made.node.name} ({module_path(made.node)}): let one of them leave it out")
+                    raise WorkbenchError(f"memory_budget: keep {chosen[made][1]!r} and recompute {pattern!r} both "
+                                         f"match {made.node.name} ({module_path(made.node)}): let one leave it out")
                 if act == "repeated" and made.fixed == "saved":
                     raise WorkbenchError(f"memory_budget: recompute {pattern!r} matches {made.node.name} "
                                          f"({module_path(made.node)}:{short_name(made.node)}), which must be saved: "
@@ -57,8 +57,8 @@ def choose(producers: Sequence[Producer], budget: int, device: str) -> MemoryPla
         holders = sorted(fewest.saved, key=lambda each: -each.bytes)[:4]
         text = ", ".join(f"{e.node.name} of {module_path(e.node) or 'no module'} ({e.bytes:,} bytes"
                          f"{': ' + e.producer.why if e.producer.why else ''})" for e in holders)
-        raise WorkbenchError(f"memory_budget: a budget of {budget:,} bytes is less than the {fewest.bytes:,} that must be "
-                             f"saved at least; most of it holds {text}: give a larger budget")
+        raise WorkbenchError(f"memory_budget: a budget of {budget:,} bytes is less than the {fewest.bytes:,} that must "
+                             f"be saved at least; most of it holds {text}: give a larger budget")
     relaxed = solve(producers, budget, relaxed=True)
     bound = relaxed.bound_ms if relaxed is not None else 0.0
     best: Solution | None = None
@@ -74,7 +74,7 @@ def choose(producers: Sequence[Producer], budget: int, device: str) -> MemoryPla
 
 def _rows(producers: Sequence[Producer], chosen: Solution) -> Iterator[Choice]:
     for made in producers:
-        ms = 0.0 if made.fixed == "repeated" and made.why.startswith("tagged") else made.ms
+        ms = 0.0 if made.decided else made.ms
         for each in made.results:
             if each in chosen.saved or made in chosen.repeated:
                 act = "save" if each in chosen.saved else "recompute"
@@ -122,5 +122,3 @@ def _keys(producers: Sequence[Producer]) -> Iterator[Key]:
     for first in range(1, len(classes[0]) if classes else 0):
         yield _alike(producers, first)
 
-
-__all__ = ["Stored", "choose", "fix"]

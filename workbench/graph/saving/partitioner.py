@@ -18,7 +18,7 @@ from workbench.torch_api.garbage import uncollected
 @dataclass(frozen=True)
 class Cut:
     """saved: owner of each saved tensor's memory, with its bytes; the graph's inputs are left out. ms: of what the
-    backward computes again. share: the budget that torch was given, or None for a traced graph, which has no partitioner.
+    backward computes again. share: the budget that torch was given; None for a traced graph, which has no partitioner.
     """
 
     share: float | None

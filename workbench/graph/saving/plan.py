@@ -60,8 +60,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """The plan as a table; alike layers that are treated alike share a row."""
-        head = (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}), and computes "
-                f"{self.ms:.3f} ms again on {self.device}; no plan computes less than {self.bound_ms:.3f} ms")
+        head = (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}), and "
+                f"computes {self.ms:.3f} ms again on {self.device}; no plan computes less than {self.bound_ms:.3f} ms")
         rows = [(c.name, c.module, c.operator, f"{c.bytes:,}", c.choice, f"{c.ms:.4f}", c.fixed)
                 for c in shared_rows(self.choices)]
         return "\n".join([head, *aligned([("tensor", "module", "operator", "bytes", "choice", "ms", "fixed"), *rows],
@@ -80,7 +80,7 @@ def shared_rows(choices: Iterable[Choice]) -> list[Choice]:
     Its module names the layers, such as `layers.0-15.attention`, and its name is the first one's.
     """
     groups: dict[tuple[object, ...], list[Choice]] = {}
-    seen: dict[tuple[str, object], int] = {}
+    seen: dict[tuple[str, ...], int] = {}
     for each in choices:
         module = _NUMBER.sub("*", each.module)
         layer = (each.module, module, each.operator)

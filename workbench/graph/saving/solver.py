@@ -55,7 +55,7 @@ def solve(producers: Sequence[Producer], budget: float, *, alike: Key | None = N
         fresh = [given for given in made.inputs if given not in done]
         done.update(fresh)
         todo += fresh
-    ms = sum(made.ms for made in repeated if made.fixed != "repeated")
+    ms = sum(made.ms for made in repeated if not made.decided)
     return Solution(frozenset(saved), frozenset(repeated), ms, sum(each.bytes for each in saved), bound)
 
 
@@ -70,7 +70,7 @@ class _Table:
         rows: set[tuple[tuple[int, ...], int]] = set()
         for made in producers:
             again = self.repeats(made)
-            self.time[again] += 0.0 if made.fixed == "repeated" else made.ms
+            self.time[again] += 0.0 if made.decided else made.ms
             self.bounds[again] = {"saved": (0, 0), "repeated": (1, 1)}.get(made.fixed, (0, 1))
             rows |= {((again, self.saves(each)), -1) for each in made.results if each.read}
             rows |= {((self.repeats(each.producer), self.saves(each)), again) for each in made.inputs}
@@ -116,7 +116,8 @@ class _Table:
 
     def _solved(self, lp: highspy.HighsLp) -> tuple[Sequence[float] | None, float]:
         highs = highspy.Highs()
-        for name, value in (("output_flag", False), ("time_limit", _SECONDS), ("threads", 1), ("random_seed", 0),
+        highs.silent()
+        for name, value in (("time_limit", _SECONDS), ("threads", 1), ("random_seed", 0),
                             ("mip_feasibility_tolerance", 1e-9), ("primal_feasibility_tolerance", 1e-9)):
             highs.setOptionValue(name, value)
         highs.passModel(lp)

@@ -13,11 +13,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workbench.graph.read.cost import DeviceSpec, Known
 from workbench.graph.read.fused_cost import fusion_groups
 from workbench.graph.read.memory import Flow, item_roots
-from workbench.graph.read.nodes import is_backward, kind_of, module_path
+from workbench.graph.read.nodes import is_backward, kind_of, module_path, output_values
 from workbench.graph.read.timeline import costs_of
-from workbench.torch_api.ops import draws, is_wait, own_bytes, short_name, written_inputs
+from workbench.torch_api.aot import gradient_of
+from workbench.torch_api.ops import draws, is_wait, own_bytes, written_inputs
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
+_TAGGED = "tagged by another pass"
 _AGAIN = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
 
 
@@ -31,8 +33,8 @@ def layer_of(node: Node) -> int | None:
 class Producer:
     """An operator of the forward that makes tensors of its own.
 
-    ms: what it takes in the backward. inputs: the tensors that it reads, beside the graph's inputs. fixed: "saved" where
-    it may not run twice, "repeated" where another pass has decided so; why: the reason.
+    ms: what it takes in the backward. inputs: the tensors that it reads, beside the graph's inputs. fixed: "saved"
+    where it may not run twice, "repeated" where it has to; why: the reason.
     """
 
     node: Node
@@ -42,6 +44,11 @@ class Producer:
     fixed: str = ""
     why: str = ""
     holds_parameters: bool = False
+
+    @property
+    def decided(self) -> bool:
+        """Whether another pass has tagged it to run again, so that no plan pays for that."""
+        return self.fixed == "repeated" and self.why == _TAGGED
 
 
 @dataclass(eq=False)
@@ -80,6 +87,8 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
     """
     flow = Flow(gm)
     item = item_roots(gm, flow.owner)
+    gradients = {value for value, desc in zip(output_values(gm), gm.graph.output_node().meta.get("desc") or (),
+                                              strict=False) if gradient_of(desc) is not None}
     producers: dict[Node, Producer] = {}
     stored: dict[Node, Stored] = {}
     for node in gm.graph.nodes:
@@ -95,7 +104,7 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
                     stored[root].holders.append(node)
         for given in node.all_input_nodes:
             kept = stored.get(item[given])
-            if kept is not None and (is_backward(node) or node.op == "output" and is_gradient(node, given)):
+            if kept is not None and (is_backward(node) or (node.op == "output" and given in gradients)):
                 kept.read = True
     for made in producers.values():
         read = dict.fromkeys(item[n] for n in made.node.all_input_nodes)
@@ -105,32 +114,19 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
     return list(producers.values())
 
 
-def is_gradient(output: Node, value: Node) -> bool:
-    """Whether a joint graph returns `value` as a gradient too."""
-    from workbench.torch_api import aot
-
-    descs = output.meta.get("desc") or []
-    values = output.args[0]
-    return any(v is value and aot.gradient_of(d) is not None for v, d in zip(values, descs, strict=False))  # type: ignore[arg-type]
-
-
 def _fixed(made: Producer, collectives: bool) -> tuple[str, str]:
     nodes = [made.node, *(n for each in made.results for n in each.holders)]
     tags = {n.meta.get("recompute") for n in nodes}
     if draws(made.node):
         return "saved", "a second draw would give other numbers"
     if tags & set(_AGAIN):
-        return "repeated", "tagged by another pass"
+        return "repeated", _TAGGED
     if CheckpointPolicy.MUST_SAVE in tags:
-        return "saved", "tagged by another pass"
+        return "saved", _TAGGED
     if written_inputs(made.node):
         return "saved", "it writes to its input"
     if kind_of(made.node) == "collective" and (made.holds_parameters or not collectives):
-        what = "a gathered parameter: list reshard_after_forward to free it" if made.holds_parameters else "a collective"
-        return "saved", what
+        return "saved", ("a gathered parameter, which reshard_after_forward frees" if made.holds_parameters
+                         else "a collective")
     return "", ""
 
-
-def described(made: Producer) -> tuple[str, str]:
-    """Module path and operator."""
-    return module_path(made.node), short_name(made.node)

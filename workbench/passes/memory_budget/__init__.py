@@ -6,8 +6,6 @@ and a second product, 3/5 may be saved: the sigmoid is computed again, which cos
     >>> example("memory_budget", lambda x, weight: (x @ weight).sigmoid() @ weight, graph="backward", fraction=0.6)
 """
 
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from workbench.passes import loads_on_use

@@ -98,7 +98,7 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
 
 def _tag(made: Producer, views: Sequence[Node], holders: Sequence[Node], choice: str | None) -> None:
     """Nodes that the backward does not need stay without a tag: one would ask the partitioner for their inputs."""
-    if choice is None or made.fixed == "repeated" and made.why.startswith("tagged"):
+    if choice is None or made.decided:
         return
     save, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
     for node in {made.node, *holders}:
