@@ -66,12 +66,15 @@ class _Table:
         self._key = key
         self._columns: dict[Hashable, int] = {}
         self.time, self.bytes = defaultdict[int, float](float), defaultdict[int, int](int)
-        self.bounds: dict[int, tuple[int, int]] = {}
+        self.zero = set[int]()
         rows: set[tuple[tuple[int, ...], int]] = set()
         for made in producers:
             again = self.repeats(made)
             self.time[again] += 0.0 if made.decided else made.ms
-            self.bounds[again] = {"saved": (0, 0), "repeated": (1, 1)}.get(made.fixed, (0, 1))
+            if made.fixed == "saved":
+                self.zero.add(again)
+            elif made.fixed == "repeated":  # if the backward needs it at all
+                self.zero |= {self.saves(each) for each in made.results}
             rows |= {((again, self.saves(each)), -1) for each in made.results if each.read}
             rows |= {((self.repeats(each.producer), self.saves(each)), again) for each in made.inputs}
             for each in made.results:
@@ -102,8 +105,8 @@ class _Table:
         entries.append(([*share], [-size for size in share.values()], -_SCALE * budget / self.all_bytes))
         lp.num_col_, lp.num_row_ = count, len(entries)
         lp.col_cost_ = cost
-        bounds = [self.bounds.get(column, (0, 1)) for column in range(count)]
-        lp.col_lower_, lp.col_upper_ = (np.array(side, dtype=float) for side in zip(*bounds, strict=True))
+        lp.col_lower_ = np.zeros(count)
+        lp.col_upper_ = np.array([float(column not in self.zero) for column in range(count)])
         lp.row_lower_ = np.array([least for _, _, least in entries])
         lp.row_upper_ = np.full(len(entries), highspy.kHighsInf)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
