@@ -28,10 +28,15 @@ PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
     "default": partitioners.default_partition,
 }
 
+_OPAQUE = "unsafe_treat_script_objects_as_zero_size"
+
 
 def memory_budget(share: float) -> AbstractContextManager[None]:
     """Around `compile_joint`: the minimum cut may keep this share of what it would keep, and repeats more to do so."""
-    patched: AbstractContextManager[None] = functorch_config.patch(activation_memory_budget=share)
+    options: dict[str, Any] = {"activation_memory_budget": share}
+    if hasattr(functorch_config, _OPAQUE):  # a device mesh among the inputs holds no tensor
+        options[_OPAQUE] = True
+    patched: AbstractContextManager[None] = functorch_config.patch(**options)
     return patched
 
 

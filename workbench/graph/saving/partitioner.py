@@ -18,7 +18,8 @@ from workbench.torch_api.garbage import uncollected
 @dataclass(frozen=True)
 class Cut:
     """saved: owner of each saved tensor's memory, with its bytes; the graph's inputs are left out. ms: of what the
-    backward computes again. share: the budget that torch was given; None for a traced graph, which has no partitioner.
+    backward computes again, beside what another pass has decided. share: the budget that torch was given; None for a
+    traced graph, which has no partitioner.
     """
 
     share: float | None
@@ -46,6 +47,7 @@ def torch_cut(gm: GraphModule, ms: Mapping[Node, float], producers: Sequence[Pro
     set_facts(backward, facts_of(gm).of("backward"))
     again = repeated(forward, backward)
     prices = {node.name: price for node, price in ms.items()}
+    prices |= {made.node.name: 0.0 for made in producers if made.decided}
     rows = {row.alias[-1] if row.held_bytes else "": row.held_bytes for row in saved_tensors(forward, backward)}
     rows.pop("", None)
     return Cut(share, rows, sum(prices.get(name, 0.0) for name in again))
