@@ -198,7 +198,7 @@ def pass_row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
                    record.verify_seconds, complete(record.verdicts, why), record.name in recipe.expect.no_effect)
 
 
-def memory_and_time(world: World, training: Training | None, predicted: StepPeak) -> list[Verdict]:
+def memory_and_time(world: World, training: Training | None, predicted: StepPeak | None = None) -> list[Verdict]:
     """Memory and time of the whole step, measured on this rank."""
     if training is None:
         why = f"a {world.kind} world runs nothing: run on real ranks"

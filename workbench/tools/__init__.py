@@ -13,6 +13,7 @@
     listings         recipes and passes as text
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
+    memory_plan      what memory_budget saves, beside torch's own choice
     moved_names      new paths of old imports
     propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives

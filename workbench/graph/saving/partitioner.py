@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.read.memory import saved_tensors
@@ -32,10 +32,10 @@ class Cut:
 
 
 @uncollected()
-def torch_cut(gm: GraphModule, ms: Mapping[Node, float], producers: Sequence[Producer], share: float = 1.0) -> Cut:
+def torch_cut(gm: GraphModule, producers: Sequence[Producer], share: float = 1.0) -> Cut:
     """The minimum cut of the graph as it is; a traced graph saves all that its backward reads and no tag excludes.
 
-    share: torch's `activation_memory_budget`. ms: milliseconds of each node of `gm` where it runs again.
+    producers: those of `gm`. share: torch's `activation_memory_budget`.
     """
     if facts_of(gm).traced:
         kept = {e.node.name: e.bytes for made in producers if made.fixed != "repeated" for e in made.results if e.read}
@@ -46,8 +46,7 @@ def torch_cut(gm: GraphModule, ms: Mapping[Node, float], producers: Sequence[Pro
     forward, backward = partitioning.cut(graph, results, share)
     set_facts(backward, facts_of(gm).of("backward"))
     again = repeated(forward, backward)
-    prices = {node.name: price for node, price in ms.items()}
-    prices |= {made.node.name: 0.0 for made in producers if made.decided}
+    prices = {made.node.name: made.ms for made in producers if not made.decided}
     rows = {row.alias[-1] if row.held_bytes else "": row.held_bytes for row in saved_tensors(forward, backward)}
     rows.pop("", None)
     return Cut(share, rows, sum(prices.get(name, 0.0) for name in again))

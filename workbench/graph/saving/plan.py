@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workbench.recipe.wording import aligned
@@ -58,14 +58,17 @@ class MemoryPlan:
         """How much of `ms` the best plan could do without, at most."""
         return max(0.0, 1 - self.bound_ms / self.ms) if self.ms else 0.0
 
+    @property
+    def summary(self) -> str:
+        return (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}), and "
+                f"computes {self.ms:.4g} ms again on {self.device}; no plan computes less than {self.bound_ms:.4g} ms")
+
     def __str__(self) -> str:
         """The plan as a table; alike layers that are treated alike share a row."""
-        head = (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}), and "
-                f"computes {self.ms:.3f} ms again on {self.device}; no plan computes less than {self.bound_ms:.3f} ms")
-        rows = [(c.name, c.module, c.operator, f"{c.bytes:,}", c.choice, f"{c.ms:.4f}", c.fixed)
-                for c in shared_rows(self.choices)]
-        return "\n".join([head, *aligned([("tensor", "module", "operator", "bytes", "choice", "ms", "fixed"), *rows],
-                                         (3, 5))])
+        head = ("tensor", "module", "operator", "bytes", "choice", "ms", "fixed")
+        rows = [(c.name, c.module, c.operator, f"{c.bytes:,}", c.choice, f"{c.ms:.4g}", c.fixed)
+                for c, _ in alike(self.choices)]
+        return "\n".join([self.summary, *aligned([head, *rows], (3, 5))])
 
     def diff(self, other: MemoryPlan) -> list[tuple[Choice | None, Choice | None]]:
         """(here, in the other) of each tensor that the two treat differently; None where one does not need it."""
@@ -74,20 +77,20 @@ class MemoryPlan:
         return [(a, b) for a, b in pairs if (a and a.choice) != (b and b.choice)]
 
 
-def shared_rows(choices: Iterable[Choice]) -> list[Choice]:
-    """One row for the tensors of several layers that agree in all but the layer, with their bytes and ms together.
+def alike(choices: Iterable[Choice]) -> list[tuple[Choice, list[Choice]]]:
+    """Tensors of several layers that agree in all but the layer, as one row with their bytes and ms together.
 
     Its module names the layers, such as `layers.0-15.attention`, and its name is the first one's.
     """
     groups: dict[tuple[object, ...], list[Choice]] = {}
-    seen: dict[tuple[str, ...], int] = {}
+    seen: dict[tuple[str, str], int] = {}
     for each in choices:
-        module = _NUMBER.sub("*", each.module)
-        layer = (each.module, module, each.operator)
-        place = seen[layer] = seen.get(layer, -1) + 1  # the n-th of this operator in this module
-        groups.setdefault((module, each.operator, place, each.bytes, each.choice, each.fixed), []).append(each)
-    return [Choice(same[0].name, _named(same), same[0].operator, sum(c.bytes for c in same), sum(c.ms for c in same),
-                   same[0].choice, same[0].fixed) for same in groups.values()]
+        own = (each.module, each.operator)
+        place = seen[own] = seen.get(own, -1) + 1  # the n-th of this operator in this module
+        key = (_NUMBER.sub("*", each.module), each.operator, place, each.bytes, each.choice, each.fixed)
+        groups.setdefault(key, []).append(each)
+    return [(replace(same[0], module=_named(same), bytes=sum(c.bytes for c in same), ms=sum(c.ms for c in same)), same)
+            for same in groups.values()]
 
 
 def _named(same: list[Choice]) -> str:

@@ -86,7 +86,7 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     spec = device_spec(options.device)
     ms = repeating_ms(gm, spec, known, options.fused)
     producers = read_values(gm, ms, collectives=options.collectives)
-    now = 0 if options.gib is not None else torch_cut(gm, ms, producers).bytes
+    now = 0 if options.gib is not None else torch_cut(gm, producers).bytes
     fix(producers, options.keep, options.recompute)
     plan = choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}")
     if world_kind() in ("gloo", "nccl"):
