@@ -84,6 +84,8 @@ def budget(gib: float) -> dict[str, Any]:
 
 OWN |= {f"llama3_budget_{gib}": joint(budget(gib)) for gib in (10.0, 8.5, 7.0, 5.0)}
 OWN |= {f"llama3_budget_{gib}_reshard": joint("reshard_after_forward", budget(gib)) for gib in (8.5, 7.0, 5.0, 3.0)}
+OWN["llama3_8b_plain"] = joint()[0], joint()[1] | {"passes": [BLOCKS, LOWERED[0]]}
+OWN["llama3_8b_budget"] = BUCKETED, joint("reshard_after_forward", budget(45.0))[1] | {"passes": [BLOCKS, LOWERED[0]]}
 OWN["llama3_full_checkpointing"] = joint({"name": "activation_checkpointing", "policy": "full"})
 TORCH = {f"llama3_torch_budget_{share}": share for share in (0.7, 0.5, 0.3)}
 """torch's own `activation_memory_budget`, in the place of ours."""

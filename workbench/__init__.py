@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from workbench.tools.export.run_artifact import run_artifact
     from workbench.tools.export.script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
-    from workbench.tools.memory_plan import memory_plan
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
+    from workbench.tools.timing.memory_plan import memory_plan
     from workbench.tools.timing.order import read_order
     from workbench.tools.what_if import Study, what_if
     from workbench.torch_api.inductor.regions import region
@@ -114,7 +114,7 @@ _HOMES = {
     "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "notebook.moments.order_pass": ("order_pass",),
-    "tools.memory_plan": ("memory_plan",),
+    "tools.timing.memory_plan": ("memory_plan",),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),

@@ -217,7 +217,7 @@ def _plan(args: argparse.Namespace) -> int:
     other = load_recipe(args.against) if args.against else None
     writable(args.json)
     require_torch()
-    from workbench.tools.memory_plan import compared, memory_plan
+    from workbench.tools.timing.memory_plan import compared, memory_plan
 
     found = memory_plan(recipe, front=args.front)
     print(found if other is None else compared(found, memory_plan(other)))
@@ -288,6 +288,6 @@ def _worker(args: argparse.Namespace) -> int:
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
              "ablate": _ablate, "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
-             "calibrate": calibrate, "worker": _worker, "recipes": listings.recipes, "passes": listings.passes, "doctor": _doctor,
-             "tour": _tour, "course": commands.course, "lessons": commands.lessons, "check": commands.check,
-             "hint": commands.hint}
+             "calibrate": calibrate, "worker": _worker, "recipes": listings.recipes, "passes": listings.passes,
+             "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
+             "check": commands.check, "hint": commands.hint}

@@ -1,9 +1,24 @@
 """memory_budget: the backward computes again what costs least time, so that the saved tensors fit into a budget.
 
-The pass tags nodes of the joint graph, and the partitioner reads the tags. Of a product of 4 x 8 bytes, a sigmoid of it
-and a second product, 3/5 may be saved: the sigmoid is computed again, which costs less than a product:
+The pass tags nodes of the joint graph, and the partitioner reads the tags. Two layers save one sigmoid each, and half
+of that may stay: the last layer's product and sigmoid run again, from the first layer's sigmoid:
 
-    >>> example("memory_budget", lambda x, weight: (x @ weight).sigmoid() @ weight, graph="backward", fraction=0.6)
+    >>> example("memory_budget", lambda x, weight: (x @ weight).sigmoid(), graph="backward", layers=2, fraction=0.5)
+    before:
+      ...
+      sigmoid: float32 [4, 4]  # input
+      detach_2: float32 [4, 4]  # input
+      ...
+      sigmoid_backward: float32 [4, 4] = aten.sigmoid_backward(expand, detach_2)  # layers.1
+      ...
+    after:
+      ...
+      sigmoid: float32 [4, 4]  # input
+      tangents_1: float32 []  # tangent
+      ...
+      mm_1: float32 [4, 4] = aten.mm(sigmoid, primals_2)  # layers.1
+      sigmoid_1: float32 [4, 4] = aten.sigmoid(mm_1)  # layers.1
+      ...
 """
 
 from pydantic import Field, model_validator

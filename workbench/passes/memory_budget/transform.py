@@ -13,7 +13,8 @@ from workbench.graph.facts import facts_of
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.memory import saved_tensors
-from workbench.graph.read.nodes import is_backward
+from workbench.graph.read.nodes import is_backward, is_compute
+from workbench.graph.read.timeline import costs_of
 from workbench.graph.saving.choose import choose, fix
 from workbench.graph.saving.partitioner import repeated, torch_cut
 from workbench.graph.saving.plan import MemoryPlan
@@ -51,16 +52,33 @@ def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
     missing = sorted(wanted - {name for row in rows for name in row.alias})
     again = set(repeated(forward, backward))
     lost = [c.name for c in plan.choices if c.choice == "recompute" and c.ms and not c.fixed and c.name not in again]
+    counted, taken = _products(plan, backward, again, options)
     problems = [
         f"saved beyond the plan: {', '.join(beyond[:3])}" if beyond else "",
         f"planned and not saved: {', '.join(missing[:3])}" if missing else "",
         f"planned to be computed again, and not found in the backward: {', '.join(lost[:3])}" if lost else "",
         f"{held:,} bytes are saved, and the budget is {plan.budget:,}" if held > plan.budget else "",
+        f"the plan counts {counted:.4g} ms for the products that run again, and they take {taken:.4g} ms"
+        if counted < taken / 2 else "",
     ]
     evidence = {"saved_bytes": held, "budget": plan.budget, "saved": len(rows), "beyond": beyond, "missing": missing,
                 "not_repeated": lost}
     reason = "; ".join(filter(None, problems))
     return Effect(not reason, reason, evidence)
+
+
+def _products(plan: MemoryPlan, backward: GraphModule, again: set[str], options: BudgetOptions) -> tuple[float, float]:
+    """Milliseconds of the products and attentions that run again: as the plan has them, and by the backward's graph.
+
+    Both 0 where times were measured: the file of rank 0 is not at hand.
+    """
+    if options.estimates == "measured":
+        return 0.0, 0.0
+    costs = costs_of(backward, options.device, fused=options.fused).compute
+    taken = {n: ms for n, ms in costs.items() if n.name in again and is_compute(n)}
+    operators = {short_name(n) for n in taken}
+    counted = [c.ms for c in plan.choices if c.choice == "recompute" and c.operator in operators]
+    return sum(counted), sum(taken.values())
 
 
 def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions) -> GraphModule:
