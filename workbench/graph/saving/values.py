@@ -15,7 +15,7 @@ from workbench.graph.read.fused_cost import fusion_groups
 from workbench.graph.read.memory import Flow, item_roots
 from workbench.graph.read.nodes import is_backward, kind_of, module_path, output_values
 from workbench.graph.read.timeline import costs_of
-from workbench.torch_api.aot import gradient_of
+from workbench.torch_api.aot import gradient_of, is_tangent
 from workbench.torch_api.ops import draws, is_wait, own_bytes, written_inputs
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
@@ -112,6 +112,19 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
         made.holds_parameters = all(flow.parameters(each.node) is not None for each in made.results)
         made.fixed, made.why = _fixed(made, collectives)
     return list(producers.values())
+
+
+def without_tangents(gm: GraphModule) -> list[Node]:
+    """Nodes of the backward that no tangent reaches: a partitioner could move them to the forward, and save them."""
+    reached: set[Node] = {n for n in gm.graph.find_nodes(op="placeholder") if is_tangent(n)}
+    found = []
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and is_backward(node):
+            if reached.isdisjoint(node.all_input_nodes):
+                found.append(node)
+            else:
+                reached.add(node)
+    return found
 
 
 def _fixed(made: Producer, collectives: bool) -> tuple[str, str]:

@@ -13,16 +13,16 @@ from workbench.graph.facts import facts_of
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.measured_costs import Estimates, estimates_of
 from workbench.graph.read.memory import saved_tensors
-from workbench.graph.read.nodes import is_backward, is_compute
+from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of
 from workbench.graph.saving.choose import choose, fix
 from workbench.graph.saving.partitioner import repeated, torch_cut
 from workbench.graph.saving.plan import MemoryPlan
-from workbench.graph.saving.values import Producer, read_values, repeating_ms
+from workbench.graph.saving.values import Producer, read_values, repeating_ms, without_tangents
 from workbench.passes.effect import Effect
 from workbench.passes.memory_budget import CONTRACT, BudgetOptions
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api import aot, partitioning
+from workbench.torch_api import partitioning
 from workbench.torch_api.ops import short_name, world_kind
 
 
@@ -93,7 +93,7 @@ def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: Budget
     for made in producers:
         for each in made.results:
             _tag(made, [n for n in each.views if n not in each.holders], each.holders, chosen.get(each.node.name))
-    for node in _unclaimed(gm):
+    for node in without_tangents(gm):
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     return gm
 
@@ -123,19 +123,6 @@ def _tag(made: Producer, views: Sequence[Node], holders: Sequence[Node], choice:
         node.meta["recompute"] = save if choice == "save" else again
     for node in views:
         node.meta["recompute"] = again
-
-
-def _unclaimed(gm: GraphModule) -> list[Node]:
-    """Nodes of the backward that no tangent reaches, which the partitioner could compute in the forward and save."""
-    reached: set[Node] = {n for n in gm.graph.find_nodes(op="placeholder") if aot.is_tangent(n)}
-    found = []
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and is_backward(node):
-            if reached.isdisjoint(node.all_input_nodes):
-                found.append(node)
-            else:
-                reached.add(node)
-    return [n for n in found if short_name(n) != "getitem"]
 
 
 PASS = RegisteredPass(CONTRACT, memory_budget, planned, kept)
