@@ -21,6 +21,7 @@ from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
 NAME = "memory_budget"
+_HEAD = ("tensor", "module", "operator", "bytes", "choice", "torch", "ms", "fixed")
 SHARES = tuple(i / 10 for i in range(10, -1, -1))
 
 
@@ -39,18 +40,24 @@ class Planned:
     torch_front: tuple[Cut, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        plan, lines = self.plan, [f"{self.recipe}: {self.plan.summary}"]
+        lines = [f"{self.recipe}: {self.plan.summary}"]
         lines.append(f"without a budget: {self.now.bytes:,} bytes, {self.now.ms:.4g} ms")
         if self.torch is not None:
             lines.append(f"torch's activation_memory_budget = {self.torch.share:g}: {self.torch.bytes:,} bytes, "
                          f"{self.torch.ms:.4g} ms")
-        head = ("tensor", "module", "operator", "bytes", "choice", "torch", "ms", "fixed")
-        rows = [(row.name, row.module, row.operator, f"{row.bytes:,}", row.choice, self._torchs(group),
-                 f"{row.ms:.4g}", row.fixed) for row, group in alike(plan.choices)]
-        lines += aligned([head, *rows], (3, 6))
+        lines += aligned([_HEAD, *((*row[:3], f"{row[3]:,}", *row[4:6], f"{row[6]:.4g}", row[7])
+                                   for row in self.rows())], (3, 6))
         if self.front:
             lines += ["", *self.front_table()]
         return "\n".join(lines)
+
+    def rows(self, least: int = 0) -> list[tuple[Any, ...]]:
+        """Tensor, module, operator, bytes, choice, torch's choice, ms, why it is fixed; of `least` bytes and more.
+
+        Alike layers that are treated alike share a row.
+        """
+        return [(row.name, row.module, row.operator, row.bytes, row.choice, self._torchs(group), row.ms, row.fixed)
+                for row, group in alike(self.plan.choices) if row.bytes >= least]
 
     def _torchs(self, group: Sequence[Choice]) -> str:
         if self.torch is None:
