@@ -25,7 +25,7 @@ from workbench.passes.memory_budget import BudgetOptions
 from workbench.passes.memory_budget import transform as budget_pass
 from workbench.pipeline.run_passes import JOINT, prove_partition, run_joint, saved_bytes
 from workbench.pipeline.run_passes import choose as find_and_validate
-from workbench.recipe.recipe import RecipeError
+from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.tools.timing.memory_plan import compared, memory_plan
 
@@ -76,6 +76,16 @@ def test_the_plan_is_kept(four, by, fraction):
     assert [v.outcome for v in record.verdicts if v.check == "effect"] == [Outcome.PASS, Outcome.PASS]
     assert 0 < saved_bytes(pair) == plan.saved_bytes <= plan.budget
     assert plan.bound_ms <= plan.ms
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_equal_nodes_of_experts_are_planned_once(fake4, dispatch):
+    """torch merges equal nodes before it cuts, and a gradient's scaling has no tag of the backward."""
+    recipe = load_recipe("deepseek_v3").override({"data.seq_len": 64, "mesh.tp": 2, "mesh.dp_shard": 2,
+                                                  "model.dispatch": dispatch})
+    record, pair = through(capture(author(recipe, fake4)), "reshard_after_forward", spec(fraction=0.6))
+    assert record.verdicts[-1].outcome is Outcome.PASS, record.verdicts[-1].message
+    assert 0 < saved_bytes(pair) == facts_of(pair.forward).plan.saved_bytes
 
 
 def test_after_resharding_the_gathered_weights_take_none_of_the_budget(four):

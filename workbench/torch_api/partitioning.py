@@ -15,11 +15,12 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.torch_api.aot import LateBound, parameter_of, written_by
+from workbench.torch_api.aot import LateBound, clone, parameter_of, written_by
 from workbench.torch_api.fast_partition import faster
 from workbench.torch_api.ops import aliased_inputs, draws
 
@@ -70,6 +71,15 @@ def cut(graph: GraphModule, results: int, share: float) -> tuple[GraphModule, Gr
     save_old_values(graph)
     with settings(), memory_budget(share):
         return partitioners.min_cut_rematerialization_partition(graph, [], num_fwd_outputs=results)
+
+
+def merged(graph: GraphModule) -> GraphModule:
+    """A copy as the minimum cut sees it: without dead code, and with one node for several equal ones, the first."""
+    copy = clone(graph)
+    copy.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        copy.graph = fx_graph_cse(copy.graph)
+    return copy
 
 
 def save_old_values(graph: GraphModule) -> None:

@@ -89,10 +89,12 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
     item = item_roots(gm, flow.owner)
     gradients = {value for value, desc in zip(output_values(gm), gm.graph.output_node().meta.get("desc") or (),
                                               strict=False) if gradient_of(desc) is not None}
+    behind = behind_tangents(gm)
     producers: dict[Node, Producer] = {}
     stored: dict[Node, Stored] = {}
     for node in gm.graph.nodes:
-        if node.op == "call_function" and not is_backward(node):
+        later = is_backward(node) or node in behind
+        if node.op == "call_function" and not later:
             root = item[node]
             if root is node and isinstance(node.meta.get("val"), torch.Tensor):
                 made = producers.setdefault(flow.owner[node], Producer(flow.owner[node], ms[flow.owner[node]]))
@@ -104,7 +106,7 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
                     stored[root].holders.append(node)
         for given in node.all_input_nodes:
             kept = stored.get(item[given])
-            if kept is not None and (is_backward(node) or (node.op == "output" and given in gradients)):
+            if kept is not None and (later or (node.op == "output" and given in gradients)):
                 kept.read = True
     for made in producers.values():
         read = dict.fromkeys(item[n] for n in made.node.all_input_nodes)
@@ -114,17 +116,19 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
     return list(producers.values())
 
 
+def behind_tangents(gm: GraphModule) -> set[Node]:
+    """The tangents and all that is computed from them; some of it may lack the tag of a backward's node."""
+    reached: set[Node] = {n for n in gm.graph.find_nodes(op="placeholder") if is_tangent(n)}
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
 def without_tangents(gm: GraphModule) -> list[Node]:
     """Nodes of the backward that no tangent reaches: a partitioner could move them to the forward, and save them."""
-    reached: set[Node] = {n for n in gm.graph.find_nodes(op="placeholder") if is_tangent(n)}
-    found = []
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and is_backward(node):
-            if reached.isdisjoint(node.all_input_nodes):
-                found.append(node)
-            else:
-                reached.add(node)
-    return found
+    reached = behind_tangents(gm)
+    return [n for n in gm.graph.nodes if n.op == "call_function" and is_backward(n) and n not in reached]
 
 
 def _fixed(made: Producer, collectives: bool) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from workbench.graph.read.timeline import costs_of
 from workbench.graph.saving.choose import choose, fix
 from workbench.graph.saving.partitioner import repeated, torch_cut
 from workbench.graph.saving.plan import MemoryPlan
-from workbench.graph.saving.values import Producer, read_values, repeating_ms, without_tangents
+from workbench.graph.saving.values import Producer, Stored, read_values, repeating_ms, without_tangents
 from workbench.passes.effect import Effect
 from workbench.passes.memory_budget import CONTRACT, BudgetOptions
 from workbench.passes.registry import Graphs, RegisteredPass
@@ -90,9 +90,10 @@ def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: Budget
     producers, plan = plan_of(gm, options)
     facts_of(gm).plan = plan
     chosen = {c.name: c.choice for c in plan.choices}
+    named = {n.name: n for n in gm.graph.nodes}
     for made in producers:
         for each in made.results:
-            _tag(made, [n for n in each.views if n not in each.holders], each.holders, chosen.get(each.node.name))
+            _tag(named, made, each, chosen.get(each.node.name))
     for node in without_tangents(gm):
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     return gm
@@ -102,8 +103,9 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     """The forward's producers, and the plan; rank 0's on all ranks."""
     known: Estimates = estimates_of(gm, options)
     spec = device_spec(options.device)
-    ms = repeating_ms(gm, spec, known, options.fused)
-    producers = read_values(gm, ms, collectives=options.collectives)
+    seen = gm if facts_of(gm).traced else partitioning.merged(gm)
+    ms = repeating_ms(seen, spec, known, options.fused)
+    producers = read_values(seen, ms, collectives=options.collectives)
     now = 0 if options.gib is not None else torch_cut(gm, producers).bytes
     fix(producers, options.keep, options.recompute)
     plan = choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}")
@@ -114,15 +116,14 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     return producers, plan
 
 
-def _tag(made: Producer, views: Sequence[Node], holders: Sequence[Node], choice: str | None) -> None:
+def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | None) -> None:
     """Nodes that the backward does not need stay without a tag: one would ask the partitioner for their inputs."""
     if choice is None or made.decided:
         return
     save, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
-    for node in {made.node, *holders}:
-        node.meta["recompute"] = save if choice == "save" else again
-    for node in views:
-        node.meta["recompute"] = again
+    for node in each.views:
+        named[node.name].meta["recompute"] = save if choice == "save" and node in each.holders else again
+    named[made.node.name].meta["recompute"] = save if choice == "save" else again
 
 
 PASS = RegisteredPass(CONTRACT, memory_budget, planned, kept)
