@@ -11,6 +11,8 @@ below, or the name of a recipe of ours. Each runs in processes of its own, and a
 each round; a variant that has a line with the same settings is not run again. `--together` of them are built at once,
 with a limit of `--seconds`; then they are timed one at a time, the others waiting, each once a round: so they share a
 minute and a host.
+`predicted_gib` is what the memory verdict predicts; `first_peak_gib` is the allocator's peak over the first steps, in
+which CUDA graphs are recorded, and `peak_gib` that of the timed steps, in which they allocate nothing.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
 deepseek_v3 has the sizes of torchtitan's debug model. No variant moves its routers' bias between steps; static capacity
 drops what finds no room: `dropped` is its part of a last step's copies on rank 0. `--traces FOLDER` also writes each
@@ -28,6 +30,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +85,25 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
         "deepseek_v3", {"model.dispatch": "capacity", "passes": ["transformer_block_bucketing", "cudagraph"]}),
 }
+BUCKETED = "llama3_full_inductor_block_bucketing_cudagraph"
+
+
+def joint(*passes: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return BUCKETED, {"joint_passes": ["inductor_decomposition", *passes]}
+
+
+def budget(gib: float) -> dict[str, Any]:
+    return {"name": "memory_budget", "gib": gib, "device": "h200x2"}
+
+
+OWN |= {f"llama3_budget_{gib}": joint(budget(gib)) for gib in (10.0, 8.5, 7.0, 5.0)}
+OWN |= {f"llama3_budget_{gib}_reshard": joint("reshard_after_forward", budget(gib)) for gib in (8.5, 7.0, 5.0, 3.0)}
+OWN["llama3_8b_plain"] = joint()[0], joint()[1] | {"passes": [BLOCKS, LOWERED[0]]}
+OWN["llama3_8b_budget"] = BUCKETED, joint("reshard_after_forward", budget(45.0))[1] | {"passes": [BLOCKS, LOWERED[0]]}
+OWN["llama3_full_checkpointing"] = joint({"name": "activation_checkpointing", "policy": "full"})
+TORCH = {f"llama3_torch_budget_{share}": share for share in (0.7, 0.5, 0.3)}
+"""torch's own `activation_memory_budget`, in the place of ours."""
+OWN |= {variant: joint() for variant in TORCH}
 PEERS: dict[str, dict[str, Any]] = {
     "eager": {}, "compile": {"compiled": True}, "compile_optimizer": {"compiled": True},
     "compile_float8_tensorwise": {"compiled": True, "float8": "tensorwise"},  # torchao's, the extra `float8`
@@ -121,9 +143,11 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from workbench.graph.whole_step import WholeStep
     from workbench.pipeline.expert_load import routed_layers
     from workbench.pipeline.machine import machine, versions
+    from workbench.pipeline.run import predicted_peak
     from workbench.pipeline.run_passes import prove_replay
     from workbench.pipeline.step_profile import profile_of
     from workbench.pipeline.train import Batches, apart, optimizer_of
+    from workbench.torch_api.partitioning import memory_budget
     from workbench.world.mesh import current_world
 
     variant, family, steps, warmup = options.variants[0], options.family, options.steps, options.warmup
@@ -136,7 +160,8 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     elif variant in PEERS:
         module = step = fsdp2(recipe, world, **PEERS[variant])
     else:
-        built = build(recipe, world)
+        with memory_budget(TORCH[variant]) if variant in TORCH else nullcontext():
+            built = build(recipe, world)
         module, step = built.authored.module, built.step
     authored = built.authored if built else Authored(module, world, world.mesh(recipe.mesh), [], {}, recipe=recipe)
     batches = Batches(authored)
@@ -170,12 +195,13 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     started = time.perf_counter()
     one(0)
     wait()
-    first = time.perf_counter() - started
+    first, first_peak = time.perf_counter() - started, 0
     for turn in rounds:
         for index in range(1, warmup):
             one(index)
         wait()
         if cuda:
+            first_peak = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         marks = [mark()]
@@ -202,6 +228,9 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
 
             save_trace(lambda: one(warmup), options.traces / f"{variant}.rank{dist.get_rank()}.json.gz")
         losses.clear()
+        if built is not None:
+            found |= {"predicted_gib": predicted_peak(built).bytes / 2**30, "first_peak_gib": first_peak / 2**30,
+                      "saved_gib": built.saved_bytes / 2**30}
         if routed := list(routed_layers(authored.module).values()):
             found["dropped"] = float(sum(x.dropped for x in routed) / sum(x.tokens.sum() for x in routed))
         if built is not None:

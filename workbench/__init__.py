@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from workbench.graph.read.launch_bound import paced
     from workbench.graph.read.nodes import provenance
     from workbench.graph.read.redistribution import redistribution
-    from workbench.graph.recomputation import cut
     from workbench.graph.replay_rehearsal import rehearse
+    from workbench.graph.saving.recomputation import cut
     from workbench.graph.step_graph import StepGraph, join
     from workbench.graph.update import Update
     from workbench.graph.whole_step import WholeStep
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from workbench.tools.inductor_passes import Explanation, inductor_passes
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
+    from workbench.tools.timing.memory_plan import memory_plan
     from workbench.tools.timing.order import read_order
     from workbench.tools.what_if import Study, what_if
     from workbench.torch_api.inductor.regions import region
@@ -107,12 +108,13 @@ _HOMES = {
     "graph.read.nodes": ("provenance",),
     "passes.effect": ("Effect",),
     "graph.read.redistribution": ("redistribution",),
-    "graph.recomputation": ("cut",),
+    "graph.saving.recomputation": ("cut",),
     "passes.registry": ("register_pass",),
     "pipeline.proofs.captures_proof": ("ComparedCaptures", "compare_captures"),
     "pipeline.proofs.numerics_proof": ("prove_numerics",),
     "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
     "notebook.moments.order_pass": ("order_pass",),
+    "tools.timing.memory_plan": ("memory_plan",),
     "tools.propose": ("propose_contract",),
     "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
     "pipeline.report": ("Report",),

@@ -213,6 +213,20 @@ def _schedule(args: argparse.Namespace) -> int:
     return FAILED if found.verdict.outcome == "FAIL" else PASSED
 
 
+def _plan(args: argparse.Namespace) -> int:
+    recipe = _recipe(args)
+    other = load_recipe(args.against) if args.against else None
+    writable(args.json)
+    require_torch()
+    from workbench.tools.timing.memory_plan import compared, memory_plan
+
+    found = memory_plan(recipe, front=args.front)
+    print(found if other is None else compared(found, memory_plan(other)))
+    if args.json is not None:
+        args.json.write_text(found.to_json(), encoding="utf-8")
+    return PASSED
+
+
 def _matrix(args: argparse.Namespace) -> int:
     from workbench.tools.matrix import run_matrix, table
 
@@ -274,7 +288,7 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
-             "ablate": _ablate, "explain": _explain, "schedule": _schedule, "order": order, "calibrate": calibrate,
-             "worker": _worker, "recipes": listings.recipes, "passes": listings.passes, "doctor": _doctor,
-             "tour": _tour, "course": commands.course, "lessons": commands.lessons, "check": commands.check,
-             "hint": commands.hint}
+             "ablate": _ablate, "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
+             "calibrate": calibrate, "worker": _worker, "recipes": listings.recipes, "passes": listings.passes,
+             "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
+             "check": commands.check, "hint": commands.hint}

@@ -11,7 +11,7 @@ from workbench.authoring.author import author
 from workbench.checks import recomputation as checks
 from workbench.checks.memory import estimate
 from workbench.graph.read.nodes import is_backward, output_values
-from workbench.graph.recomputation import AGAIN, cut
+from workbench.graph.saving.recomputation import AGAIN, cut
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import aot

@@ -14,7 +14,7 @@ from workbench import WorkbenchError, build, current_world, fake_world, train
 from workbench.authoring import families
 from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.authoring.plans import llama3_plan
-from workbench.graph.recomputation import AGAIN
+from workbench.graph.saving.recomputation import AGAIN
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Post
 from workbench.pipeline.proofs.captures_proof import compare_captures, on_rank

@@ -13,7 +13,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.partition import Partitioned
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import is_backward, is_compute, output_values
-from workbench.graph.recomputation import AGAIN, recomputed
+from workbench.graph.saving.recomputation import AGAIN, recomputed
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.ops import op_name, written_inputs

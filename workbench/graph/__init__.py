@@ -13,8 +13,8 @@
     patterns          find nodes, replace subgraphs
     products          matrix products: beside collectives, of linear layers, in float8
     read              what a graph holds, moves, costs and keeps
-    recomputation     tagged nodes repeated in the backward, without a partitioner
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
+    saving            what is saved for the backward, and what is computed again
     stamping          capture a few alike blocks, copy the rest
     step_graph        join forward, backward and optimizer in one graph
     update            norm, clipping and AdamW as graph nodes

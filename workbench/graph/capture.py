@@ -174,7 +174,7 @@ def capture(
         found, copied = capture_few(authored.module, lambda few: _capture(authored, few, args, decompositions))
     found = found or _capture(authored, authored.module, args, decompositions)
     found.stamped = copied
-    set_facts(found.graph, authored_facts(authored))
+    set_facts(found.graph, replace(authored_facts(authored), traced=found.traced))
     settle(found.graph)
     return found
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
+from workbench.graph.saving.plan import MemoryPlan
+
 Part = Literal["joint", "forward", "backward", "step", "graph"]
 _KEY = "workbench_facts"
 
@@ -61,7 +63,8 @@ class GraphFacts:
     """What passes and checks may read of one graph's surroundings.
 
     groups: mesh axis to process group, where `dp_shard.gather` is a second group of the axis dp_shard. group_sizes:
-    process group to its number of ranks. world: the kind of world. buckets: module paths of the model's blocks.
+    process group to its number of ranks. world: the kind of world. buckets: module paths of the model's blocks. traced:
+    whether make_fx made the graph, which then has no partitioner. plan: what the pass memory_budget chose to save.
     """
 
     part: Part = "graph"
@@ -70,6 +73,8 @@ class GraphFacts:
     world: str = "one process"
     buckets: list[Any] = field(default_factory=list)
     step: StepFacts = field(default_factory=StepFacts, repr=False)
+    traced: bool = False
+    plan: MemoryPlan | None = field(default=None, repr=False)
 
     def of(self, part: Part, step: StepFacts | None = None) -> GraphFacts:
         """A copy for another graph of the same step; `step`, where not given, stays the same object."""

@@ -10,6 +10,7 @@
     fused_clip_adamw             clipping scales gradients inside the optimizer's update
     graph_cleanup                views and dead code that do nothing
     inductor_decomposition       operators become primitives that Inductor lowers
+    memory_budget                what is saved fits a budget, at the least time
     merged_collectives           what both bucketing passes need
     overlap_collectives          independent work moves behind collectives
     overlap_update               parameters are updated behind the rest of the backward

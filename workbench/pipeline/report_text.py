@@ -110,6 +110,8 @@ def figures(report: ReportData) -> list[str]:
         lines.append(f"experts: {training.load.summary()}")
     if training.peak_bytes is not None:
         lines.append(f"peak memory: {training.peak_bytes / 2**30:.2f} GiB on rank 0")
+        told = next((v.evidence for v in report.pipeline if v.check == "memory"), {})
+        lines += [f"  {size / 2**30:8.3f} GiB  {name}  {where}" for name, size, where in told.get("holders", ())]
     if report.profile is not None:
         lines.append(f"one step on rank 0's GPU: {report.profile}")
     return lines

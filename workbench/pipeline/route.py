@@ -33,7 +33,7 @@ from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import bind
 from workbench.graph.partition import ForwardBackward, Partitioned, partition
-from workbench.graph.recomputation import cut
+from workbench.graph.saving.recomputation import cut
 from workbench.graph.step_graph import StepGraph, join, require_joinable
 from workbench.graph.update import Update
 from workbench.passes.inductor_decomposition.transform import capture_decompositions

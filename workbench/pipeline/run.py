@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from workbench.checks import memory
 from workbench.checks.collectives import gathered
 from workbench.checks.order import in_profile, times_of
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
+from workbench.graph.saving.peak import StepPeak, step_peak
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.checkpoints import check_saving
@@ -136,7 +138,7 @@ def report_here(built: Built, training: Training) -> Report:
 def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:
     """What this rank has to say, once it has trained, and what is measured then. Closes the step."""
     world = built.authored.world
-    ceiling, profile = None, None
+    ceiling, profile, peak = None, None, predicted_peak(built)
     seen: list[Verdict] = []
     if training is not None:
         prove_replay(built.records)
@@ -153,7 +155,7 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
     rows = [pass_row(record, recipe, why) for record in built.records]
-    pipeline = [*built.pipeline, *seen, *memory_and_time(world, training)]
+    pipeline = [*built.pipeline, *seen, *memory_and_time(world, training, peak)]
     return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
                       built.flop, training, ceiling, profile)
 
@@ -212,18 +214,23 @@ def pass_row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
                    record.verify_seconds, complete(record.verdicts, why), record.name in recipe.expect.no_effect)
 
 
-def memory_and_time(world: World, training: Training | None) -> list[Verdict]:
+def memory_and_time(world: World, training: Training | None, predicted: StepPeak | None = None) -> list[Verdict]:
     """Memory and time of the whole step, measured on this rank."""
     if training is None:
         why = f"a {world.kind} world runs nothing: run on real ranks"
-        return [Verdict(check, Outcome.UNKNOWN, why) for check in ("memory", "time")]
-    memory = Verdict("memory", Outcome.UNKNOWN, "the peak is measured on GPUs only, and these ranks are on CPUs")
-    if training.peak_bytes is not None:
-        text = f"peak {training.peak_bytes / 2**30:.2f} GiB measured"
-        memory = Verdict("memory", Outcome.PASS, text, {"peak_bytes": training.peak_bytes, "kind": "measured"})
+        return [memory.peak(predicted, None, why), Verdict("time", Outcome.UNKNOWN, why)]
+    why = "the peak is measured on GPUs only, and these ranks are on CPUs"
     step = median_step(training) or 0.0
     text = f"median step {step * 1e3:,.1f} ms of {len(training.step_seconds)} steps"
-    return [memory, Verdict("time", Outcome.PASS, text, {"step_seconds": step})]
+    return [memory.peak(predicted, training.peak_bytes, why),
+            Verdict("time", Outcome.PASS, text, {"step_seconds": step})]
+
+
+def predicted_peak(built: Built) -> StepPeak:
+    """The step's peak, by the graphs as the last pass left them."""
+    graphs = built.step.joined.graphs if isinstance(built.step, WholeStep) else built.step.pair.graphs
+    names = {record.name for record in built.records}
+    return step_peak(graphs, fused="full_inductor_compilation" in names, replayed="cudagraph" in names)
 
 
 def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult]) -> Report:

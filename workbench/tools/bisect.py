@@ -19,7 +19,7 @@ from workbench.graph.callables import graph_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition, saved_order
-from workbench.graph.recomputation import cut
+from workbench.graph.saving.recomputation import cut
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.progress import Post
 from workbench.pipeline.proofs.numerics_proof import (

@@ -113,6 +113,15 @@ def parser() -> argparse.ArgumentParser:
                           help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
                           "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
 
+    plan = commands.add_parser("plan", help="what memory_budget saves and computes again, beside torch's own choice",
+                               description="Capture a recipe that lists memory_budget on a fake world, and show its "
+                               "plan: each tensor, its bytes, what is chosen, and the milliseconds that computing it "
+                               "again takes. Nothing is run.")
+    _add_recipe(plan, "change the recipe, such as joint_passes.memory_budget.fraction=0.4; may be repeated")
+    plan.add_argument("--against", metavar="RECIPE", help="show only what this recipe's plan treats differently")
+    plan.add_argument("--front", action="store_true", help="also the plans of other budgets, and torch's own")
+    plan.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+
     order = commands.add_parser("order", help="what a traced job communicates, and what hides it or does not",
                                 description="Read a trace that torch.profiler made of any job, or one of each rank. "
                                 "Show for each step how much communication is exposed, how long the GPU is idle, and "

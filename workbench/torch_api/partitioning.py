@@ -15,11 +15,12 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.torch_api.aot import LateBound, parameter_of, written_by
+from workbench.torch_api.aot import LateBound, clone, parameter_of, written_by
 from workbench.torch_api.fast_partition import faster
 from workbench.torch_api.ops import aliased_inputs, draws
 
@@ -28,10 +29,15 @@ PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
     "default": partitioners.default_partition,
 }
 
+_OPAQUE = "unsafe_treat_script_objects_as_zero_size"
+
 
 def memory_budget(share: float) -> AbstractContextManager[None]:
     """Around `compile_joint`: the minimum cut may keep this share of what it would keep, and repeats more to do so."""
-    patched: AbstractContextManager[None] = functorch_config.patch(activation_memory_budget=share)
+    options: dict[str, Any] = {"activation_memory_budget": share}
+    if hasattr(functorch_config, _OPAQUE):  # a device mesh among the inputs holds no tensor
+        options[_OPAQUE] = True
+    patched: AbstractContextManager[None] = functorch_config.patch(**options)
     return patched
 
 
@@ -58,6 +64,22 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
         function = aot_compile_joint_with_descriptors(
             joint, partition_fn=cut, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
     return function, found["forward"], found["backward"]
+
+
+def cut(graph: GraphModule, results: int, share: float) -> tuple[GraphModule, GraphModule]:
+    """The minimum cut of a joint graph, which is changed. results: the number of outputs that are no gradients."""
+    save_old_values(graph)
+    with settings(), memory_budget(share):
+        return partitioners.min_cut_rematerialization_partition(graph, [], num_fwd_outputs=results)
+
+
+def merged(graph: GraphModule) -> GraphModule:
+    """A copy as the minimum cut sees it: without dead code, and with one node for several equal ones, the first."""
+    copy = clone(graph)
+    copy.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        copy.graph = fx_graph_cse(copy.graph)
+    return copy
 
 
 def save_old_values(graph: GraphModule) -> None:

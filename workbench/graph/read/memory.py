@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, output_values, provenance
-from workbench.torch_api.aot import is_parameter, parameter_of
+from workbench.torch_api.aot import is_parameter, is_tangent, parameter_of
 from workbench.torch_api.ops import (
     aliased_inputs,
     calls_of,
@@ -192,7 +193,8 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     gathers = set(parameter_gathers(forward, flow))
     owner, counted, rows = flow.owner, set(), []
     holder = item_roots(forward, owner)
-    taken = [n for n in backward.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
+    taken = [n for n in backward.graph.find_nodes(op="placeholder")
+             if not (is_tangent(n) or n.name.startswith("tangents"))]
     outputs = output_values(forward)
     for node in dict.fromkeys(n for n in outputs[len(outputs) - len(taken):] if isinstance(n, torch.fx.Node)):
         value = node.meta.get("val")
@@ -241,22 +243,25 @@ def freed_by_graph(node: torch.fx.Node, backward: bool) -> bool:
     return backward and not node.name.startswith("primals") and parameter_of(node) is None
 
 
-def live_bytes(gm: Graph, holders: int = 8) -> MemoryProfile:
+def live_bytes(gm: Graph, holders: int = 8, *, runs_at: Mapping[torch.fx.Node, torch.fx.Node] = MappingProxyType({}),
+               unwritten: Collection[torch.fx.Node] = (), keeps_saved: bool = False) -> MemoryProfile:
     """Peak memory of the graph's values, where each is freed after its last use.
 
-    Inputs live until the end, except the saved tensors and tangents of a backward graph, which it frees.
+    Inputs live until the end, except the saved tensors and tangents of a backward graph, which it frees unless
+    `keeps_saved`. Where kernels are fused: runs_at, the node at whose place another one runs, and unwritten, those that
+    take no memory.
     """
     nodes: Sequence[torch.fx.Node] = list(gm.graph.nodes)
     tensor = roots(gm)
     owner = item_roots(gm, tensor)
-    backward = facts_of(gm).part == "backward"
+    backward = facts_of(gm).part == "backward" and not keeps_saved
+    place = {n: i for i, n in enumerate(nodes)}
+    position = place | {n: place[at] for n, at in runs_at.items()}
     last: dict[torch.fx.Node, int] = {}
-    for i, node in enumerate(nodes):
-        last[owner[node]] = i
-        for used in node.all_input_nodes:
-            last[owner[used]] = i
-    size = {n: own_bytes(n) for n in last}
-    position = {n: i for i, n in enumerate(nodes)}
+    for node in nodes:
+        for used in (node, *node.all_input_nodes):
+            last[owner[used]] = max(position[node], last.get(owner[used], 0))
+    size = {n: 0 if n in unwritten else own_bytes(n) for n in last}
     made = [0] * len(nodes)
     for node in last:
         if tensor[node] is not node:  # an item: made with its tuple, whose other items are counted apart

@@ -7,7 +7,7 @@
     expert_load   tokens for each expert, step by step
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
-    memory        live bytes and the peak; saved against recomputed
+    memory        live bytes and the peak; saved against recomputed; budgets
     mesh          the slice of a tensor on each rank
     operators     bytes that operators read and write; rounding
     picture       Picture and Table
@@ -28,7 +28,7 @@ from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
-from workbench.notebook.draw.memory import frontier, memory
+from workbench.notebook.draw.memory import frontier, memory, pareto
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
 from workbench.notebook.draw.operators import rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
@@ -43,6 +43,6 @@ from workbench.notebook.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "dots", "expert_load",
            "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory",
-           "pace", "parameters", "pipeline", "placements", "redistribute", "replay", "rounding", "routing", "saved",
-           "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts",
+           "pace", "parameters", "pareto", "pipeline", "placements", "redistribute", "replay", "rounding", "routing",
+           "saved", "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts",
            "verdicts_of_both"]

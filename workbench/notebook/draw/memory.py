@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
@@ -14,6 +14,7 @@ from workbench.graph.read.memory import MemoryProfile, live_bytes
 from workbench.notebook.draw.colors import BLUE, GREY, INK, ORANGE, RED
 from workbench.notebook.draw.graphs import by_title
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
+from workbench.tools.timing.memory_plan import Planned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,6 +97,33 @@ def _holders(axes: Axes, top: MemoryProfile) -> None:
     axes.set_yticks([])
     axes.set_xlabel("MiB held at the peak ▼", fontsize=9)
     axes.spines["left"].set_visible(False)
+
+
+def pareto(found: Planned, measured: Sequence[Mapping[str, Any]] = ()) -> Picture:
+    """Bytes saved against time computed again: our plans, torch's own budgets, and steps that were measured.
+
+    found: of `memory_plan(..., front=True)`. measured: rows with `choice`, `saved MiB` and `step ms`; the first one is
+    the step without a budget, and the others are placed by how much longer they took.
+    """
+    figure, (axes,) = panels(7.6, 3.4)
+    sets = {"plans": (BLUE, "o-", [(p.saved_bytes / 2**20, p.ms) for p in found.front]),
+            "torch's budgets": (GREY, "s", [(c.bytes / 2**20, c.ms) for c in found.torch_front])}
+    lines = []
+    for name, (color, marker, points) in sets.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), marker, color=color, markersize=5, linewidth=1.4, label=name)
+            lines += [f"{name}: " + ", ".join(f"{x:,.0f} MiB {y:.2f} ms" for x, y in points)]
+    for row in measured:
+        x, y = row["saved MiB"], found.now.ms + row["step ms"] - measured[0]["step ms"]
+        axes.plot([x], [y], "*", color=ORANGE, markersize=14, zorder=5,
+                  label="measured on GPUs" if row is measured[0] else None)
+        axes.annotate(str(row["choice"]), (x, y), (8, 6), textcoords="offset points", fontsize=9)
+        lines.append(f"measured, {row['choice']}: {x:,.0f} MiB saved, step {row['step ms']} ms")
+    axes.set(xlabel="MiB saved for the backward", ylabel="ms computed again", xlim=(0, None))
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    title = f"{found.recipe}, estimated for {found.plan.device}"
+    axes.set_title(title, fontsize=9)
+    return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]))
 
 
 def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
