@@ -48,6 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
                     "mesh.ep": 2, "mesh.ep_over": "dp_shard x tp"},
 }
 H200X2 = {"name": "overlap_collectives", "device": "h200x2"}  # by what was measured on two of them
+OFFLOAD = {"name": "offload_activations", "device": "h200x2"}
 BLOCKS, LOWERED = "transformer_block_bucketing", ["full_inductor_compilation", "cudagraph"]
 OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
     "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
@@ -59,6 +60,13 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "llama3_whole_step_fused_cudagraph": (
         "llama3_whole_step", {"passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}),
     "llama3_whole_step_fused": ("llama3_whole_step", {"passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}),
+    "llama3_chunked_loss_cudagraph": ("llama3_chunked_loss", {"passes": [BLOCKS, *LOWERED]}),
+    "llama3_whole_step_chunked_loss_cudagraph": (
+        "llama3_whole_step", {"joint_passes": ["inductor_decomposition", "chunked_loss"], "passes": [BLOCKS, *LOWERED]}),
+    "llama3_offload_hidden": ("llama3_offload", {"passes": [BLOCKS, OFFLOAD, LOWERED[0]]}),
+    "llama3_offload_all": ("llama3_offload", {"passes": [BLOCKS, {**OFFLOAD, "choose": "all"}, LOWERED[0]]}),
+    "llama3_offload_hidden_cudagraph": ("llama3_offload", {"passes": [BLOCKS, OFFLOAD, *LOWERED]}),
+    "llama3_whole_step_offload_cudagraph": ("llama3_whole_step", {"passes": [BLOCKS, OFFLOAD, *LOWERED]}),
     "llama3_tp_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [H200X2, *LOWERED]}),
     "llama3_tp_async_cudagraph": (
         "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),
