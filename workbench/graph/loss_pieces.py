@@ -22,6 +22,7 @@ from workbench.graph.loss_region import PRODUCT, LossRegion, leading
 from workbench.graph.read.nodes import is_backward
 from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import collective_kind, op_name
+from workbench.torch_api.partitioning import IN_FORWARD
 
 aten = torch.ops.aten
 PIECE = "loss_piece"
@@ -123,7 +124,8 @@ class _Splitter:
         if whole.meta["val"].dtype != value.dtype or whole.meta["val"].shape != value.shape:
             raise WorkbenchError(f"in pieces, {node.name} would have another shape or dtype")
         if node in self.scaled:
-            whole.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # else the backward would compute the pieces again
+            # or the backward would compute the pieces, or compute them again
+            whole.meta |= {"recompute": CheckpointPolicy.MUST_SAVE, "partitioner_tag": IN_FORWARD}
             first = min(user for user in node.users if user not in self.inside)
             with self.graph.inserting_before(first):
                 whole = self._made(node, {}, aten.mul.Tensor, whole, self.region.tangent)
