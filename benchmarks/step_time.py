@@ -61,8 +61,8 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
         "llama3_whole_step", {"passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}),
     "llama3_whole_step_fused": ("llama3_whole_step", {"passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}),
     "llama3_chunked_loss_cudagraph": ("llama3_chunked_loss", {"passes": [BLOCKS, *LOWERED]}),
-    "llama3_whole_step_chunked_loss_cudagraph": (
-        "llama3_whole_step", {"joint_passes": ["inductor_decomposition", "chunked_loss"], "passes": [BLOCKS, *LOWERED]}),
+    "llama3_whole_step_chunked_loss_cudagraph": ("llama3_chunked_loss", {"passes": [BLOCKS, *LOWERED],
+                                                                         "training.step": "whole"}),
     "llama3_offload_hidden": ("llama3_offload", {"passes": [BLOCKS, OFFLOAD, LOWERED[0]]}),
     "llama3_offload_all": ("llama3_offload", {"passes": [BLOCKS, {**OFFLOAD, "choose": "all"}, LOWERED[0]]}),
     "llama3_offload_hidden_cudagraph": ("llama3_offload", {"passes": [BLOCKS, OFFLOAD, *LOWERED]}),

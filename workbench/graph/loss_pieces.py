@@ -7,7 +7,7 @@ summed in the pieces' order, in its own dtype, by matrix products that add to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -133,9 +133,13 @@ class _Splitter:
 
 
 def _sums(node: Node, region: LossRegion) -> bool:
-    """Whether a product of the region sums over the tokens: its first factor is the logits' gradient, transposed."""
-    first = node.args[0] if node.target is PRODUCT else None
-    return isinstance(first, Node) and first in region.wide and first.meta["val"].shape[0] == region.vocabulary
+    """Whether a product of the region sums over the tokens, as the weight's gradient does, or its transpose."""
+    first, second = node.args[:2] if node.target is PRODUCT else (None, None)
+    return second in region.wide or (first in region.wide and _turns(first))  # type: ignore[arg-type]
+
+
+def _turns(node: Node) -> bool:
+    return op_name(node.target) == "aten.permute" and node.meta["val"].ndim == 2
 
 
 class _Piece:
@@ -160,7 +164,7 @@ class _Piece:
         rest = list(node.meta["val"].shape[lead:]) if lead else []
         if node.target is PRODUCT:
             self.values[node] = self._product(node, before)
-        elif name == "aten.permute" and node.meta["val"].ndim == 2:
+        elif _turns(node):
             self.values[node] = self.call(node, node.target, self.row(args[0]), args[1])
         elif lead is None:
             raise self._unknown(node)
@@ -196,7 +200,8 @@ class _Piece:
         first, second = node.args
         if not _sums(node, self.to.region):
             return self.call(node, PRODUCT, self.row(first), self.given[second])
-        left, right = self.row(first), self.row(second)
+        left = self.row(first) if first in self.values else self._slice(first, 1, self.given[first])
+        right = self.row(second)
         return self.call(node, PRODUCT, left, right) if before is None else self.call(
             node, aten.addmm.default, before, left, right)
 
@@ -208,11 +213,15 @@ class _Piece:
             lead = leading(node, self.to.region.tokens)
             if lead is None:
                 raise self._unknown(node)
-            whole, size = self.given[node], self.to.size
+            whole = self.given[node]
             if lead > 1:
                 whole = self.call(node, aten.view.default, whole, [-1, *node.meta["val"].shape[lead:]])
-            self._rows[node] = self.call(node, aten.slice.Tensor, whole, 0, self.number * size, (self.number + 1) * size)
+            self._rows[node] = self._slice(node, 0, whole)
         return self._rows[node]
+
+    def _slice(self, like: Node, dim: int, whole: Node) -> Node:
+        begin = self.number * self.to.size
+        return self.call(like, aten.slice.Tensor, whole, dim, begin, begin + self.to.size)
 
     def _beside(self, node: Node, result: Node) -> Node:
         """This piece of an operand of a pointwise operator, or all of one that has no tokens."""

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import is_backward, kind_of, module_path
+from workbench.graph.read.nodes import is_backward, module_path
 from workbench.torch_api import aot
 from workbench.torch_api.ops import collective_kind, tensor_bytes
 
@@ -96,8 +96,8 @@ def _region(product: Node, tokens: int, vocabulary: int) -> LossRegion:
     sends = [n for n in nodes if collective_kind(n.target) is not None]
     if sends:
         raise WorkbenchError(
-            f"each piece of the loss would need a {kind_of(min(sends))} of its own, {min(sends).name} in "
-            f"{module_path(min(sends))}, since the ranks of tp share the vocabulary: set mesh.tp to 1, or drop the pass")
+            f"each piece of the loss would need collectives of its own, such as {min(sends).name} in "
+            f"{module_path(min(sends))}: the ranks of tp share the vocabulary. Set mesh.tp to 1, or drop the pass")
     tangents = {n for n in _ahead(nodes) if n.op == "placeholder" and aot.is_tangent(n)}
     if len(tangents) > 1 or any(n.meta["val"].ndim for n in tangents):
         raise WorkbenchError("the loss's gradient is no single number: return one scalar loss")

@@ -42,7 +42,7 @@ class StepProfile:
     exposed_copies_ms: float = 0.0
 
     def __str__(self) -> str:
-        copied = (f" copies to and from the host {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
+        copied = (f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
                   if self.copies_ms else "")
         return (f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
                 f"exposed;{copied} {self.kernels:,} kernels in {self.launches:,} launches")

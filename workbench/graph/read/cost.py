@@ -83,7 +83,7 @@ def flops(gm: torch.fx.GraphModule) -> dict[str, int]:
 
 
 def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
-    """A collective alone, as measured, or else by the ring model. A group of one costs nothing; a host copy its bytes."""
+    """A collective alone, as measured, or else by the ring model; of a group of one nothing. Or a copy to the host."""
     if c.kind in HOST_COPIES:
         return device_spec(device).copying_ms(c.payload)
     return device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0

@@ -16,8 +16,8 @@ from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import aliased_inputs, collective_kind, host_copy, multiplies, op_name, waits
 
-KINDS = ("collective", "host copy", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction", "random",
-         "index", "bookkeeping", "other")
+KINDS = ("collective", "host copy", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction",
+         "random", "index", "bookkeeping", "other")
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "convolution",
             "convolution_backward", "linear", "matmul"}
 _COPIES = {"_to_copy", "clone", "cat", "copy", "copy_", "contiguous", "constant_pad_nd", "_foreach_copy_", "stack",
