@@ -66,12 +66,14 @@ def find_loss(gm: GraphModule) -> LossRegion:
 
 def _product(node: Node, tokens: int, vocabulary: int) -> Node | None:
     """The matrix product that a value of the logits' size is computed from."""
-    while node.target is not PRODUCT:
-        above = [n for n in node.all_input_nodes if is_wide(n, tokens, vocabulary)]
-        if len(above) != 1:
-            return None
-        node = above[0]
-    return node
+    todo, seen = [node], {node}
+    for each in todo:
+        if each.target is PRODUCT:
+            return each
+        above = [n for n in each.all_input_nodes if n not in seen and is_wide(n, tokens, vocabulary)]
+        seen |= set(above)
+        todo += above
+    return None
 
 
 def _region(product: Node, tokens: int, vocabulary: int) -> LossRegion:
