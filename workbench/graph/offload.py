@@ -76,7 +76,7 @@ def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
         later = [n for n in order[order.index(node) + 1:] if n.op == "call_function" and clock.begin[n] >= free]
         with forward.graph.inserting_before(node.next):
             host = _made(mode, node, TO_HOST, node)
-        with forward.graph.inserting_before(later[0] if later else output):
+        with forward.graph.inserting_before(later[0].next if later else output):
             values[results + place] = _made(mode, node, WAIT, host, node)
     output.args = (tuple(values),)
 

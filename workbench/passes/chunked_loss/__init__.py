@@ -1,7 +1,7 @@
 """chunked_loss: the output layer and the cross entropy in pieces of the tokens, so that whole logits never exist.
 
-Of each piece the logits, the loss and at once the gradients are computed, before the next one's. Here each of two pieces
-has two tokens, and the weight's gradient is the sum of two products:
+Of each piece the logits, the loss and at once the gradients are computed, before the next one's. Here each of two
+pieces has two tokens, and the weight's gradient is the sum of two products:
 
     >>> example("chunked_loss", lambda x, weight: torch.nn.functional.cross_entropy(x @ weight, x.argmax(1)), chunks=2)
     before:

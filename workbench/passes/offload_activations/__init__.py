@@ -1,6 +1,7 @@
 """offload_activations: saved tensors go to pinned host memory, and come back before the backward reads them.
 
-Copies run on streams of their own. A copy is a launch with a wait, as a collective is: compute between the two hides it.
+Copies run on streams of their own. A copy is a launch with a wait, as a collective is: compute between the two hides
+it.
 
     >>> example("offload_activations", lambda x, weight: (x @ weight).sigmoid(), layers=2, choose="all", min_bytes=0)
     before:
