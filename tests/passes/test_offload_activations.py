@@ -9,7 +9,7 @@ import torch
 from on_ranks import build_with, calls, outcomes, small
 from torch import nn
 
-from workbench import WorkbenchError, as_backend
+from workbench import WorkbenchError, as_backend, run_partitioned
 from workbench.checks import order
 from workbench.checks.lint import lint
 from workbench.graph.facts import facts_of
@@ -211,6 +211,13 @@ def test_another_device_than_a_gpu_or_a_cpu_is_refused():
     node.meta["val"] = torch.empty(2, device="meta")
     with pytest.raises(WorkbenchError, match="copies from CUDA GPUs, and these tensors are on meta"):
         _require_device({0: node})
+
+
+def test_beside_torchs_own_offloading_it_is_refused(two_layers, through):
+    pair = through(two_layers, (), [])[1]
+    with (torch._functorch.config.patch(enable_activation_offloading=True),
+          pytest.raises(WorkbenchError, match="enable_activation_offloading is on.*turn it off")):
+        run_partitioned(pair, [offload()])
 
 
 def test_a_host_without_pinned_memory_is_refused(monkeypatch):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 
 from workbench.errors import WorkbenchError
 
@@ -29,6 +30,13 @@ WAIT = torch.ops.workbench.wait_copy.default
 _free: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # pinned buffers by layout
 _streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
 _pending: dict[int, torch.cuda.Event] = {}  # by the address of what a copy writes
+
+
+def require_alone() -> None:
+    """Raise WorkbenchError where torch's partitioner is told to put saved tensors on the host, too."""
+    if getattr(functorch_config, "enable_activation_offloading", False):
+        raise WorkbenchError("torch._functorch.config.enable_activation_offloading is on, and its partitioner chooses "
+                             "tensors for the host, too: turn it off, or drop the pass")
 
 
 def require_pinned() -> None:

@@ -17,7 +17,7 @@ from workbench.graph.read.timeline import Costs, costs_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.offload_activations import CONTRACT, OffloadOptions
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api.host_copies import require_pinned
+from workbench.torch_api.host_copies import require_alone, require_pinned
 from workbench.torch_api.ops import calls_of, host_copy, tensor_bytes
 
 _PLAIN = "these ranks compute on CPUs: the copies lie in the same memory, and nothing is saved"
@@ -71,10 +71,13 @@ def order_costs(options: OffloadOptions, gm: GraphModule) -> Costs:
 
 
 def offload_activations(gm: GraphModule, example_inputs: list[Any], *, options: OffloadOptions) -> GraphModule:
-    """Raises WorkbenchError for a device that is no CUDA GPU or CPU, and where the host has no pinned memory."""
+    """Raises WorkbenchError for a device that is no CUDA GPU or CPU, where the host has no pinned memory, and where
+    torch's own offloading is on.
+    """
     facts = facts_of(gm)
     costs = order_costs(options, gm)
     if facts.part == "forward":
+        require_alone()
         found = _wanted(gm, can_leave(gm), options)
         _require_device(found)
         if options.choose == "hidden":
