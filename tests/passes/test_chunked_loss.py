@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from workbench import WorkbenchError, as_backend, author, capture, cut, partition, run_joint
+from workbench.checks import memory
 from workbench.graph.loss_pieces import PIECE
 from workbench.passes.chunked_loss.transform import chunked, computed_once
 from workbench.pipeline.run_passes import choose, prove_partition
@@ -101,6 +102,20 @@ def test_only_one_piece_of_the_logits_exists_and_the_forward_has_all_of_it(joint
     assert len(calls(pair.forward, "aten.addmm")) == 3  # the weight's gradient, summed in the pieces' order
     assert not [n for n in pair.backward.graph.nodes if n.meta.get("val") is not None and PIECE in n.meta
                 and n.op == "call_function"]
+
+
+def test_with_llama3s_vocabulary_the_estimated_peak_is_less_than_half(fake4):
+    recipe = small(FSDP).override({"model.vocab_size": 128_256, "precision.param": "bfloat16",
+                                   "data.seq_len": 2048, "data.batch_per_rank": 4})
+    given, peaks = capture(author(recipe, fake4)), []
+    run_joint(given, [DECOMPOSE])
+    for listed in ([], [pieces(8)]):
+        own = given.fork()
+        run_joint(own, listed)
+        peaks.append(memory.estimate(partition(own).graphs))
+    was, now = peaks
+    assert max(now["peak_forward"], now["peak_backward"]) < max(was["peak_forward"], was["peak_backward"]) / 2
+    assert now["saved"] < was["saved"] / 2
 
 
 def test_the_gathered_weight_is_not_gathered_again_in_the_backward(joint):
