@@ -13,10 +13,10 @@ from workbench import WorkbenchError, as_backend, run_partitioned
 from workbench.checks import order
 from workbench.checks.lint import lint
 from workbench.graph.facts import facts_of
-from workbench.graph.offload import can_leave
 from workbench.graph.read.memory import live_bytes, saved_tensors
 from workbench.graph.read.nodes import module_path, output_values
 from workbench.graph.read.simulated_run import simulated
+from workbench.passes.offload_activations.copies import can_leave
 from workbench.passes.offload_activations.transform import _require_device, on_the_host
 from workbench.pipeline.measured_run import Kernel, run_of_kernels
 from workbench.pipeline.run_passes import copy_graph

@@ -9,6 +9,7 @@
     fast_partition   torch's partitioner in less time
     flex             FlexAttention and block masks
     garbage          pause Python's garbage collector
+    host_copies      copies to pinned host memory and back, as operators
     inductor         lowering, kernels, regions, bucketing
     matcher          torch's subgraph matcher, strict and lax
     module_paths     a node's module, from its metadata

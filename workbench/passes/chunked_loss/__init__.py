@@ -24,6 +24,9 @@ The forward does not know the gradient of the loss, which is a factor of all oth
 backward multiplies by it. So no logits are computed again, and the backward reads neither logits nor the weight. The
 weight's gradient is summed in the order of the pieces, in its own dtype. In float32 the stated tolerance holds; in
 bfloat16 each piece adds a rounding, and a gradient of the loss that is no power of two one more.
+
+    pieces  the region once for each piece
+    region  the output layer and the cross entropy in a joint graph
 """
 
 from pydantic import Field

@@ -7,9 +7,9 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
-from workbench.graph.loss_pieces import PIECE, split
-from workbench.graph.loss_region import find_loss
 from workbench.passes.chunked_loss import CONTRACT, ChunkedLossOptions
+from workbench.passes.chunked_loss.pieces import PIECE, split
+from workbench.passes.chunked_loss.region import find_loss
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
 

@@ -20,6 +20,8 @@ it.
       return (sum_1, primals_2, wait_copy_default, wait_copy_default_1, t_2)
 
 The device holds a tensor until its wait. The backward starts each copy as late as compute still hides it, as estimated.
+
+    copies  which tensors, when each copy starts, and where the step waits for it
 """
 
 from typing import Literal

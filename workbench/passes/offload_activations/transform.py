@@ -9,13 +9,13 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.offload import bring_back, can_leave, hidden, send
 from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import roots, saved_tensors
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Costs, costs_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.offload_activations import CONTRACT, OffloadOptions
+from workbench.passes.offload_activations.copies import bring_back, can_leave, hidden, send
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.torch_api.host_copies import require_alone, require_pinned
 from workbench.torch_api.ops import calls_of, host_copy, tensor_bytes

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
 from workbench.graph.fuse_products import in_order
-from workbench.graph.loss_region import PRODUCT, LossRegion, leading
 from workbench.graph.read.nodes import is_backward
+from workbench.passes.chunked_loss.region import PRODUCT, LossRegion, leading
 from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import collective_kind, op_name
 from workbench.torch_api.partitioning import IN_FORWARD
