@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from workbench import WorkbenchError, as_backend, author, capture, cut, partition, run_joint
 from workbench.checks import memory
-from workbench.passes.chunked_loss.pieces import PIECE
+from workbench.passes.chunked_loss.piece import PIECE
 from workbench.passes.chunked_loss.transform import chunked, computed_once
 from workbench.pipeline.run_passes import choose, prove_partition
 from workbench.recipe.contracts import Stage, check_passes

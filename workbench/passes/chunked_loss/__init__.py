@@ -25,7 +25,8 @@ backward multiplies by it. So no logits are computed again, and the backward rea
 weight's gradient is summed in the order of the pieces, in its own dtype. In float32 the stated tolerance holds; in
 bfloat16 each piece adds a rounding, and a gradient of the loss that is no power of two one more.
 
-    pieces  the region once for each piece
+    piece   one piece, by a rule for each kind of operator
+    pieces  the region once for each piece, and what the rest of the graph reads
     region  the output layer and the cross entropy in a joint graph
 """
 

@@ -8,7 +8,8 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.passes.chunked_loss import CONTRACT, ChunkedLossOptions
-from workbench.passes.chunked_loss.pieces import PIECE, split
+from workbench.passes.chunked_loss.piece import PIECE
+from workbench.passes.chunked_loss.pieces import split
 from workbench.passes.chunked_loss.region import find_loss
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass
