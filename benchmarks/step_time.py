@@ -52,6 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
                     "mesh.ep": 2, "mesh.ep_over": "dp_shard x tp"},
 }
 H200X2 = {"name": "overlap_collectives", "device": "h200x2"}  # by what was measured on two of them
+OFFLOAD = {"name": "offload_activations", "device": "h200x2"}
 BLOCKS, LOWERED = "transformer_block_bucketing", ["full_inductor_compilation", "cudagraph"]
 FLOAT8 = ["inductor_decomposition", "float8_matmul"]
 WHOLE_FLOAT8 = {"training.step": "whole", "joint_passes": FLOAT8,
@@ -76,6 +77,13 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
         "llama3_float8", {**WHOLE_FLOAT8, "joint_passes.float8_matmul.scaling": "rowwise"}),
     "llama3_float8_whole_step_two_products": ("llama3_float8", {
         **WHOLE_FLOAT8, "joint_passes.float8_matmul.products": ["forward", "input_gradient"]}),
+    "llama3_chunked_loss_cudagraph": ("llama3_chunked_loss", {"passes": [BLOCKS, *LOWERED]}),
+    "llama3_whole_step_chunked_loss_cudagraph": ("llama3_chunked_loss", {"passes": [BLOCKS, *LOWERED],
+                                                                         "training.step": "whole"}),
+    "llama3_offload_hidden": ("llama3_offload", {"passes": [BLOCKS, OFFLOAD, LOWERED[0]]}),
+    "llama3_offload_all": ("llama3_offload", {"passes": [BLOCKS, {**OFFLOAD, "choose": "all"}, LOWERED[0]]}),
+    "llama3_offload_hidden_cudagraph": ("llama3_offload", {"passes": [BLOCKS, OFFLOAD, *LOWERED]}),
+    "llama3_whole_step_offload_cudagraph": ("llama3_whole_step", {"passes": [BLOCKS, OFFLOAD, *LOWERED]}),
     "llama3_tp_calibrated_cudagraph": ("llama3_full_inductor", {"passes": [H200X2, *LOWERED]}),
     "llama3_tp_async_cudagraph": (
         "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),

@@ -41,6 +41,9 @@ RECIPES = {
     "llama3_float8": ("llama3_float8", {**FSDP, "joint_passes": [{"name": "float8_matmul", "smallest": 16}]}),
     "llama3_async_tp": ("llama3_tp", {**TP, "passes": [
         "graph_cleanup", {"name": "async_tensor_parallel", "choose": "all"}]}),
+    "llama3_less_memory": ("llama3_fsdp", {
+        **FSDP, "joint_passes": ["inductor_decomposition", "chunked_loss"],
+        "passes": [{"name": "offload_activations", "choose": "all", "min_bytes": 0}]}),
 }
 PARTS = ("joint", "forward", "backward")
 

@@ -14,7 +14,7 @@ from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.snapshot import Snapshot, snapshot
 from workbench.recipe.wording import counted, differing, first_line
 from workbench.torch_api import aot
-from workbench.torch_api.ops import aliased_inputs, blocks, calls_of, collective_kind, is_wait, writes, written_inputs
+from workbench.torch_api.ops import aliased_inputs, calls_of, host_copy, sends, waits, writes, written_inputs
 
 MALFORMED = "the graph is malformed"
 NODE_KINDS = ("placeholder", "get_attr", "call_function", "output")
@@ -66,20 +66,24 @@ def _without_values(gm: torch.fx.GraphModule) -> list[str]:
 
 
 def unwaited(gm: torch.fx.GraphModule) -> list[str]:
-    """One sentence for each collective that is read without a wait, or whose memory is used before its wait."""
+    """One sentence for each collective or host copy that is read without a wait, or whose memory is used before it."""
     problems = []
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for start in calls_of(gm.graph, lambda target: collective_kind(target) is not None and not blocks(target)):
+    for start in calls_of(gm.graph, sends):
         readers = readers_of(start)
-        waits = [node for node in readers if node.op == "call_function" and is_wait(node.target)]
-        early = [node for node in readers if node not in waits]
+        ends_it = [node for node in readers if node.op == "call_function" and waits(node.target)]
+        early = [node for node in readers if node not in ends_it]
         if early:
-            problems.append(f"collective {start.name} is read by {early[0].name} without a wait")
-        elif not waits:
-            problems.append(f"collective {start.name} has no wait")
+            problems.append(f"{_called(start)} is read by {early[0].name} without a wait")
+        elif not ends_it:
+            problems.append(f"{_called(start)} has no wait")
         else:
-            ends.setdefault(min(waits), []).append(start)
+            ends.setdefault(min(ends_it), []).append(start)
     return problems + _races(gm, ends)
+
+
+def _called(start: torch.fx.Node) -> str:
+    return f"{'host copy' if host_copy(start.target) else 'collective'} {start.name}"
 
 
 def _views(node: torch.fx.Node) -> bool:
@@ -104,7 +108,7 @@ def _races(gm: torch.fx.GraphModule, ends: dict[torch.fx.Node, list[torch.fx.Nod
                     if (filled or touched in written) and _overlap(touched, memory):
                         how = "written" if touched in written else "read"
                         what = "output" if filled else "input"
-                        problems.setdefault(start, f"the {what} of collective {start.name} is {how} by {node.name} "
+                        problems.setdefault(start, f"the {what} of {_called(start)} is {how} by {node.name} "
                                                    "without a wait")
         if node in pending:
             written = written_inputs(node)

@@ -38,9 +38,9 @@ class StepFacts:
     own order) and captured_regions (names of the regions of each direction, before torch's CSE merged nodes).
 
     The check of the order states order. Passes state the rest: regions (names that the forward had), gather_groups
-    (process group to its twin for all-gathers), forward_strides (of each output of the lowered forward), estimates
-    (milliseconds by node), recorder and replayed_forward (of CUDA graphs: forward and backward record into one memory
-    pool).
+    (process group to its twin for all-gathers), offloaded (places among the saved tensors of those on the host),
+    forward_strides (of each output of the lowered forward), estimates (milliseconds by node), recorder and
+    replayed_forward (of CUDA graphs: forward and backward record into one memory pool).
     """
 
     results: int = 0
@@ -48,6 +48,7 @@ class StepFacts:
     captured_regions: dict[str, list[str]] = field(default_factory=dict)
     regions: tuple[str, ...] = ()
     gather_groups: dict[str, str] = field(default_factory=dict)
+    offloaded: tuple[int, ...] = ()
     forward_strides: list[tuple[int, ...] | None] = field(default_factory=list)
     estimates: dict[str, float] = field(default_factory=dict)
     order: ChosenOrder | None = None

@@ -59,7 +59,11 @@ class Partitioned:
         return dict(zip(PARTS, self.graphs, strict=True))
 
     def replace(self, which: Part, graph: GraphModule) -> None:
-        self.slots[PARTS.index(which)].graph = graph
+        slot = self.slots[PARTS.index(which)]
+        slot.graph = graph
+        values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+        slot.example_inputs = [value if moved(given, value) else given
+                               for given, value in zip(slot.example_inputs, values, strict=True)]
 
     @contextlib.contextmanager
     def context(self, which: Part) -> Iterator[list[Any]]:
@@ -119,6 +123,11 @@ class ForwardBackward(Partitioned):
             f"ForwardBackward({title(self.authored)}: forward {forward} nodes, backward {backward} nodes, "
             f"{len(saved)} saved, {size:,} bytes)"
         )
+
+
+def moved(given: Any, value: Any) -> bool:
+    """Whether a pass has put an input on another device."""
+    return isinstance(given, torch.Tensor) and isinstance(value, torch.Tensor) and given.device != value.device
 
 
 def _no_step(*_: Any) -> Any:

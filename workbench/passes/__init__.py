@@ -3,6 +3,7 @@
     activation_checkpointing     which forward values are saved or recomputed
     async_tensor_parallel        a tensor-parallel collective and its products in one operator
     autobucketing_reordering     buckets of collectives, chosen and placed by estimated cost
+    chunked_loss                 output layer and cross entropy in pieces of the tokens
     cudagraph                    record a direction once, replay it with one launch
     effect                       Effect: what a pass's predicate found
     float8_matmul                products of linear layers multiply float8
@@ -12,6 +13,7 @@
     inductor_decomposition       operators become primitives that Inductor lowers
     memory_budget                what is saved fits a budget, at the least time
     merged_collectives           what both bucketing passes need
+    offload_activations          saved tensors on the host between forward and backward
     overlap_collectives          independent work moves behind collectives
     overlap_update               parameters are updated behind the rest of the backward
     regional_inductor            named regions are compiled by Inductor

@@ -51,6 +51,8 @@ def _kind(collective: Kernel | Span) -> str:
     if isinstance(collective, Span):
         kind = collective.label.split(" ", 1)[0]
         return _KINDS.get(kind, kind)
+    if gpu.kind_of(collective.name) == gpu.HOST:
+        return "to_host" if "DtoH" in collective.name else "to_device"
     return m[1] if (m := _NCCL.match(collective.name)) else collective.name
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workbench.pipeline.gpu_communication import COMPUTE, Interval, kind_of, length, union
+from workbench.pipeline.gpu_communication import COMPUTE, HOST, Interval, kind_of, length, union
 from workbench.torch_api.unchanged import unchanged
 
 LONGEST, NAME = 20, 120
@@ -27,7 +27,8 @@ class StepProfile:
     launches: calls that start kernels; a CUDA graph's is one.
 
     exposed_by: what would be exposed if this kind of collective were the only one, by the name of NCCL's kernel.
-    longest: the kernels, by name, that take most of all, with their time together.
+    longest: the kernels, by name, that take most of all, with their time together. copies_ms: copies to pinned host
+    memory and back; exposed_copies_ms: those that no compute hides.
     """
 
     kernels_ms: float
@@ -37,10 +38,14 @@ class StepProfile:
     launches: int = 0
     exposed_by: dict[str, float] = field(default_factory=dict)
     longest: dict[str, float] = field(default_factory=dict)
+    copies_ms: float = 0.0
+    exposed_copies_ms: float = 0.0
 
     def __str__(self) -> str:
+        copied = (f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
+                  if self.copies_ms else "")
         return (f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
-                f"exposed; {self.kernels:,} kernels in {self.launches:,} launches")
+                f"exposed;{copied} {self.kernels:,} kernels in {self.launches:,} launches")
 
 
 def covered(spans: Iterable[Interval]) -> float:
@@ -51,11 +56,13 @@ def covered(spans: Iterable[Interval]) -> float:
 def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0) -> StepProfile:
     """From (name, start, end) of each kernel, in µs: kernels that are not NCCL's, NCCL's, and NCCL's alone."""
     nccl: dict[str, list[Interval]] = {}
-    compute = []
+    compute, copies = list[Interval](), list[Interval]()
     spent: Counter[str] = Counter()
     for name, begin, end in kernels:
         spent[name[:NAME]] += (end - begin) / 1e3  # type: ignore[assignment]
-        if kind_of(name) != COMPUTE:
+        if (kind := kind_of(name)) == HOST:
+            copies.append((begin, end))
+        elif kind != COMPUTE:
             nccl.setdefault(_KIND.sub(r"\1", name), []).append((begin, end))
         else:
             compute.append((begin, end))
@@ -63,7 +70,8 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
     every = [span for spans in nccl.values() for span in spans]
     exposed = {kind: (covered(spans + compute) - busy) / 1e3 for kind, spans in nccl.items()}
     return StepProfile(busy / 1e3, covered(every) / 1e3, (covered(every + compute) - busy) / 1e3, len(kernels),
-                       launches, exposed, dict(spent.most_common(LONGEST)))
+                       launches, exposed, dict(spent.most_common(LONGEST)), covered(copies) / 1e3,
+                       (covered(copies + compute) - busy) / 1e3)
 
 
 def since(events: Sequence[Any], mark: str) -> list[Any]:

@@ -10,6 +10,7 @@
     flex             FlexAttention and block masks
     float8           scaled products on a CPU
     garbage          pause Python's garbage collector
+    host_copies      copies to pinned host memory and back, as operators
     inductor         lowering, kernels, regions, bucketing
     matcher          torch's subgraph matcher, strict and lax
     module_paths     a node's module, from its metadata

@@ -20,6 +20,7 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 COMPILED_REGION = "compiled_region"
 """Key in the metadata of a node that calls a compiled region."""
+HOST_COPIES = ("to_host", "to_device")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 # These return their input or a copy of it, depending on its layout or dtype.
 _MAYBE_COPIES = frozenset({"aten.contiguous", "aten.reshape", "aten.to", "aten.type_as", "aten.expand_as"})
@@ -79,6 +80,23 @@ def blocks(target: Any) -> bool:
 @functools.cache
 def is_wait(target: Any) -> bool:
     return op_name(target) in tuple(f"{n}.wait_tensor" for n in COLLECTIVE_NAMESPACES)
+
+
+@functools.cache
+def host_copy(target: Any) -> str | None:
+    """"to_host" or "to_device" if the operator starts such a copy: see `host_copies`; else None."""
+    namespace, _, name = op_name(target).partition(".")
+    return name if namespace == "workbench" and name in HOST_COPIES else None
+
+
+def sends(target: Any) -> bool:
+    """Whether the operator starts something that has to be waited for: a collective, or a copy to or from the host."""
+    return host_copy(target) is not None or (collective_kind(target) is not None and not blocks(target))
+
+
+def waits(target: Any) -> bool:
+    """Whether the operator waits for a collective, or for a copy to or from the host."""
+    return is_wait(target) or op_name(target) == "workbench.wait_copy"
 
 
 @functools.cache
@@ -228,8 +246,17 @@ def tensor_bytes(value: Any) -> int:
 
 
 def own_bytes(node: torch.fx.Node) -> int:
-    """Bytes of a node's result, if it aliases nothing. Those of a compiled region belong to its items."""
-    return 0 if COMPILED_REGION in node.meta else tensor_bytes(node.meta.get("val"))
+    """Bytes of a node's result on the device, if it aliases nothing: 0 for a copy on the host.
+
+    Those of a compiled region belong to its items.
+    """
+    return 0 if COMPILED_REGION in node.meta or on_host(node) else tensor_bytes(node.meta.get("val"))
+
+
+def on_host(node: torch.fx.Node) -> bool:
+    """Whether a value is a copy on the host, or an input that the graph copies to the device."""
+    return host_copy(node.target) == "to_host" or (
+        node.op == "placeholder" and any(host_copy(user.target) == "to_device" for user in node.users))
 
 
 def group_name_of(node: torch.fx.Node) -> str:

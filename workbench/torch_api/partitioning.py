@@ -32,6 +32,11 @@ PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
 _OPAQUE = "unsafe_treat_script_objects_as_zero_size"
 
 
+IN_FORWARD = "must_be_in_forward"
+"""torch's value of `partitioner_tag` for a node that the partitioner may not move to the backward."""
+_CLASSIFY = partitioners.classify_nodes
+
+
 def memory_budget(share: float) -> AbstractContextManager[None]:
     """Around `compile_joint`: the minimum cut may keep this share of what it would keep, and repeats more to do so."""
     options: dict[str, Any] = {"activation_memory_budget": share}
@@ -106,8 +111,29 @@ def settings(joint: Any = None) -> Iterator[None]:
     torch decides by the operator's tag, and would save the generator's state for attention without dropout. On 2.13
     that state follows the saved meshes, where the runtime expects no tensors. joint: as in `fast_partition.faster`.
     """
-    with mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws), faster(joint):
+    with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws), faster(joint),
+          mock.patch.object(partitioners, "classify_nodes", _classified)):
         yield
+
+
+def _classified(graph: GraphModule, *given: Any, **options: Any) -> Any:
+    """torch's classes of nodes, where what is tagged for the forward belongs to it, and all that it is computed from.
+
+    torch asks which nodes the loss needs, and lets the cut decide about gradients that are computed beside it.
+    """
+    info = _CLASSIFY(graph, *given, **options)
+    todo = [n for n in graph.graph.nodes if n.meta.get("partitioner_tag") == IN_FORWARD and info.is_unclaimed(n)]
+    if not todo:
+        return info
+    while todo:
+        node = todo.pop()
+        if info.is_unclaimed(node):
+            info.unclaimed_nodes.discard(node)
+            info._required_fw_nodes.add(node)
+            todo += node.all_input_nodes
+    forward = [n for n in graph.graph.nodes if info.is_required_fw(n)]
+    info.fw_order.update((n, i) for i, n in enumerate(forward))
+    return info
 
 
 def recomputes_draws(graph: GraphModule) -> bool:

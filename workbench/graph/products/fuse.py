@@ -27,7 +27,7 @@ def fuse(gm: GraphModule, together: Sequence[BesideProducts]) -> None:
     for each in together:
         make = _Maker(gm.graph, each.start, mode)
         (_gather if each.collective.kind == "all_gather" else _scatter)(make, each)
-    _sort(gm.graph)
+    in_order(gm.graph)
     gm.recompile()
 
 
@@ -93,7 +93,7 @@ def _erase(*nodes: Node) -> None:
         gone.add(node)
 
 
-def _sort(graph: Graph) -> None:
+def in_order(graph: Graph) -> None:
     """Each node after its inputs; otherwise the order stays."""
     seen: set[Node] = set()
     output = graph.output_node()

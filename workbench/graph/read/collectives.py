@@ -20,10 +20,11 @@ from workbench.torch_api.ops import (
     group_name_of,
     group_ranks,
     hint,
-    is_wait,
+    host_copy,
     multiplies,
     op_name,
     tensor_bytes,
+    waits,
     written_inputs,
 )
 
@@ -110,18 +111,18 @@ def waits_of(start: torch.fx.Node) -> list[torch.fx.Node]:
     """The waits that a collective's result reaches through views and list items. A blocking one waits for itself."""
     if blocks(start.target):
         return [start]
-    return [node for node in readers_of(start) if node.op == "call_function" and is_wait(node.target)]
+    return [node for node in readers_of(start) if node.op == "call_function" and waits(node.target)]
 
 
 def readers_of(start: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes that read or write a collective's result, also through views and list items: waits and others."""
+    """The nodes that read or write the result of a collective or a host copy, also through views: waits and others."""
     found, todo, seen = [], [start], {start}
     for node in todo:
         for user in node.users:
             if user in seen:
                 continue
             seen.add(user)
-            shares = (user.op == "call_function" and not is_wait(user.target)
+            shares = (user.op == "call_function" and not waits(user.target)
                       and collective_kind(user.target) is None and node in aliased_inputs(user))
             if shares:
                 todo.append(user)
@@ -157,6 +158,19 @@ def list_collectives(gm: torch.fx.GraphModule) -> list[Collective]:
     """Every functional collective of the graph in node order, including bucketed and coalesced launches."""
     groups = Groups(facts_of(gm))
     return [_collective(n, groups) for n in calls_of(gm.graph, lambda target: collective_kind(target) is not None)]
+
+
+def list_host_copies(gm: torch.fx.GraphModule) -> list[Collective]:
+    """The copies to the host and back, each as a launch on the lane of its direction."""
+    found = []
+    for node in calls_of(gm.graph, lambda target: host_copy(target) is not None):
+        kind, source = str(host_copy(node.target)), node.all_input_nodes[0]
+        value, size = source.meta["val"], tensor_bytes(source.meta["val"])
+        found.append(Collective(
+            kind, op_name(node.target), None, kind, 1, None, tuple(map(hint, value.shape)),
+            str(value.dtype).removeprefix("torch."), size, size, node.name, tuple(w.name for w in waits_of(node)),
+            module_path(node)))
+    return found
 
 
 def launches(collectives: Iterable[Collective]) -> dict[tuple[str, str], int]:

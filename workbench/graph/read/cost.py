@@ -15,13 +15,13 @@ from workbench.graph.read.nodes import kind_of, module_path
 from workbench.torch_api.devices.estimators import Known, device_specs, repeat_heads
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
-from workbench.torch_api.ops import COMPILED_REGION, hint, multiplies, op_name, tensor_bytes
+from workbench.torch_api.ops import COMPILED_REGION, HOST_COPIES, hint, multiplies, op_name, tensor_bytes
 from workbench.torch_api.tree import tree_leaves
 
 __all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
            "graph_cost", "node_flops", "node_ms"]
 
-_FREE = ("view", "bookkeeping", "wait", "collective")
+_FREE = ("view", "bookkeeping", "wait", "collective", "host copy")
 
 
 def _attention_flops(node: torch.fx.Node, backward: bool) -> int:
@@ -83,7 +83,9 @@ def flops(gm: torch.fx.GraphModule) -> dict[str, int]:
 
 
 def collective_ms(c: Collective, device: str | DeviceSpec) -> float:
-    """A collective alone, as measured, or else by the ring model. A group of one costs nothing."""
+    """A collective alone, as measured, or else by the ring model; of a group of one nothing. Or a copy to the host."""
+    if c.kind in HOST_COPIES:
+        return device_spec(device).copying_ms(c.payload)
     return device_spec(device).sending_ms(c.kind, c.group_size, c.payload) if c.group_size > 1 else 0.0
 
 

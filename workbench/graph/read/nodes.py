@@ -14,10 +14,10 @@ import torch
 from workbench.errors import shown_file
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
-from workbench.torch_api.ops import aliased_inputs, collective_kind, is_wait, multiplies, op_name
+from workbench.torch_api.ops import aliased_inputs, collective_kind, host_copy, multiplies, op_name, waits
 
-KINDS = ("collective", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction", "random",
-         "index", "bookkeeping", "other")
+KINDS = ("collective", "host copy", "wait", "attention", "matmul", "view", "copy", "create", "pointwise", "reduction",
+         "random", "index", "bookkeeping", "other")
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "convolution",
             "convolution_backward", "linear", "matmul"}
 _COPIES = {"_to_copy", "clone", "cat", "copy", "copy_", "contiguous", "constant_pad_nd", "_foreach_copy_", "stack",
@@ -43,8 +43,10 @@ def _kind(target: Any) -> str:
     tags = getattr(target, "tags", ())
     if collective_kind(target) is not None:
         return "collective"
-    if is_wait(target):
+    if waits(target):
         return "wait"
+    if host_copy(target) is not None:
+        return "host copy"
     if "scaled_dot_product" in short or "flex_attention" in short or "flash_attention" in short:
         return "attention"
     for kind, names in (("matmul", _MATMULS), ("copy", _COPIES), ("create", _CREATES), ("index", _INDEXES)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
 from workbench.graph.read.kernels import Kernels
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import Costs
@@ -48,7 +48,7 @@ def between(graph: GraphModule, costs: Costs) -> dict[str, Between]:
         ms += costs.compute[node]
     needed = {node.name: cost for node, cost in costs.collective.items()}
     found = {}
-    for c in _waited(list_collectives(graph)):
+    for c in _waited(graph):
         ends = min(before[w] for w in c.waits)
         found[c.node] = Between(ends[0] - before[c.node][0], ends[1] - before[c.node][1], needed[c.node])
     return found
@@ -62,7 +62,7 @@ def between_calls(kernels: Kernels, graph: GraphModule, times: Sequence[float],
     collective without an observed launch or wait is left out.
     """
     computes = {n.name for n in graph.graph.nodes if is_compute(n)}
-    start_of = {wait: c.node for c in _waited(list_collectives(graph)) for wait in c.waits}
+    start_of = {wait: c.node for c in _waited(graph) for wait in c.waits}
     starts: dict[str, tuple[int, float]] = {}
     found: dict[str, Between] = {}
     products, ms = 0, 0.0
@@ -79,5 +79,7 @@ def between_calls(kernels: Kernels, graph: GraphModule, times: Sequence[float],
     return found
 
 
-def _waited(collectives: Iterable[Collective]) -> list[Collective]:
-    return [c for c in collectives if c.waits and c.node not in c.waits]
+def _waited(graph: GraphModule) -> list[Collective]:
+    """Collectives and copies to or from the host, but for those that block."""
+    found = [*list_collectives(graph), *list_host_copies(graph)]
+    return [c for c in found if c.waits and c.node not in c.waits]

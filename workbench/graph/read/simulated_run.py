@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.read.collectives import axis_names, list_collectives
+from workbench.graph.read.collectives import axis_names, list_collectives, list_host_copies
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.timeline import Clock, Costs, costs_of
@@ -147,7 +147,7 @@ def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
 def _part(part: str, gm: GraphModule, costs: Costs, start: float,
           launched: Mapping[Node, float]) -> tuple[list[Span], float]:
     """The spans of one graph, and its length. launched: when the CPU has launched each node, in ms of the step."""
-    found, spec, clock = list_collectives(gm), costs.spec, Clock(costs)
+    found, spec, clock = [*list_collectives(gm), *list_host_copies(gm)], costs.spec, Clock(costs)
     about, axes = {c.node: c for c in found}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}
     spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""Estimated start and end of each node: one stream for compute, and one for each process group."""
+"""Estimated start and end of each node: one stream for compute, one for each process group and way to the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.collectives import Collective, list_collectives
+from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
 from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 
@@ -36,7 +36,7 @@ def costs_of(gm: GraphModule, device: str | DeviceSpec, known: Known = lambda _:
     spec = device_spec(device)
     estimated = fused_ms(gm, spec) if fused else separate_ms(gm, spec)
     named = {node.name: node for node in gm.graph.nodes}
-    found = list_collectives(gm) if found is None else found
+    found = [*(list_collectives(gm) if found is None else found), *list_host_copies(gm)]
     compute = {node: before if (ms := known(node)) is None else ms for node, before in estimated.items()}
     return Costs(
         compute,

@@ -20,6 +20,7 @@ class DeviceSpec:
     factors on the time of each while both run. launch_us, view_us: CPU time of an operator that launches a kernel
     and of one that launches none, where a graph runs node by node; wrapper_us: of a kernel's launch by Inductor's code.
     None if not measured.
+    host_gbps: 1e9 bytes/s of a copy to pinned host memory or back.
     composite_kernels: whether attention and RMS norm run as one kernel each, whatever their sizes.
     """
 
@@ -37,6 +38,7 @@ class DeviceSpec:
     view_us: float | None = None
     wrapper_us: float | None = None
     composite_kernels: bool = True
+    host_gbps: float = 50.0
 
     def peak(self, dtype: torch.dtype) -> float:
         """FLOP/s for a dtype; those of float32 for a dtype that is not listed."""
@@ -56,6 +58,10 @@ class DeviceSpec:
     def moving_ms(self, moved: float) -> float:
         """A kernel that reads and writes this many bytes, at full memory bandwidth."""
         return moved / (self.dram_gbps * 1e9) * 1e3
+
+    def copying_ms(self, copied: float) -> float:
+        """A copy of this many bytes to pinned host memory, or back."""
+        return self.latency_us / 1e3 + copied / (self.host_gbps * 1e9) * 1e3
 
     def product_ms(self, flop: float, m: int, n: int, dtype: torch.dtype) -> float:
         """A product whose result is m x n, at EFFICIENCY of the peak; n counts the columns of all of a batch."""
@@ -78,7 +84,8 @@ class DeviceSpec:
 
 def _gpu(name: str, half: float, single: float, double: float, dram: float, link: float, generation: str) -> DeviceSpec:
     tflops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
-    return DeviceSpec(name, tflops, dram, link, 50.0 if generation == "HOPPER" else 25.0, generation=generation)
+    pcie = 50.0 if generation == "HOPPER" else 25.0
+    return DeviceSpec(name, tflops, dram, link, pcie, generation=generation, host_gbps=pcie)
 
 
 # From the vendor's data sheets, without sparsity. NVLink per direction.
@@ -88,5 +95,5 @@ DEVICES: dict[str, DeviceSpec] = {spec.name: spec for spec in (
     _gpu("a100", 312.0, 19.5, 19.5, 2039.0, 300.0, "AMPERE"),
     # One core of a server with AVX2 and its share of the memory bandwidth; gloo over loopback.
     DeviceSpec("cpu", {"bfloat16": 0.05, "float16": 0.05, "float32": 0.1, "float64": 0.05}, 10.0, 2.0, 1.0, 100.0,
-               64, "AMPERE", composite_kernels=False),
+               64, "AMPERE", composite_kernels=False, host_gbps=10.0),
 )}

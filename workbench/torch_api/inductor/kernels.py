@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 from torch.fx import GraphModule, Node
 
-from workbench.torch_api.ops import collective_kind, is_wait
+from workbench.torch_api.ops import collective_kind, sends, waits
 
 GENERATED = ("triton", "cpp")
 KINDS = (*GENERATED, "extern", "collective", "wait", "other")
-_MARKS: dict[str, Callable[[Any], Any]] = {"collective": collective_kind, "wait": is_wait}
+_MARKS: dict[str, Callable[[Any], Any]] = {"collective": sends, "wait": waits}
 _TOLD = "set_kernel_post_grad_provenance_tracing"
 _KEPT = "_workbench_kernels"
 """Attribute of Inductor's results. Plain data, since Inductor's cache stores it with the code that it describes."""
@@ -159,9 +159,9 @@ def _kind(kernel: Any) -> str:
     if type(kernel).__name__ == "UserDefinedTritonKernel":
         return "triton"
     operator = getattr(kernel, "op_overload", None)
-    if operator is not None and is_wait(operator):
+    if operator is not None and waits(operator):
         return "wait"
-    return "collective" if operator is not None and collective_kind(operator) else "extern"
+    return "collective" if operator is not None and (collective_kind(operator) or sends(operator)) else "extern"
 
 
 @contextmanager

@@ -1,0 +1,107 @@
+"""An output layer and its cross entropy, alone on one GPU: whole, in our pieces, and in those of torch's auto_chunker.
+
+    python benchmarks/chunked_loss.py [FILE.json] [--tokens 8192] [--dim 4096] [--vocabulary 128256] [--chunks 8]
+
+Peak memory above what was allocated before, and the median time, of forward and backward in bfloat16. auto_chunker is
+off by default, and on these sizes its threshold for the growth of a product leaves the loss as it is: here it is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from result import tell
+from torch import nn
+
+from workbench import as_backend
+
+WAYS = ("eager", "compile", "auto_chunker", "whole", "chunked_loss")
+DECOMPOSE, LOWER = "inductor_decomposition", "full_inductor_compilation"
+
+
+class Head(nn.Module):
+    def __init__(self, dim: int, vocabulary: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(dim, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """x (tokens, dim), targets (tokens,) -> the mean cross entropy."""
+        return nn.functional.cross_entropy(self.output(x).float(), targets)
+
+
+def made(way: str, head: Head, chunks: int) -> Callable[..., Any]:
+    if way == "eager":
+        return head
+    if way in ("compile", "auto_chunker"):
+        return torch.compile(head, dynamic=False)
+    pieces = [{"name": "chunked_loss", "chunks": chunks}] if way == "chunked_loss" else []
+    return torch.compile(head, dynamic=False, backend=as_backend([DECOMPOSE, *pieces, LOWER]))
+
+
+def measured(way: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    head = Head(options.dim, options.vocabulary).to(device, dtype)
+    x = torch.randn(options.tokens, options.dim, device=device, dtype=dtype, requires_grad=True)
+    targets = torch.randint(options.vocabulary, (options.tokens,), device=device)
+    config = {"auto_chunker.enable": way == "auto_chunker", "auto_chunker.num_chunk": options.chunks,
+              "auto_chunker.amplify_ratio_threshold": 1}
+    step = made(way, head, options.chunks)
+    before = torch._inductor.metrics.num_auto_chunking
+    times, loss = [], torch.empty(())
+    with torch._inductor.config.patch(config):
+        for turn in range(options.steps + 3):
+            head.zero_grad(set_to_none=True)
+            x.grad = None
+            if device.type == "cuda":
+                if turn == 2:
+                    torch.cuda.synchronize()
+                    held = torch.cuda.memory_allocated()
+                    torch.cuda.reset_peak_memory_stats()
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+            loss = step(x, targets)
+            loss.backward()
+            if device.type == "cuda":
+                end.record()
+                torch.cuda.synchronize()
+                times.append(begin.elapsed_time(end))
+    assert x.grad is not None
+    found = {"way": way, "loss": float(loss.detach()), "grad_norms": [float(x.grad.float().norm()),
+                                                            float(head.output.weight.grad.float().norm())],
+             "chunked_by_torch": torch._inductor.metrics.num_auto_chunking - before}
+    if times:
+        found |= {"ms": statistics.median(times[3:]), "peak_gib": (torch.cuda.max_memory_allocated() - held) / 2**30}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="?", type=Path)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    for name, size in (("tokens", 8192), ("dim", 4096), ("vocabulary", 128_256), ("chunks", 8), ("steps", 10)):
+        parser.add_argument(f"--{name}", type=int, default=size)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = []
+    for way in options.ways:
+        try:
+            rows.append(measured(way, options, device))
+        except Exception as error:
+            rows.append({"way": way, "problem": f"{type(error).__name__}: {error}"[:1500]})
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    sizes = {name: getattr(options, name) for name in ("tokens", "dim", "vocabulary", "chunks", "steps")}
+    tell("python benchmarks/chunked_loss.py", {**sizes, "rows": rows}, options.target)
+
+
+if __name__ == "__main__":
+    main()

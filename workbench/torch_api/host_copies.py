@@ -1,0 +1,105 @@
+"""Copies between a GPU and pinned host memory on streams of their own, as operators with a wait like collectives'.
+
+`to_host` and `to_device` start a copy behind the work that the current stream has so far, and `wait_copy` lets the
+current stream wait for it. Inductor calls them as they stand. Pinned buffers are used again from step to step, also by
+a recorded CUDA graph. Where there is no GPU, copies are plain ones and a wait does nothing.
+
+torch._functorch._activation_offloading has such operators, too, in torch 2.13. Its wait frees the source by resizing
+its storage to 0, which a buffer that Inductor uses again, or a CUDA graph owns, does not survive.
+
+Source: torch/csrc/Module.cpp (`current_stream`), torch/library.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+
+from workbench.errors import WorkbenchError
+
+_OPS = torch.library.Library("workbench", "DEF")
+_OPS.define("to_host(Tensor x) -> Tensor")
+_OPS.define("to_device(Tensor host, Device device) -> Tensor")
+_OPS.define("wait_copy(Tensor(a) made, Tensor source) -> Tensor(a)")
+TO_HOST = torch.ops.workbench.to_host.default
+TO_DEVICE = torch.ops.workbench.to_device.default
+WAIT = torch.ops.workbench.wait_copy.default
+
+_free: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # pinned buffers by layout
+_streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
+_pending: dict[int, torch.cuda.Event] = {}  # by the address of what a copy writes
+
+
+def require_alone() -> None:
+    """Raise WorkbenchError where torch's partitioner is told to put saved tensors on the host, too."""
+    if getattr(functorch_config, "enable_activation_offloading", False):
+        raise WorkbenchError("torch._functorch.config.enable_activation_offloading is on, and its partitioner chooses "
+                             "tensors for the host, too: turn it off, or drop the pass")
+
+
+def require_pinned() -> None:
+    """Raise WorkbenchError where the host has no pinned memory for this GPU."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except RuntimeError as error:
+        raise WorkbenchError(f"no pinned host memory: {str(error).splitlines()[0]}") from None
+
+
+def _layout(like: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(like.shape), tuple(like.stride()), like.dtype
+
+
+def _copy(source: torch.Tensor, made: torch.Tensor, device: torch.device, way: str) -> torch.Tensor:
+    stream = _streams.get((device, way))
+    if stream is None:
+        stream = _streams[device, way] = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        made.copy_(source, non_blocking=True)
+    _pending[made.data_ptr()] = stream.record_event()
+    return made
+
+
+def _to_host(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_cuda:
+        return x.clone()
+    free = _free.get(_layout(x))
+    host = free.pop() if free else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, pin_memory=True)
+    return _copy(x, host, x.device, "to host")
+
+
+def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if torch.device(device).type != "cuda":
+        return host.clone()
+    made = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+    return _copy(host, made, made.device, "to device")
+
+
+def _wait(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    event = _pending.pop(made.data_ptr(), None)
+    if event is not None:
+        torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(event)
+        if not source.is_cuda:  # it is on the GPU again: another copy may take its buffer
+            _free.setdefault(_layout(source), []).append(source)
+    return made
+
+
+for _name, _function in (("to_host", _to_host), ("to_device", _to_device), ("wait_copy", _wait)):
+    _OPS.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("workbench::to_host", lib=_OPS)
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+
+
+@torch.library.register_fake("workbench::to_device", lib=_OPS)
+def _(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+
+
+@torch.library.register_fake("workbench::wait_copy", lib=_OPS)
+def _(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return made
