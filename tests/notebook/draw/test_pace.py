@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.errors import WorkbenchError
@@ -24,6 +26,15 @@ def test_each_step_says_what_binds_it():
 
 def test_another_step_is_another_picture():
     assert draw.pace({"a": SLOW}).png != draw.pace({"a": FAST}).png
+
+
+def test_work_before_a_part_is_told_apart():
+    tail = replace(SLOW, what="tail", before_us=6.0)
+    picture = draw.pace({"a": tail}, one_scale=False)
+    assert picture.text.splitlines() == [
+        "pace of a tail, simulated on h100, not calibrated, 5 µs a launch",
+        "a: 2 launches, CPU 10 µs; behind the work before it the tail takes 6 µs, the device waits 3 µs of it"]
+    assert picture.png != draw.pace({"a": replace(tail, before_us=5.5)}, one_scale=False).png
 
 
 def test_nothing_to_draw_is_refused():

@@ -279,6 +279,7 @@ def test_the_evidence_is_folded_with_the_answer() -> None:
     assert folded._repr_html_().endswith(f"{shown._repr_html_()}</div></details>")
     assert repr(folded) == f"n? no guess, it is 7\n{shown!r}"
     assert "<details>" not in Prediction("n?", 6).score(7, shown)._repr_html_()
+    assert repr(Prediction("n?").score(7, shown, shown)).count(repr(shown)) == 2
 
 
 def test_a_picture_that_shows_the_answer_is_an_image_in_the_fold() -> None:

@@ -13,10 +13,13 @@ import pytest
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import (
+    KINDS,
     aligned,
+    beside,
     exposed_by,
     exposes,
     fastest,
+    files_of,
     floor_kernels,
     floor_ms,
     gaps_of,
@@ -25,8 +28,10 @@ from workbench.notebook.lessons.traces import (
     late_parts,
     lateness,
     longest_late,
+    met,
     profiled,
     recorded,
+    report,
     save_spans,
     short,
     spans_of,
@@ -177,6 +182,10 @@ def test_what_the_text_says_of_the_timed_steps():
     last = traces["compile"][-1]
     assert round(two["compile"][25] - last.compute_ms) == 17 and round(last.exposed_ms + last.idle_ms) == 78
     assert all(abs(s.span_ms / two[OURS][25] - 1) < 0.03 for s in traces[OURS])
+    assert all(s.span_ms > two["compile"][25] + (60 if s.step == last.step else 45)
+               for s in read_order([recorded("compile", rank, 2) for rank in (0, 1)]).steps)
+    inductor = read_order([recorded(names[2])]).steps
+    assert all(4.7 < middle[names[2]] - s.span_ms < 5.1 for s in inductor)
     slower = timed("llama3_block_bucketing_cudagraph", 2)
     assert sorted(slower)[len(slower) // 2] > two["compile"][25]
     assert [round(a.span_ms - b.span_ms) for a, b in zip(traces["compile"], traces[OURS], strict=True)] == [61, 73]
@@ -207,6 +216,46 @@ def test_what_the_text_says_of_the_two_ranks():
     assert step.compute_ms > max(sorted(timed("compile", 2))[25], found["compile", 0][0].compute_ms)
     assert step.idle_ms < 1 and waits > 0.95 * step.exposed_ms and empty < 0.1 * step.exposed_ms
     assert all(found[OURS, rank][2] < 0.1 and found[OURS, rank][0].exposed_ms < 4 for rank in (0, 1))
+
+
+def test_what_the_text_says_of_compute_on_two_ranks():
+    orders = {name: read_order([recorded(name, rank, 2) for rank in (0, 1)]) for name in ("compile", OURS)}
+    (zero, one), (ours, _) = ([t for s, t in zip(o.steps, o.traced, strict=True) if s.step == o.steps[-1].step]
+                              for o in orders.values())
+    (n, here, there), (_, alone, alone_there) = beside(one, zero)
+    assert n > 200 and round(here / there, 2) == 1.42 and alone == pytest.approx(alone_there, rel=0.02)
+    before, after = kinds_of(zero), kinds_of(ours)
+    assert round(sum(before[kind] - after[kind] for kind in ("copies", "rest"))) == 8
+    assert round(after["products"] - before["products"]) == 7 and beside(zero, zero)[0][0] == 0
+    products = [Counter(e.name for e in step.events if any(p in e.name for p in KINDS["products"]))
+                for step in (zero, ours)]
+    assert products[0] == products[1]
+    compute = next(s.compute_ms for s in orders["compile"].steps[::-1] if s.rank == 0)
+    assert round(compute - floor_ms(zero)) == 17
+    three = [[s.collectives[i] for s in orders["compile"].steps if s.step == orders["compile"].steps[-1].step]
+             for i in (0, 40, 52)]
+    assert [r0.ms < r1.ms for r0, r1 in three] == [True] * 3
+    assert [r1.exposed_ms > r0.ms for r0, r1 in three] == [True, False, True]
+
+
+def test_a_gather_on_paper_lasts_until_the_last_rank_has_come():
+    ranks = met({"rank 0": 100, "rank 1": 20}, transfer=30)
+    assert {rank: end - begin for rank, ((*_, begin, end),) in ranks.items()} == {"rank 0": 30, "rank 1": 110}
+
+
+def test_a_report_of_all_ranks_tells_what_is_exposed_and_why(tmp_path):
+    folder = recorded("compile", 0, 2).parent
+    files = files_of(f"{folder}/compile.rank*.json.gz")
+    assert [Path(f).name for f in files] == ["compile.rank0.json.gz", "compile.rank1.json.gz"]
+    assert files_of("none.json") == ["none.json"]
+    text = report(files)
+    assert ("36 AllGather: exposed 42.22 ms; waits for another rank 35.51 to 41.95 ms; "
+            "no kernel in the queue 1.66 ms") in text
+    assert text.count("compute less the floor") == 2
+    alone = report(files[1:])
+    assert "ProfilerStep#2 of rank 1" in alone
+    assert "36 AllGather: exposed 42.22 ms; waits: read all ranks' traces" in alone
+    assert "of rank" not in report([save_spans(SPANS, tmp_path / "t.json")])
 
 
 def test_late_gaps_are_listed_with_their_kernels():

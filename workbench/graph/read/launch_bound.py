@@ -22,7 +22,8 @@ class Pace:
 
     launches: number of launches by the CPU. cpu_us: time of these launches. gpu_us: time of the device if everything
     were launched at once. step_us: time of both together. started, worked: intervals of the launches, and of the
-    device's work.
+    device's work. what: "step", or the part of one that this is; before_us: until when the device works on what comes
+    before that part.
     """
 
     source: str
@@ -32,6 +33,8 @@ class Pace:
     step_us: float
     started: Spans = field(repr=False)
     worked: Spans = field(repr=False)
+    what: str = "step"
+    before_us: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -44,6 +47,11 @@ class Pace:
         return self.gpu_us / self.step_us if self.step_us else 0.0
 
     def __str__(self) -> str:
+        if self.before_us:
+            own = sum(end - max(begin, self.before_us) for begin, end in self.worked if end > self.before_us)
+            left = self.step_us - self.before_us
+            return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs; behind the work before it the "
+                    f"{self.what} takes {left:,.0f} µs, the device waits {left - own:,.0f} µs of it")
         return (f"{counted(self.launches, 'launch')}, CPU {self.cpu_us:,.0f} µs, device {self.gpu_us:,.0f} µs of work; "
                 f"step {self.step_us:,.0f} µs, device busy {self.busy:.0%}: bound by {self.bound}")
 

@@ -112,14 +112,14 @@ def _lines(title: str, run: StepTimeline) -> list[str]:
                     for lane, found in by_lane.items()]
 
 
-def pace(paces: Mapping[str, Pace]) -> Picture:
-    """A panel for each step, under its title, on one scale: launches above, the device's work below.
+def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
+    """A panel for each step, under its title: launches above, the device's work below; work before a part is grey.
 
     Raises WorkbenchError without any step.
     """
     if not paces:
         raise WorkbenchError("draw.pace: give one step or more, by title: {\"node by node\": paced(...)}")
-    figure, shown = panels(9.6, 0.95 + 1.15 * len(paces), len(paces), sharex=True)
+    figure, shown = panels(9.6, 0.95 + (1.15 if one_scale else 1.35) * len(paces), len(paces), sharex=one_scale)
     end = 1.03 * max(found.step_us for found in paces.values())
     lines = []
     for axes, (title, found) in zip(shown, paces.items(), strict=True):
@@ -128,17 +128,22 @@ def pace(paces: Mapping[str, Pace]) -> Picture:
         axes.broken_barh(started, (-0.38, 0.76), facecolor=ORANGE, edgecolor=PAPER, linewidth=0.6 if apart else 0)
         axes.broken_barh([(0, found.step_us)], (0.62, 0.76), facecolor=PAPER, edgecolor=GREY, linewidth=0.6)
         # an edge would fill the gaps; without snap, a bar thinner than a pixel is a paler one, and none is lost
-        axes.broken_barh(bars(found.worked), (0.62, 0.76), facecolor=BLUE, linewidth=0, snap=False)
+        for color, begin, stop in ((GREY, 0, found.before_us), (BLUE, found.before_us, found.step_us)):
+            own = [(max(since, begin), min(until, stop)) for since, until in found.worked
+                   if since < stop and until > begin]
+            axes.broken_barh(bars(own), (0.62, 0.76), facecolor=color, linewidth=0, snap=False)
         axes.axvline(found.step_us, color=INK, linewidth=1.6)
         axes.set_yticks([0, 1], ["CPU launches", "device"], fontsize=9)
-        axes.set(ylim=(1.5, -0.5), xlim=(0, end))
+        axes.set(ylim=(1.5, -0.5), xlim=(0, end if one_scale else 1.03 * found.step_us))
         axes.set_title(f"{title}: {found}", fontsize=9, loc="left", color=INK)
         lines.append(f"{title}: {found}")
-    legend = [Patch(color=ORANGE, label="the CPU launches"), Patch(color=BLUE, label="the device works"),
+    first = next(iter(paces.values()))
+    before = [Patch(color=GREY, label=f"work before the {first.what}")] if first.before_us else []
+    legend = [Patch(color=ORANGE, label="the CPU launches"), *before, Patch(color=BLUE, label="the device works"),
               Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
-              Line2D([], [], color=INK, linewidth=1.6, label="end of the step")]
-    figure.legend(handles=legend, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
-    shown[-1].set_xlabel(f"µs, {next(iter(paces.values())).source}", fontsize=9)
-    text = [f"pace of a step, {next(iter(paces.values())).source}", *lines]
+              Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}")]
+    figure.legend(handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False)
+    shown[-1].set_xlabel(f"µs, {first.source}", fontsize=9)
+    text = [f"pace of a {first.what}, {first.source}", *lines]
     return finish(figure, "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
                   "\n".join(text))

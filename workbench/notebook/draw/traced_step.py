@@ -19,7 +19,8 @@ EXPOSED: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "/
 IDLE: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "....", "linewidth": 0}
 NAMED = 20
 """Up to so many kernels, each bar has the last word of its kernel's name."""
-PALETTE = (BLUE, SKY, GREEN, YELLOW, PINK)
+PALETTE = ("#004c7f", SKY, GREEN, YELLOW, PINK)
+"""By kind. Its first blue is darker than that of all compute."""
 
 
 def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -> Picture:
@@ -104,7 +105,7 @@ def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str 
         axes.axhline(y, color=FAINT, linewidth=6, zorder=0)
         axes.plot(timed, [y] * len(timed), "o", color=GREY, alpha=0.45, markersize=5, markeredgewidth=0)
         axes.plot([median(timed)], [y], "|", color=INK, markersize=15, markeredgewidth=2)
-        axes.plot(traced, [y] * len(traced), "x", color=RED, markersize=7, markeredgewidth=2)
+        axes.plot(traced, [y] * len(traced), "x", color=INK, markersize=7, markeredgewidth=2)
         lines.append(f"{title}: {len(timed)} timed steps, {len(traced)} traced")
     axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
     axes.set(ylim=(len(rows) - 0.5, -0.5))
@@ -112,7 +113,7 @@ def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str 
     looks: dict[str, dict[str, Any]] = {
         "a timed step": {"marker": "o", "color": GREY, "alpha": 0.6},
         "their median": {"marker": "|", "color": INK, "markersize": 11, "markeredgewidth": 2},
-        "a traced step": {"marker": "x", "color": RED, "markeredgewidth": 2}}
+        "a traced step": {"marker": "x", "color": INK, "markeredgewidth": 2}}
     legend = [Line2D([], [], linestyle="", label=label, **look) for label, look in looks.items()]
     figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     return finish(figure, "Dots for the times of steps, by variant. " + "; ".join(lines) + ".", "\n".join(lines))

@@ -76,16 +76,16 @@ class CheckResult:
 class Prediction:
     """A guess, recorded before the answer is known. `guess` None: the reader did not guess. exact: right or wrong.
 
-    evidence: what shows the answer, such as a table; it is folded with the answer.
+    evidence: what shows the answer, such as tables and pictures; it is folded with the answer.
     """
 
     ask: str
     guess: Any = None
     truth: Any = None
     exact: bool = False
-    evidence: Any = None
+    evidence: tuple[Any, ...] = ()
 
-    def score(self, truth: Any, evidence: Any = None) -> Prediction:
+    def score(self, truth: Any, *evidence: Any) -> Prediction:
         """Record the answer and what shows it; displaying the result shows the score."""
         self.truth, self.evidence = truth, evidence
         return self
@@ -107,12 +107,12 @@ class Prediction:
         return f"{self.ask} {guess}, it is {self.truth}{scored}"
 
     def __repr__(self) -> str:
-        return str(self) if self.evidence is None else f"{self}\n{self.evidence!r}"
+        return "\n".join([str(self), *map(repr, self.evidence)])
 
     def _repr_html_(self) -> str:
         """The answer and its evidence are folded for a reader who has not guessed yet."""
         text = html.escape(str(self))
-        below = "" if self.evidence is None else f"<div>{_as_html(self.evidence)}</div>"
+        below = "".join(f"<div>{_as_html(each)}</div>" for each in self.evidence)
         if self.guess is not None or self.truth is None:
             return f"<div>{text}</div>{below}"
         return (f"<details><summary>{html.escape(self.ask)} Guess, then open the answer.</summary>"

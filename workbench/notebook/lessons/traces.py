@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import random
@@ -9,13 +10,13 @@ import re
 import tempfile
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.grading import by_cases, close
-from workbench.pipeline.gpu_communication import COMPUTE, gaps, union
+from workbench.pipeline.gpu_communication import COMPUTE, gaps, overlap, union
 from workbench.tools.timing.order import StepOrder, read_order
 from workbench.tools.timing.trace_file import TracedStep
 
@@ -61,6 +62,12 @@ def save_spans(spans: Sequence[Span], path: Path | str) -> Path:
     path.write_text(json.dumps({"deviceProperties": [{"id": 0, "name": "paper"}], "traceEvents": events}),
                     encoding="utf-8")
     return path
+
+
+def met(begins: Mapping[str, float], transfer: float) -> dict[str, list[Span]]:
+    """One all-gather on each rank, by rank: each kernel begins when it can, and all end with the transfer."""
+    end = max(begins.values()) + transfer
+    return {rank: [("nccl gather", 20, begin, begin, end)] for rank, begin in begins.items()}
 
 
 def profiled(step: Callable[[], Any], path: Path) -> Path:
@@ -199,12 +206,58 @@ def late_ms(step: TracedStep) -> float:
                if launched is not None and launched > begin) / 1e3
 
 
+def beside(step: TracedStep, other: TracedStep) -> tuple[tuple[int, float, float], tuple[int, float, float]]:
+    """What collectives cost the products of `step`: how many products, their milliseconds here and on the other rank.
+
+    First those beside collectives here (90 % of their time or more) and alone there (at most 10 %). Then those alone on
+    both, to compare.
+    """
+    rows = []
+    for each in (step, other):
+        talk = union((e.begin, e.end) for e in each.events if e.kind != COMPUTE)
+        products = [e for e in each.events if e.kind == COMPUTE and kind_of(e.name) == "products"]
+        rows.append([(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin))
+                     for e in products])
+    found = [[0, 0.0, 0.0], [0, 0.0, 0.0]]
+    for (name, here, hidden), (same, there, alone) in zip(*rows, strict=True):
+        if name == same and alone <= 0.1 and not 0.1 < hidden < 0.9:
+            for i, more in enumerate((1, here / 1e3, there / 1e3)):
+                found[hidden < 0.5][i] += more
+    (n, here_ms, there_ms), (m, alone_ms, also_ms) = found
+    return (int(n), here_ms, there_ms), (int(m), alone_ms, also_ms)
+
+
 def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
     """`late_ms` in two parts: in gaps that begin in the step's first microseconds, and in later ones."""
     early = step.events[0].begin + early_us
     first = sum(end - begin for begin, end, launched in gaps_of(step)
                 if launched is not None and launched > begin and begin < early) / 1e3
     return first, late_ms(step) - first
+
+
+def files_of(pattern: str) -> list[str]:
+    """The files that a pattern such as `run/*.json.gz` names, in order; the pattern itself if it names none."""
+    return sorted(glob.glob(pattern)) or [pattern]
+
+
+def report(paths: Sequence[Path | str]) -> str:
+    """The last step of each rank: its kinds, its floor, the gaps of the CPU, and what is exposed by cause."""
+    order = read_order(paths)
+    lines = [str(order)]
+    for step, traced in zip(order.steps, order.traced, strict=True):
+        if step.step != order.steps[-1].step:
+            continue
+        first, later = late_parts(traced)
+        lines += ["", step.step + ("" if step.rank is None else f" of rank {step.rank}"),
+                  ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in kinds_of(traced).items()),
+                  "most of rest: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in top_of(traced, REST)),
+                  f"compute less the floor {step.compute_ms - floor_ms(traced):.1f} ms; the CPU was late for "
+                  f"{first:.2f} ms in gaps of the first 2 ms, for {later:.2f} ms later"]
+        known = all(c.waits_ms is not None for c in step.collectives)
+        for kind, number, _, exposed, least, most, empty in exposed_by(step, traced):
+            waits = f"waits for another rank {least:.2f} to {most:.2f} ms" if known else "waits: read all ranks' traces"
+            lines.append(f"{number} {kind}: exposed {exposed:.2f} ms; {waits}; no kernel in the queue {empty:.2f} ms")
+    return "\n".join(lines)
 
 
 def fastest(answer: Any) -> tuple[float, str]:

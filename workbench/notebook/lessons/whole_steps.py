@@ -152,13 +152,14 @@ def tail_pace(step: TracedStep) -> Pace:
 
     A trace says when a launch ended. Launches less than 30 microseconds apart are one interval.
     """
-    tail = step.events[_first_of_tail(step):]
+    before, tail = step.events[_first_of_tail(step) - 1], step.events[_first_of_tail(step):]
     launched = sorted(event.launched for event in tail if event.launched is not None)
     begin, end = launched[0] - 10, max(event.end for event in tail)
     worked = union((max(event.begin, begin) - begin, event.end - begin) for event in step.events if event.end > begin)
     count = sum(not event.name.startswith("Mem") for event in tail)
     return Pace("traced", count, launched[-1] - launched[0], sum(stop - start for start, stop in worked), end - begin,
-                tuple(union(((time - begin - 10, time - begin) for time in launched), near=20)), tuple(worked))
+                tuple(union(((time - begin - 10, time - begin) for time in launched), near=20)), tuple(worked),
+                "tail", before.end - begin)
 
 
 def even_size(size: int, tail: Tail) -> float:
