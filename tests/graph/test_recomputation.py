@@ -160,6 +160,25 @@ def checkpoints(m, x):
     return checkpoint(torch.sin, x, use_reentrant=False)
 
 
+def keeps_on_weight(m, x):
+    weight = m.layer.weight
+    weight.calls = getattr(weight, "calls", 0) + 1
+    return x * weight.calls
+
+
+def clamps(m, x):
+    weight = m.layer.weight
+    with torch.no_grad():
+        weight.clamp_(-0.1, 0.1)
+    return x @ weight
+
+
+def decays(m, x):
+    weight = m.layer.weight
+    weight.data.mul_(0.9)
+    return x @ weight
+
+
 NUMBERS = iter(range(1, 100))
 
 
@@ -180,6 +199,31 @@ def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(fake4, act, told
     assert str(error.value).startswith("model Keeps: ") and str(error.value).endswith(', or set capture to "joint"')
     assert module.kept == [] or act is not turns
     assert isinstance(module.layer.weight, torch.nn.Parameter) and module.training
+
+
+KEPT = "it assigns attribute 'calls' of parameter layer.weight in its forward"
+WRITTEN = "parameter.*: write between the steps"
+
+
+@pytest.mark.parametrize("axes", [None, {"dp_shard": 4}], ids=["whole", "gathered"])
+@pytest.mark.parametrize(("act", "told"), [(keeps_on_weight, KEPT), (clamps, WRITTEN), (decays, WRITTEN)],
+                         ids=["number on it", "in place", "by its data"])
+def test_what_a_forward_does_to_a_weight_is_refused(fake4, act, told, axes):
+    mesh = fake4.mesh_of(axes) if axes else None
+    authored = author_module(Keeps(act), fake4, mesh, batch=lambda: (torch.ones(2, 4),))
+    with pytest.raises(WorkbenchError, match=told):
+        capture(authored, by="traced")
+
+
+@pytest.mark.parametrize(("old", "new"), [("is_backward", "is_forward"), ("is_forward", "is_backward")])
+def test_a_direction_that_is_wrong_is_named(fake4, old, new):
+    authored = author_module(Keeps(lambda m, x: x.sigmoid()), fake4, None, batch=lambda: (torch.ones(2, 4),))
+    joint = capture(authored, by="traced")
+    node = next(n for n in joint.graph.graph.nodes if n.meta.get("partitioner_tag") == old and op_name(n.target) ==
+                ("aten.sigmoid_backward" if old == "is_backward" else "aten.sigmoid"))
+    node.meta["partitioner_tag"] = new
+    with pytest.raises(WorkbenchError, match="node .* is tagged as forward, and reads .*, which is of the backward"):
+        cut(joint)
 
 
 def gradient_inside(m, x):

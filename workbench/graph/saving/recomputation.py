@@ -106,11 +106,13 @@ def _repeat(graph: Graph, node: Node, copies: dict[Node, Node]) -> Node:
 def cut(joint: JointGraph) -> ForwardBackward:
     """Place the recomputation, and write forward and backward as two graphs: a border, and no decision.
 
-    Closes `joint`. Raises WorkbenchError where it is closed already, or was captured by AOTAutograd.
+    Closes `joint`. Raises WorkbenchError where it is closed already, or was captured by AOTAutograd, and for a forward
+    node that reads a node of the backward.
     """
     joint.require_open()
     if not joint.traced:
         raise WorkbenchError(f"the joint graph of {title(joint.authored)} has a partitioner: call partition(joint)")
+    _require_directions(joint.graph)
     graph = aot.clone(joint.graph)
     place(graph)
     with joint.context():
@@ -129,6 +131,15 @@ def cut(joint: JointGraph) -> ForwardBackward:
 
 def _no_function(*_: Any) -> Any:
     raise AssertionError
+
+
+def _require_directions(graph: GraphModule) -> None:
+    for node in graph.graph.nodes:
+        late = next((n for n in node.all_input_nodes if is_backward(n)), None)
+        if node.op == "call_function" and late is not None and not is_backward(node):
+            raise WorkbenchError(
+                f"node {node.name} is tagged as forward, and reads {late.name}, which is of the backward: a pass that "
+                'makes nodes gives each its direction, node.meta["partitioner_tag"] = "is_forward" or "is_backward"')
 
 
 def _sides(graph: GraphModule) -> tuple[GraphModule, GraphModule]:

@@ -91,10 +91,13 @@ def noted_modules(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noted_python_reads(module: nn.Module) -> Iterator[set[str]]:
-    """Sources of the attributes that are read from the module's parts, and of what their plain objects hold."""
+def noted_python_reads(module: nn.Module) -> Iterator[tuple[set[str], list[tuple[str, torch.Tensor, set[str]]]]]:
+    """What is read from the module's parts: sources of the attributes, also of what their plain objects hold; and each
+    weight that FSDP gathers there, by its parameter's name, with the names of the attributes that it came with.
+    """
     paths = {id(part): path for path, part in module.named_modules()}
     read: set[str] = set()
+    gathered: list[tuple[str, torch.Tensor, set[str]]] = []
 
     def noted(self: nn.Module, name: str) -> Any:
         value = object.__getattribute__(self, name)
@@ -102,9 +105,11 @@ def noted_python_reads(module: nn.Module) -> Iterator[set[str]]:
             parts = "".join(f"._modules['{part}']" for part in paths[id(self)].split(".") if part)
             source = f"L['self']{parts}.{name}"
             read.add(source)
+            if name in self._parameters:  # a property of SimpleFSDP: plain parameters are no attributes of the object
+                gathered.append((f"{paths[id(self)]}.{name}".lstrip("."), value, {*vars(value)}))
             if not isinstance(value, torch.Tensor):
                 read.update(f"{source}.{inner}" for inner in getattr(value, "__dict__", {}) if inner[:1] != "_")
         return value
 
     with mock.patch.object(nn.Module, "__getattribute__", noted):
-        yield read
+        yield read, gathered

@@ -75,7 +75,7 @@ def trace_step(
         with mode:
             tangent = torch.ones((), device=given[0].device)
         context = TracingContext(mode)
-        with (tracing(context), noted_modules(module), noted_python_reads(module) as read, torch.enable_grad(),
+        with (tracing(context), noted_modules(module), noted_python_reads(module) as (read, made.gathered), torch.enable_grad(),
               no_checkpoints(), enable_python_dispatcher(), mode):
             graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
         mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
@@ -130,6 +130,7 @@ class _Trace:
     buffers: list[tuple[str, torch.Tensor]]
     written: list[str] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
+    gathered: list[tuple[str, torch.Tensor, set[str]]] = field(default_factory=list)
 
     def __call__(self, primals: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
         off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
@@ -139,12 +140,14 @@ class _Trace:
             count = len(self.parameters)
             whole = [_rewrapped(value, tensor) for value, (_, tensor) in
                      zip(held, [*self.parameters, *self.buffers], strict=False)]
+            named = [(name, value, {*vars(value)}) for (name, _), value in zip(self.parameters, whole, strict=False)]
             with swapped(self.module, [*self.parameters, *self.buffers], whole):
                 loss = self.module(*held[len(whole):])
             if not isinstance(loss, torch.Tensor) or loss.dim() or loss.grad_fn is None:
                 raise Untraceable("its forward returns no scalar tensor that depends on a parameter: return the mean "
                                   "loss")
             _tag_forward()
+            _require_kept([*named, *self.gathered])
             values = [from_fun(value) for value in held[count:len(whole)]]
             setup_stacktrace_preservation_hooks([loss.grad_fn])
             trained = {name: tensor for (name, _), tensor in zip(self.parameters, whole, strict=False)
@@ -154,19 +157,13 @@ class _Trace:
             shards = dict(zip(trained, (None if g is None else from_fun(getattr(g, _LOCAL, g)) for g in found),
                               strict=True))
             self.gradients = [name for name, value in shards.items() if value is not None]
-            self._require_kept(held[:count])
+            _require_kept(named)  # by the backward, too
             self._require_kept_buffers(held[count:], values)
             news = {name: value for (name, _), value in zip(self.buffers, held[count:], strict=False)
                     if has_data_mutation(value)}
             self.written = list(news)
             self._require_own_memory()
             return [*map(from_fun, news.values()), from_fun(loss)], [shards[name] for name in self.gradients]
-
-    def _require_kept(self, shards: list[Any]) -> None:
-        for (name, _), value in zip(self.parameters, shards, strict=True):
-            if has_data_mutation(value):
-                raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
-                                  "torch.no_grad()")
 
     def _require_kept_buffers(self, now: list[Any], before: list[Any]) -> None:
         for (name, _), value, was in zip(self.buffers, now, before, strict=False):
@@ -200,6 +197,18 @@ class _Trace:
         for node in graph.graph.nodes:
             if node.op != "output":
                 node.meta.setdefault("partitioner_tag", "is_backward")
+
+
+def _require_kept(weights: Sequence[tuple[str, torch.Tensor, set[str]]]) -> None:
+    """Weights, whole or gathered, are neither written, nor hold attributes that they did not come with."""
+    for name, value, attributes in weights:
+        if has_data_mutation(value):
+            raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
+                              "torch.no_grad()")
+        if kept := sorted({*vars(value)} - attributes):
+            raise Untraceable(f"it assigns attribute {kept[0]!r} of parameter {name} in its forward, which the traced "
+                              "step would not do: make it a buffer, and write into it in place, with copy_, add_ or "
+                              "lerp_")
 
 
 def _tag_forward() -> None:
