@@ -23,7 +23,7 @@ from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.step_profile import step_profile
 from workbench.recipe.contracts import check_passes
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api import host_copies
+from workbench.torch_api.devices import host_copies
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.torch_api.ops import host_copy
 

@@ -4,13 +4,11 @@
     compile_backend  what a `torch.compile` backend receives
     cuda_graphs      record and replay CUDA graphs
     determinism      deterministic algorithms and seeds, as contexts
-    devices          the devices that the cost model simulates
+    devices          devices that the cost model simulates; what a device lacks or holds outside its memory
     distributed      DTensor, process groups, gloo, NCCL's flight recorder
     fast_partition   torch's partitioner in less time
     flex             FlexAttention and block masks
-    float8           scaled products on a CPU
     garbage          pause Python's garbage collector
-    host_copies      copies to pinned host memory and back, as operators
     inductor         lowering, kernels, regions, bucketing
     matcher          torch's subgraph matcher, strict and lax
     module_paths     a node's module, from its metadata

@@ -17,8 +17,6 @@ from workbench.notebook.lessons.traces import (
     aligned,
     beside,
     exposed_by,
-    exposes,
-    fastest,
     files_of,
     floor_kernels,
     floor_ms,
@@ -26,7 +24,6 @@ from workbench.notebook.lessons.traces import (
     kinds_of,
     late_ms,
     late_parts,
-    lateness,
     longest_late,
     met,
     profiled,
@@ -38,6 +35,7 @@ from workbench.notebook.lessons.traces import (
     timed,
     top_of,
 )
+from workbench.notebook.lessons.traces_graded import exposes, fastest, lateness
 from workbench.tools.timing.order import read_order
 
 ROOT = Path(__file__).parents[3]

@@ -1,14 +1,15 @@
 """The course: lessons, their checkpoints, and running them without a browser.
 
-    commands     `workbench course`, `lessons`, `check`, `hint`
-    course       runs all notebooks, and writes a page of results
-    course_site  the executed lessons as pages without a kernel
-    grading      scores of guesses and answers
-    headless     runs one lesson's notebook by papermill
-    lesson       Lesson: question, parameters, checkpoints
-    schemas      JSON schemas for editors
-    scores       a reader's best scores
-    suspects     the pipelines of "Find the wrong pass"
-    traces       what "Read your own trace" reads and asks
-    whole_steps  what "One graph for the whole step" counts and asks
+    commands       `workbench course`, `lessons`, `check`, `hint`
+    course         runs all notebooks, and writes a page of results
+    course_site    the executed lessons as pages without a kernel
+    grading        scores of guesses and answers
+    headless       runs one lesson's notebook by papermill
+    lesson         Lesson: question, parameters, checkpoints
+    schemas        JSON schemas for editors
+    scores         a reader's best scores
+    suspects       the pipelines of "Find the wrong pass"
+    traces         what "Read your own trace" reads
+    traces_graded  its graders
+    whole_steps    what "One graph for the whole step" counts and asks
 """

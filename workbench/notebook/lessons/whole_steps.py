@@ -23,7 +23,8 @@ from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
 from workbench.notebook.lessons.grading import by_cases, exact
-from workbench.notebook.lessons.traces import gaps_of, late_ms, near
+from workbench.notebook.lessons.traces import gaps_of, late_ms
+from workbench.notebook.lessons.traces_graded import near
 from workbench.pipeline.gpu_communication import union
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes

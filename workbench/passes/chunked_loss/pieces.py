@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
-from workbench.graph.fuse_products import in_order
+from workbench.graph.products.fuse import in_order
 from workbench.graph.read.nodes import is_backward
 from workbench.passes.chunked_loss.piece import Piece, sums
 from workbench.passes.chunked_loss.region import LossRegion

@@ -18,7 +18,7 @@ from workbench.graph.read.collectives import Collective
 from workbench.passes.effect import Effect
 from workbench.passes.float8_matmul import CONTRACT, Float8Options
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api.float8 import emulate_on_cpu, scaled_products
+from workbench.torch_api.devices.float8 import emulate_on_cpu, scaled_products
 
 
 def _stays(product: Product, options: Float8Options) -> str:

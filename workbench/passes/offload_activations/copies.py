@@ -15,7 +15,7 @@ from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import parameter_moves, roots
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Clock, Costs, simulate
-from workbench.torch_api.host_copies import TO_DEVICE, TO_HOST, WAIT
+from workbench.torch_api.devices.host_copies import TO_DEVICE, TO_HOST, WAIT
 from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import calls_of, own_bytes, tensor_bytes, writes, written_inputs
 

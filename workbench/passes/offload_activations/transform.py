@@ -17,7 +17,7 @@ from workbench.passes.effect import Effect
 from workbench.passes.offload_activations import CONTRACT, OffloadOptions
 from workbench.passes.offload_activations.copies import bring_back, can_leave, hidden, send
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api.host_copies import require_alone, require_pinned
+from workbench.torch_api.devices.host_copies import require_alone, require_pinned
 from workbench.torch_api.ops import calls_of, host_copy, tensor_bytes
 
 _PLAIN = "these ranks compute on CPUs: the copies lie in the same memory, and nothing is saved"

@@ -14,7 +14,7 @@ from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.passes.registry import find_pass
 from workbench.pipeline.step_profile import profiled
-from workbench.torch_api.float8 import operators_run
+from workbench.torch_api.devices.float8 import operators_run
 
 
 def names_of(step: Callable[[], Any]) -> Counter[str]:

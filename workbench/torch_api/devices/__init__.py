@@ -1,9 +1,11 @@
-"""The devices that the cost model simulates, by data sheet or as measured, and measuring them.
+"""Devices: those that the cost model simulates, measuring them, and what a CPU emulates or a host holds.
 
-    estimators  a device's figures, given to Inductor's estimators
-    profile     a measured machine: its file, and times interpolated from it
-    specs       data sheets, and times by them
-    timing      time one operator on this machine
+    estimators   a device's figures, given to Inductor's estimators
+    float8       scaled products on a CPU
+    host_copies  copies to pinned host memory and back, as operators
+    profile      a measured machine: its file, and times interpolated from it
+    specs        data sheets, and times by them
+    timing       time one operator on this machine
 
 Profiles of measured machines lie in the folder `machines`.
 """

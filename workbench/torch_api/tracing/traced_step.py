@@ -75,8 +75,8 @@ def trace_step(
         with mode:
             tangent = torch.ones((), device=given[0].device)
         context = TracingContext(mode)
-        with (tracing(context), noted_modules(module), noted_python_reads(module) as (read, made.gathered), torch.enable_grad(),
-              no_checkpoints(), enable_python_dispatcher(), mode):
+        with (tracing(context), noted_modules(module), noted_python_reads(module) as (read, made.gathered),
+              torch.enable_grad(), no_checkpoints(), enable_python_dispatcher(), mode):
             graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
         mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
         programs.append(_lines(graph))

@@ -1,0 +1,79 @@
+"""Graders of "Read your own trace"."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import temporary
+from workbench.notebook.lessons.grading import by_cases, close
+from workbench.notebook.lessons.traces import Span, floor_ms, late_parts, recorded, save_spans, spans_of
+from workbench.tools.timing.order import read_order
+
+
+def fastest(answer: Any) -> tuple[float, str]:
+    """Grades the factor by which the recorded eager step is longer than its floor."""
+    order = read_order([recorded("eager")])
+    return near(answer, truth=order.steps[-1].span_ms / floor_ms(order.traced[-1]))
+
+
+def lateness(answer: Any) -> tuple[float, str]:
+    """Grades `late_parts` of the recorded eager step: each part is right or wrong, and on which side."""
+    try:
+        first, later = map(float, answer)
+    except (TypeError, ValueError):
+        return 0.0, "give a pair of numbers: (in the first 2 ms, later)"
+    truths = late_parts(read_order([recorded("eager")]).traced[-1])
+    parts = {said: near(got, truth=truth) for said, got, truth in zip(
+        ("in the first 2 ms", "later"), (first, later), truths, strict=True)}
+    wrong = [f"{said} {message}" for said, (score, message) in parts.items() if score < 1]
+    return 1 - len(wrong) / 2, "; ".join(wrong) or "right"
+
+
+def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str]:
+    """Grades a number: right or wrong, and on which side."""
+    score, message = close(answer, truth=truth, within=within)
+    return float(score >= 1), message
+
+
+def _cases() -> Iterator[tuple[str, list[Span]]]:
+    yield "one product", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 50, 150)]
+    yield "a hidden collective", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 20, 90)]
+    yield "idle time", [("a", 7, 0, 0, 100), ("ncclA", 20, 0, 150, 250), ("b", 7, 0, 300, 310)]
+    yield "two products at once", [("a", 7, 0, 0, 60), ("b", 8, 0, 40, 100), ("ncclA", 20, 0, 0, 120)]
+    yield "two collectives at once", [("a", 7, 0, 0, 20), ("ncclA", 20, 0, 20, 120), ("ncclB", 21, 0, 70, 170)]
+    seed = random.Random(7)
+    for _ in range(20):
+        spans = []
+        for number in range(10):
+            begin = float(seed.randrange(500))
+            name, streams = ("ncclA", (20, 21)) if number % 2 else ("a", (7, 8))
+            spans.append((name, seed.choice(streams), 0.0, begin, begin + seed.randrange(10, 120)))
+        yield "ten kernels at random", spans
+    yield "a recorded step", spans_of(read_order([recorded("compile", 0, 2)]).traced[-1])
+
+
+def exposes(answer: Any) -> tuple[float, str]:
+    """Grades a function from spans to exposed microseconds by what `workbench order` says of the same spans.
+
+    The message names the first kind of case that is wrong. What is wrong with one product scores 0.
+    """
+    if not callable(answer):
+        return 0.0, "give a function of a list of spans"
+    return by_cases(answer, _cases(), _problem, "one product")
+
+
+def _problem(answer: Callable[[list[Span]], Any], spans: list[Span]) -> str:
+    with temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-spans-")) as folder:
+        wanted = 1e3 * read_order([save_spans(spans, Path(folder) / "spans.json")]).steps[0].exposed_ms
+    try:
+        got = float(answer(list(spans)))
+    except Exception as error:  # the reader's code
+        return f"{type(error).__name__}: {error}"
+    if abs(got - wanted) < 1e-6 * max(1.0, wanted):
+        return ""
+    listed = ", ".join(f"{name} {begin:g}-{end:g}" for name, _, _, begin, end in spans) if len(spans) <= 10 else ""
+    return f"got {got:g} µs, wanted {wanted:g} µs" + (f", of {listed}" if listed else f", of {len(spans):,} kernels")
