@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -44,12 +44,16 @@ class Joint(Protocol):
     def context(self) -> AbstractContextManager[list[Any]]: ...
 
 
-def choose(spec: PassSpec | str, stages: Collection[Stage], where: str) -> tuple[RegisteredPass, Any]:
+def choose(spec: PassSpec | str | Mapping[str, Any], stages: Collection[Stage],
+           where: str) -> tuple[RegisteredPass, Any]:
     """The registered pass and its validated options. `where` names the caller in messages.
 
     Raises WorkbenchError for an unknown pass, a pass of another stage, and wrong options.
     """
-    spec = PassSpec(name=spec) if isinstance(spec, str) else spec
+    try:
+        spec = PassSpec.model_validate(spec)
+    except ValidationError:
+        raise WorkbenchError(f"{where} takes passes by name, or as tables with a name, and got {spec!r}") from None
     item = find_pass(spec.name)
     if item.contract.stage not in stages:
         raise WorkbenchError(
@@ -132,7 +136,7 @@ def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...],
 
 def run_joint(
     joint: Joint,
-    specs: Sequence[PassSpec | str],
+    specs: Sequence[PassSpec | str | Mapping[str, Any]],
     *,
     progress: Callable[[str], None] = lambda _: None,
     seen: static.Seen | None = None,
@@ -171,7 +175,7 @@ def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
 
 def run_partitioned(
     pair: Partitioned | StepGraph,
-    specs: Sequence[PassSpec | str],
+    specs: Sequence[PassSpec | str | Mapping[str, Any]],
     *,
     progress: Callable[[str], None] = lambda _: None,
     seen: static.Seen | None = None,

@@ -186,10 +186,11 @@ class _Trace:
         plain = [descriptors.PlainAOTInput(i) for i in range(len(graph.graph.find_nodes(op="placeholder")))]
         loss = descriptors.PlainAOTOutput(0)
         nodes = graph.graph.find_nodes(op="placeholder")
-        for node, desc in zip(nodes, [*inputs.values(), *plain[:len(nodes) - len(inputs) - 1],
-                                      descriptors.TangentAOTInput(loss)], strict=True):
+        for i, (node, desc) in enumerate(zip(nodes, [*inputs.values(), *plain[:len(nodes) - len(inputs) - 1],
+                                                     descriptors.TangentAOTInput(loss)], strict=True), 1):
             node.meta["desc"] = desc
             tangent = desc.is_tangent()
+            node.name = node.target = "tangents_1" if tangent else f"primals_{i}"  # as AOTAutograd names them
             node.meta["partitioner_tag"] = "is_backward" if tangent else "is_forward"
         outputs = [descriptors.InputMutationAOTOutput(inputs[name]) for name in self.written]
         gradients = [descriptors.GradAOTOutput(inputs[name]) for name in self.gradients]
@@ -197,6 +198,7 @@ class _Trace:
         for node in graph.graph.nodes:
             if node.op != "output":
                 node.meta.setdefault("partitioner_tag", "is_backward")
+        graph.recompile()
 
 
 def _require_kept(weights: Sequence[tuple[str, torch.Tensor, set[str]]]) -> None:
