@@ -39,6 +39,7 @@ RECIPES = {
     "deepseek_v3_checkpointing": ("deepseek_v3_checkpointing", EXPERTS),
     "llama3_autobucketing": ("llama3_autobucketing", FSDP),
     "llama3_float8": ("llama3_float8", {**FSDP, "joint_passes": [{"name": "float8_matmul", "smallest": 16}]}),
+    "llama3_memory_budget": ("llama3_fsdp", {**FSDP, "joint_passes": [{"name": "memory_budget", "fraction": 0.5}]}),
     "llama3_async_tp": ("llama3_tp", {**TP, "passes": [
         "graph_cleanup", {"name": "async_tensor_parallel", "choose": "all"}]}),
     "llama3_less_memory": ("llama3_fsdp", {

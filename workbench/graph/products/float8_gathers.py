@@ -129,7 +129,8 @@ def _agreed(gm: GraphModule, group: str, gathers: list[Node], dtype: torch.dtype
 def _gather_bytes(gm: GraphModule, each: WeightGather, cast: Cast, inverses: Node, index: int) -> None:
     mode, dtype, shard = fake_mode_of(gm), cast.value.meta["val"].dtype, each.gather.all_input_nodes[0]
     make = NodeMaker(gm.graph, each.gather, mode)
-    inverse = make(aten.select.int, inverses, 0, index)
+    # a copy: cuBLAS refuses a scale that does not begin at a multiple of 16 bytes
+    inverse = make(aten.clone.default, make(aten.select.int, inverses, 0, index))
     each.gather.replace_input_with(shard, make(aten.view.dtype, scaled(make, shard, inverse, dtype), torch.uint8))
     for node in each.nodes:
         values, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
