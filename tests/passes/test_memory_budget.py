@@ -16,11 +16,12 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
+from workbench.graph.read.nodes import layer_of
 from workbench.graph.saving.choose import choose
 from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.recomputation import cut
 from workbench.graph.saving.solver import solve
-from workbench.graph.saving.values import layer_of, read_values, repeating_ms
+from workbench.graph.saving.values import read_values, repeating_ms
 from workbench.passes.memory_budget import BudgetOptions
 from workbench.passes.memory_budget import transform as budget_pass
 from workbench.pipeline.run_passes import JOINT, prove_partition, run_joint, saved_bytes

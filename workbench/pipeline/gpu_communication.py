@@ -7,14 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
-COMPUTE, NCCL, COPY, SYMMETRIC, HOST = "compute", "NCCL", "peer copy", "symmetric memory", "host copy"
+COMPUTE, NCCL, COPY, SYMMETRIC = "compute", "NCCL", "peer copy", "symmetric memory"
 _SYMMETRIC = re.compile(r"(barrier|put_signal|wait_signal)_kernel|(one|two)_shot_all_reduce|multimem_|nvshmem|symm_mem|"
                         r"stream_(write|wait)_value", re.I)
 
 
 def kind_of(name: str) -> str:
-    """COMPUTE, or how the event communicates: by NCCL, by a copy from GPU to GPU, through symmetric memory, or by a
-    copy to or from pinned host memory.
+    """COMPUTE, or how the event communicates: by NCCL, by a copy from GPU to GPU, or through symmetric memory.
 
     Names as CUPTI gives them; those of symmetric memory are the kernels of
     torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu. A fused operator that waits inside its own kernel
@@ -23,8 +22,13 @@ def kind_of(name: str) -> str:
     if "nccl" in name.lower():
         return NCCL
     if name.startswith("Memcpy"):
-        return COPY if "PtoP" in name else HOST if "Pinned" in name else COMPUTE
+        return COPY if "PtoP" in name else COMPUTE
     return SYMMETRIC if _SYMMETRIC.search(name) else COMPUTE
+
+
+def host_copy(name: str) -> bool:
+    """Whether the event copies to or from pinned host memory. `kind_of` calls it COMPUTE: a batch arrives like that."""
+    return name.startswith("Memcpy") and "PtoP" not in name and "Pinned" in name
 
 
 def union(spans: Iterable[Interval], near: float = 0.0) -> list[Interval]:

@@ -46,12 +46,17 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
     return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 
+def _moves(kernel: Kernel) -> bool:
+    """Whether the kernel is a collective, or a copy to or from the host."""
+    return gpu.kind_of(kernel.name) != gpu.COMPUTE or gpu.host_copy(kernel.name)
+
+
 def _kind(collective: Kernel | Span) -> str:
     """NCCL's name for what a kernel or a graph's collective does, or else the kernel's own name."""
     if isinstance(collective, Span):
         kind = collective.label.split(" ", 1)[0]
         return _KINDS.get(kind, kind)
-    if gpu.kind_of(collective.name) == gpu.HOST:
+    if gpu.host_copy(collective.name):
         return "to_host" if "DtoH" in collective.name else "to_device"
     return m[1] if (m := _NCCL.match(collective.name)) else collective.name
 
@@ -84,8 +89,8 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     A kernel that fits no process group gets a lane of its stream, named by the stream's number.
     """
     start = min((k.begin for k in kernels), default=0.0)
-    nccl = sorted((k for k in kernels if gpu.kind_of(k.name) != gpu.COMPUTE), key=lambda k: k.begin)
-    compute = [k for k in kernels if gpu.kind_of(k.name) == gpu.COMPUTE]
+    nccl = sorted((k for k in kernels if _moves(k)), key=lambda k: k.begin)
+    compute = [k for k in kernels if not _moves(k)]
     busy = gpu.union((k.begin, k.end) for k in compute)
     spans = [Span(k.name, COMPUTE, (k.begin - start) / 1e3, (k.end - start) / 1e3) for k in compute]
     lanes: dict[str, list[Span]] = {}

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workbench.pipeline.gpu_communication import COMPUTE, HOST, Interval, kind_of, length, union
+from workbench.pipeline.gpu_communication import COMPUTE, Interval, host_copy, kind_of, length, union
 from workbench.torch_api.unchanged import unchanged
 
 LONGEST, NAME = 20, 120
@@ -60,9 +60,9 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
     spent: Counter[str] = Counter()
     for name, begin, end in kernels:
         spent[name[:NAME]] += (end - begin) / 1e3  # type: ignore[assignment]
-        if (kind := kind_of(name)) == HOST:
+        if host_copy(name):
             copies.append((begin, end))
-        elif kind != COMPUTE:
+        elif kind_of(name) != COMPUTE:
             nccl.setdefault(_KIND.sub(r"\1", name), []).append((begin, end))
         else:
             compute.append((begin, end))

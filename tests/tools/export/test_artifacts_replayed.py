@@ -46,7 +46,7 @@ CUDAGRAPHS = ("llama3_full_inductor_block_bucketing_cudagraph", "llama3_block_bu
 
 @pytest.fixture
 def rehearsed(tmp_path: Path) -> str:
-    """The name of a pass of one's own that replays on a CPU."""
+    """The name of a user pass that replays on a CPU."""
     file = tmp_path / f"rehearsed_in_{tmp_path.name}.py"
     file.write_text(REHEARSED)
     import_file(file)

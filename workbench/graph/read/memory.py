@@ -10,7 +10,7 @@ import torch
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, output_values, provenance
-from workbench.torch_api.aot import is_parameter, is_tangent, parameter_of
+from workbench.torch_api.aot import is_parameter, parameter_of
 from workbench.torch_api.ops import (
     aliased_inputs,
     calls_of,
@@ -193,8 +193,7 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     gathers = set(parameter_gathers(forward, flow))
     owner, counted, rows = flow.owner, set(), []
     holder = item_roots(forward, owner)
-    taken = [n for n in backward.graph.find_nodes(op="placeholder")
-             if not (is_tangent(n) or n.name.startswith("tangents"))]
+    taken = [n for n in backward.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
     outputs = output_values(forward)
     for node in dict.fromkeys(n for n in outputs[len(outputs) - len(taken):] if isinstance(n, torch.fx.Node)):
         value = node.meta.get("val")

@@ -28,6 +28,7 @@ _CREATES = {"empty", "empty_strided", "zeros", "ones", "full", "arange", "scalar
 _INDEXES = {"embedding", "embedding_dense_backward", "index", "index_put", "index_put_", "gather", "scatter",
             "scatter_add", "index_select", "slice_backward", "select_backward", "select_scatter", "slice_scatter",
             "embedding_backward", "nll_loss_forward", "nll_loss_backward"}
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "any", "all", "argmax", "_softmax",
                "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp", "cumsum", "norm",
                "linalg_vector_norm", "_fused_rms_norm", "_fused_rms_norm_backward", "native_layer_norm",
@@ -35,6 +36,12 @@ _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "
 
 
 @functools.cache
+def layer_of(node: torch.fx.Node) -> int | None:
+    """N of a node whose module path holds `layers.N`."""
+    found = _LAYER.search(module_path(node))
+    return int(found.group(1)) if found else None
+
+
 def _kind(target: Any) -> str:
     name = op_name(target)
     if name.startswith("operator."):

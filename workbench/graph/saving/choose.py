@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import module_path
+from workbench.graph.read.nodes import layer_of, module_path
 from workbench.graph.saving.plan import Choice, MemoryPlan
 from workbench.graph.saving.solver import Key, Solution, solve
-from workbench.graph.saving.values import Producer, layer_of
+from workbench.graph.saving.values import Producer
 from workbench.torch_api.ops import short_name
 
 ENOUGH = 0.02

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,20 +12,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workbench.graph.read.cost import DeviceSpec, Known
 from workbench.graph.read.fused_cost import fusion_groups
 from workbench.graph.read.memory import Flow, item_roots
-from workbench.graph.read.nodes import is_backward, kind_of, module_path, output_values
+from workbench.graph.read.nodes import is_backward, kind_of, output_values
 from workbench.graph.read.timeline import costs_of
 from workbench.torch_api.aot import gradient_of, is_tangent
 from workbench.torch_api.ops import draws, is_wait, own_bytes, written_inputs
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 _TAGGED = "tagged by another pass"
 _AGAIN = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
-
-
-def layer_of(node: Node) -> int | None:
-    """N of a node whose module path holds `layers.N`."""
-    found = _LAYER.search(module_path(node))
-    return int(found.group(1)) if found else None
 
 
 @dataclass(eq=False)

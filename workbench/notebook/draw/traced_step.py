@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY, YELLOW
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.notebook.draw.timeline import bars
-from workbench.pipeline.gpu_communication import COMPUTE, HOST, gaps, kind_of, union
+from workbench.pipeline.gpu_communication import COMPUTE, gaps, kind_of, union
 
 EXPOSED: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 IDLE: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "....", "linewidth": 0}
@@ -36,8 +36,8 @@ def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -
     unit, per = ("ms", 1e3) if last > 5e3 else ("µs", 1.0)
     lines = []
     for axes, (title, listed) in zip(shown, steps.items(), strict=True):
-        compute = [s for s in listed if kind_of(s[0]) in (COMPUTE, HOST)]
-        talk = [s for s in listed if kind_of(s[0]) not in (COMPUTE, HOST)]
+        compute = [s for s in listed if kind_of(s[0]) == COMPUTE]
+        talk = [s for s in listed if kind_of(s[0]) != COMPUTE]
         busy, talking = union((b, e) for *_, b, e in compute), union((b, e) for *_, b, e in talk)
         every = union((b, e) for *_, b, e in listed)
         exposed = [gap for begin, end in talking for gap in gaps(busy, begin, end)]

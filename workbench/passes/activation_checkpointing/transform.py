@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.nodes import is_backward, module_path
+from workbench.graph.read.nodes import is_backward, layer_of
 from workbench.passes.activation_checkpointing import CONTRACT, CheckpointOptions
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs, RegisteredPass, register_pass
@@ -26,12 +25,6 @@ _COSTLY = frozenset({
 })
 _RECOMPUTE = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
 Rule = Callable[[Node], bool | None]
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
-
-
-def _layer(node: Node) -> int | None:
-    found = _LAYER.search(module_path(node))
-    return int(found.group(1)) if found else None
 
 
 def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Effect:
@@ -40,7 +33,7 @@ def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Eff
     tags = Counter(n.meta["recompute"].name for n in tagged)
     old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
     changed = any(n.meta["recompute"] != old.get(n.name) for n in tagged)
-    layers = {_layer(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
+    layers = {layer_of(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
     if changed:
         reason = ""
     elif isinstance(options, CheckpointOptions) and options.policy == "none":
@@ -94,7 +87,7 @@ def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
 
 def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
     for node in gm.graph.nodes:
-        layer = _layer(node)
+        layer = layer_of(node)
         if node.op == "call_function" and layer is not None and not is_backward(node):
             yield node, layer
 

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
 from workbench.graph.products.fuse import in_order
+from workbench.graph.products.make_nodes import fake_mode_of
 from workbench.graph.read.nodes import is_backward
 from workbench.passes.chunked_loss.piece import Piece, sums
 from workbench.passes.chunked_loss.region import LossRegion
-from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import collective_kind
 from workbench.torch_api.partitioning import IN_FORWARD
 
@@ -45,7 +45,7 @@ class _Splitter:
         self.graph: Graph = gm.graph
         self.region, self.pieces, self.size = region, pieces, region.tokens // pieces
         self.inside = set(region.nodes)
-        self.mode = detect_fake_mode([v for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)])
+        self.mode = fake_mode_of(gm)
         outside = [u for n in region.nodes for u in n.users if u not in self.inside and not is_backward(u)]
         self.at = min(outside)
         self.copies: dict[Node, Node] = {}  # of backward nodes, in the forward with a gradient of 1

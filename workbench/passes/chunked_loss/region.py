@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -108,21 +108,19 @@ def _region(product: Node, tokens: int, vocabulary: int) -> LossRegion:
 
 def _behind(nodes: Iterable[Node]) -> set[Node]:
     """The nodes, and all that is computed from them."""
-    found, todo = set[Node](), list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += node.users
-    return found
+    return _reached(nodes, lambda node: node.users)
 
 
 def _ahead(nodes: Iterable[Node]) -> set[Node]:
     """The nodes, and all that they are computed from."""
+    return _reached(nodes, lambda node: node.all_input_nodes)
+
+
+def _reached(nodes: Iterable[Node], near: Callable[[Node], Iterable[Node]]) -> set[Node]:
     found, todo = set[Node](), list(nodes)
     while todo:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo += node.all_input_nodes
+            todo += near(node)
     return found

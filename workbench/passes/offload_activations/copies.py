@@ -12,11 +12,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from workbench.graph.facts import facts_of
+from workbench.graph.products.make_nodes import fake_mode_of
 from workbench.graph.read.memory import parameter_moves, roots
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Clock, Costs, simulate
 from workbench.torch_api.devices.host_copies import TO_DEVICE, TO_HOST, WAIT
-from workbench.torch_api.inductor.lowering import detect_fake_mode
 from workbench.torch_api.ops import calls_of, own_bytes, tensor_bytes, writes, written_inputs
 
 
@@ -69,7 +69,7 @@ def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
     The wait, until which the device holds the tensor, stands where the copy ends, as estimated.
     """
     clock, order, free = simulate(forward.graph.nodes, costs), list(forward.graph.nodes), 0.0
-    mode, output = _mode(forward), forward.graph.output_node()
+    mode, output = fake_mode_of(forward) or nullcontext(), forward.graph.output_node()
     values, results = output_values(forward), facts_of(forward).step.results
     for place, node in sorted(nodes.items(), key=lambda each: clock.finish[each[1]]):
         free = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
@@ -86,7 +86,8 @@ def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[An
 
     The last reader's copy is placed first, as late as it is hidden, and each other copy ends before the next starts.
     """
-    clock, order, mode = simulate(backward.graph.nodes, costs), list(backward.graph.nodes), _mode(backward)
+    clock, order = simulate(backward.graph.nodes, costs), list(backward.graph.nodes)
+    mode = fake_mode_of(backward) or nullcontext()
     inputs = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = {name: min(n for n in inputs[name].users) for name in names}
     calls = [n for n in order if n.op == "call_function"]
@@ -105,11 +106,6 @@ def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[An
             back = _made(mode, node, WAIT, made, node)
         for user in readers:
             user.replace_input_with(node, back)
-
-
-def _mode(graph: GraphModule) -> Any:
-    values = [v for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)]
-    return detect_fake_mode(values) or nullcontext()
 
 
 def _made(mode: Any, like: Node, target: Any, *args: Any) -> Node:

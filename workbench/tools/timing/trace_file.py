@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.pipeline.gpu_communication import COMPUTE, HOST, kind_of
+from workbench.pipeline.gpu_communication import kind_of
 
 LATEST = 1e18
 """Microseconds: a time beyond is none of a clock's."""
@@ -177,6 +177,5 @@ def _event(e: Mapping[str, Any], call: Mapping[str, Any] | None) -> GpuEvent:
         about = ", ".join(part.strip() for part in parts)
     stream = _whole(args.get("stream", e.get("tid"))) or 0
     launched = None if call is None else float(call["ts"] + call["dur"])
-    kind = kind_of(e["name"])
-    return GpuEvent(e["name"], COMPUTE if kind == HOST else kind, stream, float(e["ts"]), float(e["ts"] + e["dur"]),
+    return GpuEvent(e["name"], kind_of(e["name"]), stream, float(e["ts"]), float(e["ts"] + e["dur"]),
                     launched, call is not None and "GraphLaunch" in call["name"], about)
