@@ -28,8 +28,8 @@ from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import World
 
 UNUSED = ("tyro", "tokenizers", "datasets", "datasets.distributed", "torchdata", "torchdata.stateful_dataloader",
-          "torch.utils.tensorboard")
-KERNELS = "torchtitan.models.moe.kernels"
+          "torch_checkpointing", "torch.utils.tensorboard")
+KERNELS = ("torchtitan.models.moe.kernels", "torchtitan.distributed.minimal_async_ep.kernels")  # of 0.2 and of 0.3
 RECIPES: dict[str, tuple[list[str], list[str]]] = {  # (joint passes, passes), by its own names
     "reference": ([], []),
     "reference_block_bucketing": ([], ["transformer_block_bucketing"]),
@@ -66,9 +66,10 @@ def fill_in() -> None:
         module.__getattr__ = _attribute  # type: ignore[method-assign]
         sys.modules[name] = module
     if importlib.util.find_spec("triton") is None:  # without it the kernels of experts cannot be imported
-        kernels = types.ModuleType(KERNELS)
-        kernels.__getattr__ = _attribute  # type: ignore[method-assign]
-        sys.modules.setdefault(KERNELS, kernels)
+        for name in KERNELS:
+            kernels = types.ModuleType(name)
+            kernels.__getattr__ = _attribute  # type: ignore[method-assign]
+            sys.modules.setdefault(name, kernels)
 
 
 def _llama3(recipe: Recipe) -> tuple[Any, Any, Callable[..., Any]]:

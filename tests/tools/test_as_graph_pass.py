@@ -33,6 +33,12 @@ TITAN = pytest.mark.skipif(  # in CI it is an error
     importlib.util.find_spec("torchtitan") is None and not os.environ.get("CI"),
     reason="needs torchtitan 0.2.2: pip install --no-deps torchtitan==0.2.2")
 
+GRAPH_TRAINER = Path(sys.prefix) / "graph_trainer"  # torchtitan 0.3.0, which cannot be imported beside 0.2.2
+TRAINER = pytest.mark.skipif(
+    not GRAPH_TRAINER.is_dir() and not os.environ.get("CI"),
+    reason="needs torchtitan 0.3.0: pip install --no-deps --target .venv/graph_trainer torchtitan==0.3.0 "
+           "spmd_types==0.2.3")
+
 
 class Block(nn.Module):
     def __init__(self) -> None:
@@ -43,7 +49,7 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-class Mlp(nn.Module):
+class Body(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in BLOCKS)
@@ -51,12 +57,27 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        return x.square().mean()
+        return x
+
+
+class Mlp(Body):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
 
 
 def clamp_for_relu(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in calls(gm, "aten.relu"):
         node.target, node.args = torch.ops.aten.clamp_min.default, (node.args[0], 0)
+    return gm
+
+
+def lose_a_gather(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The second block reads the first one's weight."""
+    waits = calls(gm, "_c10d_functional.wait_tensor")
+    (gather,) = waits[4].all_input_nodes
+    waits[4].replace_all_uses_with(waits[0])
+    gm.graph.erase_node(waits[4])
+    gm.graph.erase_node(gather)
     return gm
 
 
@@ -105,6 +126,62 @@ def through_torchtitan(passes: list[Any], root: str) -> dict[str, Any]:
             [r.name for r in records], gathers, strict=True)),
         "clamps": len(calls(records[-1].after[0], "aten.clamp_min")), "applied": applied,
     }
+
+
+def through_graph_trainer(specs: list[Any], root: str, titan: str) -> dict[str, Any]:
+    """One step of the small module through graph_trainer's tracer and its list of passes, and the same eagerly.
+
+    Before our passes runs one of its own, and after them another.
+    """
+    sys.path[:0] = [titan, root]
+    from benchmarks.reference import fill_in
+
+    fill_in()
+    from torch.distributed.device_mesh import init_device_mesh
+    from torchtitan.experiments.graph_trainer import passes, simple_fsdp
+    from torchtitan.experiments.graph_trainer.common_utils import annotate_module_fqns
+    from torchtitan.experiments.graph_trainer.make_fx_tracer import minimal_fx_tracer, run_traced
+    from torchtitan.experiments.graph_trainer.trainer import make_fwd_bwd_step
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+    torch.manual_seed(0)
+    module = simple_fsdp.data_parallel(Body(), mesh, mode="fully_shard")
+    annotate_module_fqns(module)
+    step = make_fwd_bwd_step(module, lambda pred, labels, **_: (pred - labels).square().mean())
+    batch = torch.randn(4, 8), torch.randn(4, 8), torch.tensor(4), {}
+    loss, *gradients = step(*batch)
+    traced = minimal_fx_tracer(step, module=module)(*batch)
+    with user_pass("clamp_for_relu", clamp_for_relu) as mine:
+        ours = [as_graph_pass(spec) for spec in (mine, *specs)]
+        with user_pass("lose_a_gather", lose_a_gather) as broken:
+            fault = as_graph_pass(broken)
+            passes.apply_graph_passes(traced.gm, traced.example_inputs, [fault])
+        traced.gm = passes.apply_graph_passes(traced.gm, traced.example_inputs, [
+            passes.canonicalize_graph_pass, *ours, passes.eliminate_dead_code_pass])
+    now, *others = run_traced(traced, module=module)(*batch)
+    nodes = [n for n in traced.gm.graph.nodes if collective_kind(n.target)]
+    return {
+        "bitwise": torch.equal(loss, now) and all(
+            torch.equal(g.to_local(), o.to_local()) for g, o in zip(gradients, others, strict=True)),
+        "outcomes": {each.__name__: [str(r.outcome) for r in each.records] for each in ours},
+        "collectives": [(collective_kind(n.target), n.meta.get("autograd_backward", False)) for n in nodes],
+        "clamps": len(calls(traced.gm, "aten.clamp_min")), "fault": str(fault.records[0].verdict("collectives")),
+    }
+
+
+@TRAINER
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_passes_of_ours_run_in_graph_trainers_list():
+    """On its one graph of loss and gradients: 8 parameters, 2 buckets."""
+    listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
+    with ranks(2, backend="gloo", timeout=200, echo="none") as pool:
+        for found in pool.run(through_graph_trainer, listed, str(ROOT), str(GRAPH_TRAINER)):
+            assert found["bitwise"] and found["clamps"] == len(BLOCKS)
+            assert "FAIL" in found["fault"] and "all_gather" in found["fault"]
+            assert found["outcomes"] == {
+                "clamp_for_relu": ["PASS"], "transformer_block_bucketing": ["PASS"], "graph_cleanup": ["PASS"]}
+            assert found["collectives"] == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
 
 
 @TITAN

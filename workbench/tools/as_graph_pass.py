@@ -1,4 +1,9 @@
-"""`as_graph_pass`: a pass as a plain function of a graph, for the pass lists of other compilers' pipelines."""
+"""`as_graph_pass`: a pass as a plain function of a graph, for the pass lists of other compilers' pipelines.
+
+torchtitan's compiler toolkit (until 0.2) runs lists on a joint graph, and then on forward and backward. Its
+graph_trainer (from 0.3) traces loss and gradients into one graph, without torch's descriptors, and runs one list on it.
+There a node has its direction as `autograd_backward` and its module as `custom["module_fqn"]`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
+from torch.nn import Module
 
 from workbench.checks import static
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import GraphFacts, Part, StepFacts, facts_of, set_facts
 from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.nodes import is_backward, module_path
 from workbench.passes.registry import RegisteredPass
 from workbench.pipeline.run_passes import apply_pass, choose, copy_graph
 from workbench.recipe.contracts import Stage
@@ -26,7 +33,8 @@ NOT_SEEN = "what the partitioner makes of the tags is not seen from a list of pa
 class GraphPass:
     """`pass_(gm, example_inputs) -> gm`, with the options bound; `gm` itself is not changed.
 
-    records: one entry, with the verdicts of level light, for each joint graph, and for each forward with its backward.
+    records: one entry, with the verdicts of level light, for each joint or whole graph, and for each forward with its
+    backward.
     A pass that only tags the joint graph also gets an UNKNOWN effect, since the partitioner runs elsewhere.
     """
 
@@ -43,21 +51,26 @@ class GraphPass:
         Raises WorkbenchError, with the pass's name, where the pass raises.
         """
         inputs = gm.graph.find_nodes(op="placeholder")
-        joint = self.item.contract.stage is Stage.JOINT
-        which: Part = "joint" if joint else "backward" if any(map(is_tangent, inputs)) else "forward"
-        if which == "forward":
+        joint, whole = self.item.contract.stage is Stage.JOINT, _is_whole(gm)
+        which: Part = ("joint" if joint else "step" if whole else "backward" if any(map(is_tangent, inputs))
+                       else "forward")
+        if which in ("forward", "step"):
             self._step = StepFacts()
         if facts_of(gm).part != which:
             sizes = {c.group: c.group_size for c in list_collectives(gm)}  # without a mesh, groups stand for axes
             groups = {name: name for name in sizes}
             set_facts(gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step))
+        if whole:
+            gm = _read_in(copy_graph(gm))
         given = copy_graph(gm)
         started = time.perf_counter()
         values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
         result = apply_pass(self.item, given, values, self.options)
         seconds = time.perf_counter() - started
         after = copy_graph(result)  # later passes of the list may edit what this one returns
-        if joint:
+        if whole:
+            _write_out(result)
+        if joint or whole:
             self._prove((gm,), (after,), seconds)
         elif which == "forward":
             self._forward = gm, after, seconds
@@ -78,11 +91,43 @@ class GraphPass:
         return f"GraphPass({self.item.name}: {', '.join(r.outcome for r in self.records) or 'not run yet'})"
 
 
+def _is_whole(gm: GraphModule) -> bool:
+    """Whether make_fx traced the graph, with its backward, by torchtitan's graph_trainer."""
+    return any("autograd_backward" in n.meta for n in gm.graph.nodes) and not any(
+        "desc" in n.meta for n in gm.graph.find_nodes(op="placeholder"))
+
+
+def _read_in(gm: GraphModule) -> GraphModule:
+    """Direction and modules of each node where passes look for them; `gm` is changed."""
+    for node in gm.graph.nodes:
+        backward = node.meta.get("autograd_backward", False)
+        node.meta.setdefault("partitioner_tag", "is_backward" if backward else "is_forward")
+        if path := node.meta.get("custom", {}).get("module_fqn"):
+            parts = path.split(".")
+            outer = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
+            node.meta.setdefault("fwd_nn_module_stack" if backward else "nn_module_stack",
+                                 {each: (each, Module) for each in outer})
+    return gm
+
+
+def _write_out(gm: GraphModule) -> None:
+    """Nodes that the pass made tell direction and module as graph_trainer's passes read them.
+
+    What reads the backward belongs to it.
+    """
+    for node in gm.graph.nodes:
+        if is_backward(node) or any("autograd_backward" in n.meta for n in node.all_input_nodes):
+            node.meta["autograd_backward"] = True
+        if path := module_path(node):
+            node.meta.setdefault("custom", {}).setdefault("module_fqn", path)
+
+
 def as_graph_pass(spec: PassSpec | str | Mapping[str, Any]) -> GraphPass:
-    """A registered pass for a list of `(gm, example_inputs) -> gm`, as in torchtitan's compiler toolkit.
+    """A registered pass for a list of `(gm, example_inputs) -> gm`, as torchtitan has them.
 
         bucketing = as_graph_pass({"name": "transformer_block_bucketing", "buckets": ["layers.0", "layers.1"]})
-        fw_compiler, bw_compiler = make_compiler_with_passes([bucketing])
+        fw_compiler, bw_compiler = make_compiler_with_passes([bucketing])                     # the compiler toolkit
+        traced.gm = apply_graph_passes(traced.gm, traced.example_inputs, [bucketing])         # graph_trainer
 
     spec: its name, or a table with its options; a pass that reads the model's blocks needs them as an option here. Put
     a joint pass into a list of joint passes, and a partitioned pass into the list for forward and backward. The order
