@@ -46,7 +46,7 @@ def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -
             apart = len(own) <= NAMED
             found = [(b, e - b) for *_, b, e in own] if apart else bars((b, e) for *_, b, e in own)
             axes.broken_barh([(b / per, ms / per) for b, ms in found], (row - 0.38, 0.76), facecolor=color,
-                             edgecolor=PAPER, linewidth=0.6 if apart else 0, snap=apart)
+                             edgecolor=PAPER, linewidth=(0.6, 1.4)[row] if apart else 0, snap=apart)
             for name, *_, begin, end in own if len(listed) <= NAMED else ():
                 axes.text((begin + end) / 2 / per, row, name.split()[-1], ha="center", va="center", fontsize=9,
                           color=PAPER if color == BLUE else INK)
