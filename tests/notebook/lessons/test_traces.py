@@ -237,7 +237,7 @@ def test_what_the_text_says_of_compute_on_two_ranks():
     assert round(after["products"] - before["products"]) == 7 and beside(zero, zero)[0][0] == 0
     products = [Counter(e.name for e in step.events if any(p in e.name for p in KINDS["products"]))
                 for step in (zero, ours)]
-    assert products[0] == products[1]
+    assert products[0] == products[1] and products[0].total() == 339
     compute = next(s.compute_ms for s in orders["compile"].steps[::-1] if s.rank == 0)
     assert round(compute - floor_ms(zero)) == 17
     three = [[s.collectives[i] for s in orders["compile"].steps if s.step == orders["compile"].steps[-1].step]
