@@ -21,6 +21,13 @@ def test_long_steps_are_in_milliseconds():
     assert draw.spans({"long": longer}).text == "long: compute 27.00 ms, exposed 6.00 ms, idle 5.00 ms"
 
 
+def test_few_collectives_of_a_long_step_have_a_bar_each():
+    """Two that follow each other without a gap are drawn apart, although the other lane has many kernels."""
+    many = [("product", 7 + i % 2, 0, 10 * i, 10 * i + 9) for i in range(30)]
+    apart = [("nccl a", 20, 0, 0, 100), ("nccl b", 20, 0, 100, 200)]
+    assert draw.spans({"x": many + apart}).png != draw.spans({"x": [*many, ("nccl a", 20, 0, 0, 200)]}).png
+
+
 def test_parts_of_bars_and_counts_of_dots_are_told():
     assert draw.stacked({"x": {"products": 1.25, "idle": 2}, "y": {"products": 0, "idle": 1}}).text == (
         "x: products 1.2, idle 2.0\ny: products 0.0, idle 1.0")

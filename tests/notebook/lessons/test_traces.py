@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -24,6 +25,7 @@ from workbench.notebook.lessons.traces import (
     kinds_of,
     late_ms,
     late_parts,
+    least_wait,
     longest_late,
     met,
     profiled,
@@ -184,8 +186,12 @@ def test_what_the_text_says_of_the_timed_steps():
                for s in read_order([recorded("compile", rank, 2) for rank in (0, 1)]).steps)
     inductor = read_order([recorded(names[2])]).steps
     assert all(4.7 < middle[names[2]] - s.span_ms < 5.1 for s in inductor)
+    for a, b in combinations(names, 2):  # every other order is open
+        assert (a == "eager" and b != "compile") == (clock[b][-1] < clock[a][0]) and clock[a][-1] > clock[b][0]
+    compute = read_order([recorded("compile")]).steps[-1].compute_ms
+    assert f"{middle['compile']:.1f} - {compute:.1f} = {middle['compile'] - compute:.1f}" == "44.0 - 36.0 = 8.0"
     slower = timed("llama3_block_bucketing_cudagraph", 2)
-    assert sorted(slower)[len(slower) // 2] > two["compile"][25]
+    assert f"{median(slower):.1f}" == "131.0" and round(median(slower) - median(two["compile"])) == 8
     assert [round(a.span_ms - b.span_ms) for a, b in zip(traces["compile"], traces[OURS], strict=True)] == [61, 73]
 
 
@@ -213,7 +219,11 @@ def test_what_the_text_says_of_the_two_ranks():
     assert (round(step.exposed_ms), f"{step.exposed_ms:.1f}") == (55, "54.9")
     assert step.compute_ms > max(sorted(timed("compile", 2))[25], found["compile", 0][0].compute_ms)
     assert step.idle_ms < 1 and waits > 0.95 * step.exposed_ms and empty < 0.1 * step.exposed_ms
-    assert all(found[OURS, rank][2] < 0.1 and found[OURS, rank][0].exposed_ms < 4 for rank in (0, 1))
+    assert all(found[OURS, rank][2] < 0.001 and found[OURS, rank][0].exposed_ms < 4 for rank in (0, 1))
+    step, waits, _, least = found[OURS, 1]
+    assert [f"{ms:.1f}" for ms in (step.exposed_ms, least, waits)] == ["3.4", "1.5", "2.3"]
+    late = read_order([recorded("compile", 0, 2)]).traced[-1]
+    assert [f"{ms:.1f}" for ms in (late_ms(late), found["compile", 0][0].idle_ms)] == ["60.4", "62.4"]
 
 
 def test_what_the_text_says_of_compute_on_two_ranks():
@@ -227,12 +237,15 @@ def test_what_the_text_says_of_compute_on_two_ranks():
     assert round(after["products"] - before["products"]) == 7 and beside(zero, zero)[0][0] == 0
     products = [Counter(e.name for e in step.events if any(p in e.name for p in KINDS["products"]))
                 for step in (zero, ours)]
-    assert products[0] == products[1]
+    assert products[0] == products[1] and products[0].total() == 339
     compute = next(s.compute_ms for s in orders["compile"].steps[::-1] if s.rank == 0)
     assert round(compute - floor_ms(zero)) == 17
     three = [[s.collectives[i] for s in orders["compile"].steps if s.step == orders["compile"].steps[-1].step]
              for i in (0, 40, 52)]
     assert [r0.ms < r1.ms for r0, r1 in three] == [True] * 3
+    assert least_wait((r1, r0) for r0, r1 in three) == pytest.approx(11.7, abs=0.05)
+    rest = kinds_of(read_order([recorded("llama3_block_bucketing_cudagraph", 0, 2)]).traced[-1])["rest"]
+    assert f"{rest:.1f}" == "27.0" and rest > 2 * before["rest"]
     assert [r1.exposed_ms > r0.ms for r0, r1 in three] == [True, False, True]
 
 
@@ -253,7 +266,9 @@ def test_a_report_of_all_ranks_tells_what_is_exposed_and_why(tmp_path):
     alone = report(files[1:])
     assert "ProfilerStep#2 of rank 1" in alone
     assert "36 AllGather: exposed 42.22 ms; waits: read all ranks' traces" in alone
-    assert "of rank" not in report([save_spans(SPANS, tmp_path / "t.json")])
+    short_step = report([save_spans(SPANS, tmp_path / "t.json")])
+    assert "of rank" not in short_step and "0.00 ms in gaps of the first 0.038 ms, for 0.05 ms later" in short_step
+    assert text.count("in gaps of the first 2 ms") == 2
 
 
 def test_late_gaps_are_listed_with_their_kernels():

@@ -18,7 +18,7 @@ from workbench.pipeline.gpu_communication import COMPUTE, gaps, kind_of, union
 EXPOSED: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 IDLE: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "....", "linewidth": 0}
 NAMED = 20
-"""Up to so many kernels, each bar has the last word of its kernel's name."""
+"""Up to so many kernels in a lane, each has its own bar; up to so many in a step, with the last word of its name."""
 PALETTE = ("#004c7f", SKY, GREEN, YELLOW, PINK)
 """By kind. Its first blue is darker than that of all compute."""
 
@@ -43,16 +43,16 @@ def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -
         exposed = [gap for begin, end in talking for gap in gaps(busy, begin, end)]
         idle = list(gaps(every, every[0][0], every[-1][1]))
         for row, own, color in ((0, compute, BLUE), (1, talk, ORANGE)):
-            apart = len(listed) <= NAMED
+            apart = len(own) <= NAMED
             found = [(b, e - b) for *_, b, e in own] if apart else bars((b, e) for *_, b, e in own)
             axes.broken_barh([(b / per, ms / per) for b, ms in found], (row - 0.38, 0.76), facecolor=color,
-                             edgecolor=PAPER, linewidth=0.6 if apart else 0, snap=apart)
-            for name, *_, begin, end in own if apart else ():
+                             edgecolor=PAPER, linewidth=(0.6, 1.4)[row] if apart else 0, snap=apart)
+            for name, *_, begin, end in own if len(listed) <= NAMED else ():
                 axes.text((begin + end) / 2 / per, row, name.split()[-1], ha="center", va="center", fontsize=9,
                           color=PAPER if color == BLUE else INK)
         for found, (low, high), look in ((exposed, (-0.38, 0.76), EXPOSED), (idle, (-0.38, 1.76), IDLE)):
             axes.broken_barh([(b / per, (e - b) / per) for b, e in found], (low, high), **look)
-        axes.set_yticks([0, 1], [_lane("computes", compute), _lane("communicates", talk)], fontsize=9)
+        axes.set_yticks([0, 1], _lanes(compute, talk), fontsize=9)
         axes.set(ylim=(1.5, -0.5), xlim=(0, 1.02 * last / per))
         parts = [f"{what} {sum(e - b for b, e in found) / per:,.{2 if per > 1 else 0}f} {unit}"
                  for what, found in (("compute", busy), ("exposed", exposed), ("idle", idle))]
@@ -65,9 +65,12 @@ def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -
     return finish(figure, "Kernels over time, compute above collectives. " + "; ".join(lines) + ".", "\n".join(lines))
 
 
-def _lane(what: str, own: Sequence[tuple[str, int, float, float, float]]) -> str:
-    streams = sorted({s[1] for s in own})
-    return f"stream {streams[0]}: {what}" if len(streams) == 1 else what
+def _lanes(*both: Sequence[tuple[str, int, float, float, float]]) -> list[str]:
+    """What the two lanes do, with their streams if each is one."""
+    streams = [sorted({s[1] for s in own}) for own in both]
+    one_each = all(len(found) == 1 for found in streams)
+    return [f"stream {found[0]}: {what}" if one_each else what
+            for what, found in zip(("computes", "communicates"), streams, strict=True)]
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms") -> Picture:

@@ -8,13 +8,13 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, overlap, union
-from workbench.tools.timing.order import StepOrder, read_order
+from workbench.tools.timing.order import StepOrder, TracedCollective, read_order
 from workbench.tools.timing.trace_file import TracedStep
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
@@ -187,6 +187,11 @@ def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, floa
             for kind, (n, ms, exposed, least, most, empty) in found.items()]
 
 
+def least_wait(pairs: Iterable[tuple[TracedCollective, TracedCollective]]) -> float:
+    """Milliseconds that collectives expose while they wait, at least: each here, and the same on the other rank."""
+    return sum(max(0.0, here.exposed_ms - min(here.ms, there.ms)) for here, there in pairs)
+
+
 def floor_kernels(step: TracedStep) -> Counter[str]:
     """How often each kernel runs that the floor counts, by name."""
     return Counter(e.name for e in step.events if e.kind == COMPUTE and kind_of(e.name) in FLOOR)
@@ -244,12 +249,13 @@ def report(paths: Sequence[Path | str]) -> str:
     for step, traced in zip(order.steps, order.traced, strict=True):
         if step.step != order.steps[-1].step:
             continue
-        first, later = late_parts(traced)
+        early_ms = min(2.0, step.span_ms / 10)
+        first, later = late_parts(traced, 1e3 * early_ms)
         lines += ["", step.step + ("" if step.rank is None else f" of rank {step.rank}"),
                   ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in kinds_of(traced).items()),
                   "most of rest: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in top_of(traced, REST)),
                   f"compute less the floor {step.compute_ms - floor_ms(traced):.1f} ms; the CPU was late for "
-                  f"{first:.2f} ms in gaps of the first 2 ms, for {later:.2f} ms later"]
+                  f"{first:.2f} ms in gaps of the first {early_ms:.2g} ms, for {later:.2f} ms later"]
         known = all(c.waits_ms is not None for c in step.collectives)
         for kind, number, _, exposed, least, most, empty in exposed_by(step, traced):
             waits = f"waits for another rank {least:.2f} to {most:.2f} ms" if known else "waits: read all ranks' traces"
