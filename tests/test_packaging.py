@@ -209,8 +209,10 @@ def test_the_reference_comes_without_what_it_depends_on(make_venv: dict, monkeyp
     monkeypatch.setattr(inside["subprocess"], "run", run)
     monkeypatch.setattr(sys, "argv", ["make_venv", str(tmp_path / "v")])
     make_venv["main"]()
-    (step,) = [command for command in ran if any(part.startswith("torchtitan") for part in command)]
+    step, later = [command for command in ran if any(part.startswith("torchtitan") for part in command)]
     assert step[-2:] == ["--no-deps", *PROJECT["optional-dependencies"]["reference"]]
+    wanted = ["--no-deps", "--target", str(tmp_path / "v" / "graph_trainer")]
+    assert later[-5:] == [*wanted, *PROJECT["optional-dependencies"]["graph_trainer"]]
     assert all("[reference" not in part for command in ran for part in command)
     settings = json.loads((tmp_path / "v/etc/jupyter/labconfig/default_setting_overrides.json").read_text())
     assert settings == {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}

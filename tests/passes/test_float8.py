@@ -168,11 +168,19 @@ def row_major(gm):
     copied.kwargs, copied.meta["val"] = {"memory_format": torch.contiguous_format}, copied.meta["val"].contiguous()
 
 
-def test_lint_finds_an_operand_that_a_gpu_refuses(authored):
+def no_matrix(gm):
+    node = calls(gm, "aten._scaled_mm")[0]
+    node.replace_input_with(node.args[1], node.args[3])  # its scale
+
+
+@pytest.mark.parametrize(("broken", "said"), [
+    (row_major, "right operand is not column-major, and a GPU takes no other"),
+    (no_matrix, "its operands have 2 and 0 dimensions, and a scaled product takes matrices")])
+def test_lint_finds_an_operand_that_a_gpu_refuses(authored, broken, said):
     graph = capture(authored)
-    with user_pass("row_major", variant(row_major), numerics="lossy", tolerance=0.4):
-        found = run_joint(graph, ["row_major"])[0].verdict("lint")
-    assert found.outcome == "FAIL" and "right operand is not column-major, and a GPU takes no other" in found.message
+    with user_pass(broken.__name__, variant(broken), numerics="lossy", tolerance=0.4):
+        found = run_joint(graph, [broken.__name__])[0].verdict("lint")
+    assert found.outcome == "FAIL" and said in found.message
 
 
 def gathers_bfloat16(gm):

@@ -158,7 +158,10 @@ def scaled_operands(gm: torch.fx.GraphModule) -> list[str]:
         left, right = (n.meta.get("val") for n in node.all_input_nodes[:2])
         if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
             continue
-        if left.stride(1) != 1 or right.stride(0) != 1:
+        if {left.dim(), right.dim()} != {2}:
+            problems.append(f"{node.name}: its operands have {left.dim()} and {right.dim()} dimensions, and a scaled "
+                            "product takes matrices")
+        elif left.stride(1) != 1 or right.stride(0) != 1:
             wrong = "left operand is not row-major" if left.stride(1) != 1 else "right operand is not column-major"
             problems.append(f"{node.name}: its {wrong}, and a GPU takes no other layout")
         elif any(size % 16 for size in right.shape):
