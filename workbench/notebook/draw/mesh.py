@@ -19,7 +19,7 @@ from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STACK = 0.3  # how far the sheets of a part that several ranks hold are apart in all, of its height and width
+STACK = 0.16  # how far the sheets of a part that several ranks hold are apart in all, of its height and width
 Slice = tuple[tuple[int, int], ...]
 
 

@@ -91,12 +91,12 @@ export function placement({ root, note, data: d, traits, tell }) {
       found.added.length ? line("the placements do not fit: DTensor adds", found.added, WRONG)
         : line("the placements fit: DTensor adds", [], GREEN),
       line("to sum partial results (Σ)", found.summed),
-      make("b", {}, `cost in all: ${count(found.bytes)} bytes`),
+      make("b", {}, `total cost: ${count(found.bytes)} bytes`),
       make("span", {}, traits.get("reveal") ? ` · the least is ${count(d.best)}` : ""));
     root.dataset.bytes = String(found.bytes);
     root.dataset.added = String(found.added.length);
     tell(`Drag an axis to the left edge (rows), the top (columns) or the middle (replicate); or press Enter on it. Coloured: `
-      + `the shard of rank ${traits.get("rank")}. The cost: the larger side of each collective, on one rank; an all-reduce costs it twice.`);
+      + `the shard of rank ${traits.get("rank")}. The cost: the larger side of each collective, on one rank; an all-reduce costs twice that.`);
   }
 
   traits.follow(["x_0", "x_1", "w_0", "w_1", "rank", "reveal"], show);
