@@ -119,8 +119,8 @@ def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict
                 axes.add_patch(Rectangle((left + right * columns, top + down * rows), size * columns, size * rows,
                                          linewidth=0.8, edgecolor=PAPER, facecolor=RANK_COLORS[rank % 8]))
             axes.add_patch(Rectangle((left, top), columns, rows, fill=False, edgecolor=PAPER, linewidth=2))
-            axes.text(left + columns / 2, top + rows / 2, _ranks(who, sign), ha="center", va="center", color=INK, fontsize=9,
-                      bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
+            axes.text(left + columns / 2, top + rows / 2, _ranks(who, sign), ha="center", va="center", color=INK,
+                      fontsize=9, bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     shape = tuple(tensor.shape)
     high, wide = (*shape, 1, 1)[:2]
     axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0" if shape else "")
