@@ -184,12 +184,12 @@ def test_a_choice_in_jupyterlab_reaches_the_kernel_and_its_controls(page, lab, l
     assert len(picture) == 1 and not picture[0].is_visible()
     on(view, "x_1", "Enter")  # columns, replicate
     on(view, "w_0", "Enter", "Enter")  # rows, columns, replicate
-    page.wait_for_selector("text=in the kernel: {'bytes moved': 196608, 'collectives DTensor adds': 0}")
+    page.wait_for_selector("text=in the kernel: {'cost in bytes': 196608, 'collectives DTensor adds': 0}")
     assert view.get_attribute("data-bytes") == "196608"
     chosen = page.locator(".widget-dropdown select")
     assert [chosen.nth(i).evaluate("each => each.selectedOptions[0].textContent.trim()") for i in range(4)] == [
         "rows", "replicate", "replicate", "columns"]
     chosen.nth(2).select_option("columns")
-    page.wait_for_selector("text=in the kernel: {'bytes moved':")
+    page.wait_for_selector("text=in the kernel: {'cost in bytes':")
     page.wait_for_function("document.querySelector('.wb').dataset.bytes !== '196608'")
     looked_at("placement_live")

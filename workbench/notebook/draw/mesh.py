@@ -19,7 +19,7 @@ from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STRIPES = 6  # of each rank
+STACK = 0.16  # how far the sheets of a part that several ranks hold are apart in all, of its height and width
 Slice = tuple[tuple[int, int], ...]
 
 
@@ -101,20 +101,26 @@ def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "
 
 
 def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
-    """Draw the first 2 dims of the whole tensor, divided into the ranks' parts; returns the ranks of each part."""
+    """Draw the first 2 dims of the whole tensor, divided into the ranks' parts; returns the ranks of each part.
+
+    A part that several ranks hold is a stack of sheets: equal ones ("ranks 0 = 1"), or summands ("ranks 0 + 1").
+    """
+    sign = " + " if any(placed.is_partial() for placed in placements) else " = "
     held: dict[Slice, list[int]] = {}
     for rank, bounds in slices(tensor, placements).items():
         held.setdefault(bounds, []).append(rank)
     for bounds, who in held.items():
         (top, rows), (left, columns) = (*bounds, (0, 1), (0, 1))[:2]
         if rows and columns:
-            stripes = 1 if len(who) == 1 else STRIPES * len(who)  # of a part that several ranks hold
-            for i in range(stripes):
-                axes.add_patch(Rectangle((left + i * columns / stripes, top), columns / stripes, rows, linewidth=0,
-                                         facecolor=RANK_COLORS[who[i % len(who)] % 8]))
+            apart = STACK / (len(who) - 1) if len(who) > 1 else 0.0
+            size = 1 - apart * (len(who) - 1)
+            for i, rank in enumerate(reversed(who)):  # the first one in front
+                right, down = (len(who) - 1 - i) * apart, i * apart
+                axes.add_patch(Rectangle((left + right * columns, top + down * rows), size * columns, size * rows,
+                                         linewidth=0.8, edgecolor=PAPER, facecolor=RANK_COLORS[rank % 8]))
             axes.add_patch(Rectangle((left, top), columns, rows, fill=False, edgecolor=PAPER, linewidth=2))
-            axes.text(left + columns / 2, top + rows / 2, _ranks(who), ha="center", va="center", color=INK, fontsize=9,
-                      bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
+            axes.text(left + columns / 2, top + rows / 2, _ranks(who, sign), ha="center", va="center", color=INK,
+                      fontsize=9, bbox={"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 1.5})
     shape = tuple(tensor.shape)
     high, wide = (*shape, 1, 1)[:2]
     axes.set(xlim=(0, wide), ylim=(high, 0), ylabel="dim 0" if shape else "")
@@ -149,8 +155,8 @@ def _mesh(axes: Axes, tensor: DTensor) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _ranks(who: list[int]) -> str:
-    return f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
+def _ranks(who: list[int], sign: str = ", ") -> str:
+    return f"rank{'s' * (len(who) > 1)} {sign.join(map(str, who))}"
 
 
 def _span(start: int, length: int) -> str:

@@ -27,7 +27,7 @@ def placed(answer: Any, *, lab: PlacementLab) -> Graded:
     now = lab.table[tuple(answer[name] for name in names)]  # type: ignore[index]
     if now["added"]:
         return 0.0, f"the placements do not fit: DTensor adds {', '.join(now['added'])}"
-    return targets({"bytes moved": now["bytes"]}, at_most={"bytes moved": lab.best})
+    return targets({"cost in bytes": now["bytes"]}, at_most={"cost in bytes": lab.best})
 
 
 def cut(answer: Any, *, board: Partitioner, at_most: Mapping[str, float], start: Mapping[str, float]) -> Graded:

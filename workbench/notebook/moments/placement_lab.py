@@ -29,7 +29,7 @@ class PlacementLab(Moment):
     """`x @ w` on a mesh of two axes. Each axis replicates a factor, or cuts its rows or its columns.
 
     `x_0` and `x_1` place x over the first and the second axis, `w_0` and `w_1` place w; `rank`: whose shards are
-    marked. `figures`: bytes moved in all, and how many collectives DTensor adds because the placements do not fit. The
+    marked. `figures`: the cost in bytes, and how many collectives DTensor adds because the placements do not fit. The
     factors start at `given`; DTensor is asked for every change of placement, and for every product.
     """
 
@@ -60,7 +60,7 @@ class PlacementLab(Moment):
     @traitlets.observe("x_0", "x_1", "w_0", "w_1")
     def _placed(self, _: Any) -> None:
         now = self.table[self.x_0, self.x_1, self.w_0, self.w_1]
-        self.figures = {"bytes moved": now["bytes"], "collectives DTensor adds": len(now["added"])}
+        self.figures = {"cost in bytes": now["bytes"], "collectives DTensor adds": len(now["added"])}
 
     def picture(self) -> Picture:
         with fake_world(_size(self._mesh)) as world:
