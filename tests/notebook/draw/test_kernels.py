@@ -97,6 +97,16 @@ def test_inputs_of_a_replay_and_no_address_in_the_text():
     assert repr(table) == repr(draw.replay(record(Made(0xDEF))))
 
 
+def test_where_a_replay_reads_its_inputs():
+    picture = draw.addresses(record(Made(0xABC)))
+    assert picture.text == "addresses of the CUDA graphs\nforward: reads up.weight in place; copies primals_2"
+    assert picture.png == draw.addresses(record(Made(0xDEF))).png
+    with pytest.raises(WorkbenchError, match="pass 'regional' records no CUDA graph"):
+        draw.addresses(record(print, name="regional"))
+    with pytest.raises(WorkbenchError, match="62 inputs are too many"):
+        draw.addresses(record(*[Made(0xABC)] * 31))
+
+
 def test_other_passes_are_refused_by_name():
     with pytest.raises(WorkbenchError, match="pass 'regional' records no CUDA graph"):
         draw.replay(record(print, name="regional"))

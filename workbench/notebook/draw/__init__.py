@@ -6,7 +6,7 @@
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
     graphs        a graph, its collectives, saved tensors
-    kernels       kernels with their nodes; replays
+    kernels       kernels with their nodes; replays and their addresses
     memory        live bytes and the peak; saved against recomputed; budgets
     mesh          the slice of a tensor on each rank
     operators     bytes that operators read and write; rounding
@@ -27,7 +27,7 @@ from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
 from workbench.notebook.draw.graphs import graph, launches, saved
-from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
+from workbench.notebook.draw.kernels import addresses, kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.memory import frontier, memory, pareto
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
 from workbench.notebook.draw.operators import rounding, traffic
@@ -41,8 +41,8 @@ from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "dots", "expert_load",
-           "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory",
-           "pace", "parameters", "pareto", "pipeline", "placements", "redistribute", "replay", "rounding", "routing",
-           "saved", "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts",
-           "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "addresses", "buffers", "changes", "dataflow", "difference", "dots",
+           "expert_load", "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses",
+           "memory", "pace", "parameters", "pareto", "pipeline", "placements", "redistribute", "replay", "rounding",
+           "routing", "saved", "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic",
+           "verdicts", "verdicts_of_both"]

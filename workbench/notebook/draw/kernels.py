@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.patches import FancyBboxPatch, Patch
+
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
-from workbench.notebook.draw.picture import Picture, Table, finish, panels, shortened
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, SKY, YELLOW
+from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, panels, shortened
 from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted, few
@@ -143,10 +145,7 @@ def replay(record: PassRecord) -> Table:
 
     Raises WorkbenchError for the record of another pass.
     """
-    made: list[Any] = [body for body in record.after if isinstance(body, Replayed)]
-    if not made:
-        raise WorkbenchError(f"pass {record.name!r} records no CUDA graph: give the record of cudagraph")
-    found: list[Replay] = [body.facts for body in made]
+    found = _recorded(record)
     addresses = ["" if x.address is None else f"{x.address:#x}" for f in found for x in f.inputs]
     rows: list[tuple[Any, ...]] = [
         (f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
@@ -157,3 +156,57 @@ def replay(record: PassRecord) -> Table:
         heads, rows = (*heads, "address"), [(*row, at) for row, at in zip(rows, addresses, strict=True)]
     return Table("inputs of the CUDA graphs", heads, tuple(rows), notes=tuple(f.summary() for f in found),
                  hidden=("address",) if known else ())
+
+
+def addresses(record: PassRecord) -> Picture:
+    """From where each CUDA graph reads its inputs: at their own address, or in a copy that belongs to the recording.
+
+    Raises WorkbenchError for the record of another pass, and where there are more than MOST inputs.
+    """
+    found = _recorded(record)
+    if (count := sum(len(f.inputs) for f in found)) > MOST:
+        raise WorkbenchError(f"{count:,} inputs are too many for a picture: draw.replay lists them")
+    high = sum(len(f.inputs) + 0.7 for f in found)
+    figure = new_figure(9.6, 0.5 + 0.34 * high)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, 10), ylim=(high - 0.35, -0.6))
+    axes.axis("off")
+    top, lines = 0.0, ["addresses of the CUDA graphs"]
+    for f in found:
+        rows = max(len(f.inputs), 1)
+        _box(axes, 7.2, top + (rows - 1) / 2, 1.5, rows - 0.25, f"{f.graph}:\nCUDA graph", FAINT)
+        _box(axes, 9.3, top + (rows - 1) / 2, 1.2, rows - 0.25, "results", SKY)
+        _arrow(axes, 7.95, 8.7, top + (rows - 1) / 2)
+        for y, x in enumerate(f.inputs):
+            _box(axes, 1.4, top + y, 2.6, 0.72, shortened(x.parameter or x.name, 30), SKY if x.static else PAPER)
+            if x.static:
+                _arrow(axes, 2.7, 6.45, top + y)
+            else:
+                _box(axes, 4.6, top + y, 1.7, 0.72, "copy", SKY)
+                _arrow(axes, 2.7, 3.75, top + y)
+                _arrow(axes, 5.45, 6.45, top + y)
+        lines.append(f"{f.graph}: reads {few([x.parameter or x.name for x in f.static], 6) or 'no input'} in place; "
+                     f"copies {few([x.name for x in f.copied], 6) or 'no input'}")
+        top += rows + 0.7
+    figure.legend(handles=[Patch(facecolor=SKY, edgecolor=GREY, label="at the same address in each replay"),
+                           Patch(facecolor=PAPER, edgecolor=GREY, label="elsewhere in each step")],
+                  loc="outside upper right", ncols=2, fontsize=8, frameon=False)
+    return finish(figure, "Inputs on the left, CUDA graphs on the right. " + "; ".join(lines[1:]) + ".",
+                  "\n".join(lines))
+
+
+def _recorded(record: PassRecord) -> list[Replay]:
+    made: list[Any] = [body for body in record.after if isinstance(body, Replayed)]
+    if not made:
+        raise WorkbenchError(f"pass {record.name!r} records no CUDA graph: give the record of cudagraph")
+    return [body.facts for body in made]
+
+
+def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, fill: str) -> None:
+    axes.add_patch(FancyBboxPatch((x - wide / 2, y - high / 2), wide, high, boxstyle="round,pad=0,rounding_size=0.08",
+                                  facecolor=fill, edgecolor=GREY, linewidth=0.8))
+    axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK)
+
+
+def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
+    axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0})
