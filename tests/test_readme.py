@@ -157,9 +157,10 @@ def test_a_document_without_markers_is_refused() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The names that a forge gives to a document's headings."""
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
-            for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    """The names that a forge, or JupyterLab, gives to a document's headings."""
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {name for head in heads
+            for name in (re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-"), head.replace(" ", "-"))}
 
 
 def broken_links(path: Path, text: str) -> list[str]:
@@ -178,6 +179,12 @@ def broken_links(path: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     assert not broken_links(path, path.read_text())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_links_of_a_notebook_lead_somewhere(path: Path) -> None:
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "markdown"]
+    assert not broken_links(path, "\n".join("".join(cell["source"]) for cell in cells))
 
 
 def test_a_broken_link_is_told() -> None:
