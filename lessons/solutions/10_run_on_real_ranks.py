@@ -19,7 +19,7 @@ def log_on_one_rank():
 
 def circle() -> dict[int, list[str]]:
     """Ranks 0 and 1 then both begin with tp, so their dp may wait for what ranks 2 and 3 ask for."""
-    return {0: ["tp", "dp", "tp"], 1: ["tp", "dp", "tp"], 2: ["dp", "tp", "tp"], 3: ["tp", "tp", "dp"]}
+    return {0: ["tp", "dp", "tp"], 1: ["tp", "dp", "tp"], 2: ["tp", "tp", "dp"], 3: ["dp", "tp", "tp"]}
 
 
 def last_batch():

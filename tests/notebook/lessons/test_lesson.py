@@ -282,6 +282,12 @@ def test_the_evidence_is_folded_with_the_answer() -> None:
     assert repr(Prediction("n?").score(7, shown, shown)).count(repr(shown)) == 2
 
 
+def test_a_report_that_shows_the_answer_keeps_its_lines_in_the_fold() -> None:
+    folded = Prediction("n?").score(7, "rank 0:\n  <module>")
+    assert folded._repr_html_().endswith("<div><pre>rank 0:\n  &lt;module&gt;</pre></div></details>")
+    assert repr(folded) == "n? no guess, it is 7\nrank 0:\n  <module>"
+
+
 def test_a_picture_that_shows_the_answer_is_an_image_in_the_fold() -> None:
     folded = Prediction("n?").score(7, Picture(b"png", "seven & more", "seven", 20, 10))
     image = '<img alt="seven &amp; more" width="20" height="10" src="data:image/png;base64,cG5n">'

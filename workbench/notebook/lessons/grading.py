@@ -76,7 +76,7 @@ class CheckResult:
 class Prediction:
     """A guess, recorded before the answer is known. `guess` None: the reader did not guess. exact: right or wrong.
 
-    evidence: what shows the answer, such as tables and pictures; it is folded with the answer.
+    evidence: what shows the answer, such as tables, pictures and reports; it is folded with the answer.
     """
 
     ask: str
@@ -107,7 +107,7 @@ class Prediction:
         return f"{self.ask} {guess}, it is {self.truth}{scored}"
 
     def __repr__(self) -> str:
-        return "\n".join([str(self), *map(repr, self.evidence)])
+        return "\n".join([str(self), *(each if isinstance(each, str) else repr(each) for each in self.evidence)])
 
     def _repr_html_(self) -> str:
         """The answer and its evidence are folded for a reader who has not guessed yet."""
@@ -120,7 +120,9 @@ class Prediction:
 
 
 def _as_html(evidence: Any) -> str:
-    """What shows the answer, as HTML: its own, or an image for a picture."""
+    """What shows the answer, as HTML: its own, lines for a text, or an image for a picture."""
+    if isinstance(evidence, str):
+        return f"<pre>{html.escape(evidence)}</pre>"
     if hasattr(evidence, "_repr_html_"):
         return evidence._repr_html_()
     picture = b64encode(evidence.png).decode()
