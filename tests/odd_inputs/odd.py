@@ -22,7 +22,8 @@ SECONDS = 20.0
 
 def sizes(few: int, many: int) -> pytest.MarkDecorator:
     """The test runs with `few` examples, and with `many` as a slow test."""
-    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+    long = [pytest.mark.slow, pytest.mark.timeout(900)]
+    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=long)])
 
 
 def holds(examples: int, check: Callable[..., None], *strategies: st.SearchStrategy[Any]) -> None:
