@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants import running
 from mutants.operators import OPERATORS
-from mutants.reasons import DEFAULT, SURVIVED, reason
+from mutants.reasons import DEFAULT, reason, why_survived
 from mutants.subjects import NAMES, PARTS, Subject, subject
 
 from workbench.checks.verdicts import Outcome, Verdict
@@ -179,7 +179,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                          "equivalent": sum(check in row["told"] for row in equal)} for check in ("effect", "memory")},
         "equivalent": Counter(map(reason, equal)),
         "listed": [row["key"] for row in equal if reason(row) == DEFAULT],
-        "survivors": [{"key": row["key"], "nodes": row["nodes"], "why": SURVIVED.get(row["operator"], DEFAULT)}
+        "survivors": [{"key": row["key"], "nodes": row["nodes"], "why": why_survived(row)}
                       for row in rows if row["by"] == "false PASS"]}
 
 

@@ -36,12 +36,33 @@ REASONS = {
 DEFAULT = "the same bits on four inputs, and no reason known"
 
 
+FLOAT8 = {
+    **dict.fromkeys(("nudge_constant", "scale_constant", "negate_constant"),
+                    "the floor under a scale lies below every scale, and a scale times 2 or -1 cancels: values are "
+                    "divided by it, and products multiplied"),
+}
+
+
 SURVIVED = {
     "nudge_constant": "the change is smaller than a rounding of most values",
     "retarget_twin": "both operators agree but for one token, which a small batch lacks",
+    "swap_in_list": "the mean over tokens has no order but for its rounding, and no target is ignored",
+}
+SURVIVED_FLOAT8 = {
+    "retarget_unary": "the scale comes from almost the same maximum: the few values above it are cut off, by less than "
+                      "float8's stated error",
+    "retarget_twin": "one rank's maximum is too small, and the other rank's, which is the larger or nearly so, takes its "
+                     "place in the all-reduce",
 }
 
 
 def reason(row: dict[str, Any]) -> str:
     """The reason of an equivalent mutant, by its operator."""
-    return REASONS.get(row["operator"], DEFAULT)
+    special = FLOAT8 if row["subject"] == "llama3_float8" else {}
+    return special.get(row["operator"]) or REASONS.get(row["operator"], DEFAULT)
+
+
+def why_survived(row: dict[str, Any]) -> str:
+    """The reason of a mutant with other values that every verdict passes."""
+    special = SURVIVED_FLOAT8 if row["subject"] == "llama3_float8" else {}
+    return special.get(row["operator"]) or SURVIVED.get(row["operator"], DEFAULT)
