@@ -6,6 +6,7 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from operator import is_not
+from types import FunctionType, MethodType
 from typing import Any
 from unittest import mock
 
@@ -101,15 +102,24 @@ def noted_python_reads(module: nn.Module) -> Iterator[tuple[set[str], list[tuple
 
     def noted(self: nn.Module, name: str) -> Any:
         value = object.__getattribute__(self, name)
-        if id(self) in paths and not name.startswith("_") and not callable(value):
+        if id(self) in paths and not name.startswith("_") and not isinstance(value, MethodType | nn.Module):
             parts = "".join(f"._modules['{part}']" for part in paths[id(self)].split(".") if part)
             source = f"L['self']{parts}.{name}"
             read.add(source)
             if name in self._parameters:  # a property of SimpleFSDP: plain parameters are no attributes of the object
                 gathered.append((f"{paths[id(self)]}.{name}".lstrip("."), value, {*vars(value)}))
             if not isinstance(value, torch.Tensor):
-                read.update(f"{source}.{inner}" for inner in getattr(value, "__dict__", {}) if inner[:1] != "_")
+                read.update(_inside(source, value))
         return value
 
     with mock.patch.object(nn.Module, "__getattribute__", noted):
         yield read, gathered
+
+
+def _inside(source: str, value: Any) -> Iterator[str]:
+    """The sources of what an attribute's value holds; of a function its closure and its defaults."""
+    yield from (f"{source}.{inner}" for inner in getattr(value, "__dict__", {}) if inner[:1] != "_")
+    yield f"{source}.*"
+    if isinstance(value, FunctionType):
+        yield f"{source}.__defaults__"
+        yield from (f"{source}.__closure__[{i}].cell_contents" for i in range(len(value.__closure__ or ())))

@@ -28,16 +28,16 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
 
-from workbench.torch_api.module_paths import clean_path
+from workbench.torch_api.module_paths import MODULES, clean_path
+from workbench.torch_api.tracing.watched import named_sources
 
 _REFS = "get_replayed_side_effect_source_refs"
 _GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _GET = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"  # by torch version
 _DRAW = "_call_random" if hasattr(misc.RandomVariable, "_call_random") else "call_method"
 _ARRAY = "___from_numpy("
-_MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
-_ATTRIBUTE = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)((?:\.\w+)+)$")
-_HELD = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)(?:\.(\w+))?")
+_HELD = re.compile(rf"^L\['\w+'\]((?:{MODULES})*)(?:\.(\w+))?")
+_WHOLE = ("SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_VERSION")
 _IMPORTED = re.compile(r"^G\['__import_\w+'\]")
 _TORCHS = "G['__import_torch_"
 
@@ -206,17 +206,16 @@ def _contents(variable: Any) -> list[Any]:
     return [*variable.items] if isinstance(variable, BaseListVariable) else []
 
 
-def module_attribute(source: str) -> tuple[str, ...]:
-    """The path of the module and the names of the attributes from there on; empty for what is no such attribute."""
-    found = _ATTRIBUTE.match(source)
-    return (_path(found[1]), *found[3].split(".")[1:]) if found else ()
-
-
 def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
     effects = output.side_effects
     for guard in output.guards:
-        source = guard.originating_source.name
-        read |= {source, f"{source}.{getattr(guard.create_fn, 'keywords', {}).get('attr')}"}  # of hasattr
+        source, kind = guard.originating_source.name, guard.create_fn
+        about = getattr(kind, "keywords", {})
+        read |= {source, f"{source}.{about['attr']}"} if "attr" in about else {source}  # of hasattr
+        if "key" in about:  # of `in` and `get`
+            read.add(f"{source}[{about['key']!r}]")
+        if getattr(kind, "__name__", "") in _WHOLE:
+            read.add(f"{source}.*")
     read |= {source.removeprefix(_ARRAY)[:-1] for source in read if source.startswith(_ARRAY)}
     for node in output.graph.find_nodes(op="placeholder"):
         source = str(getattr(getattr(node, "_dynamo_source", None), "name", ""))
@@ -229,6 +228,7 @@ def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
         if named and effects.is_modified(variable):
             assigned = effects.store_attr_mutations.get(variable, {})
             yield from _effects(variable, objects.get(key), assigned, read)
+    read |= {*named_sources(read, output.local_scope, output.global_scope)}
 
 
 def _name(source: Any) -> str:
@@ -279,7 +279,7 @@ def _placed(source: str, name: str = "", of_module: bool = False) -> SideEffect:
 
 
 def _path(source: str) -> str:
-    return ".".join(re.findall(_MODULES, source))
+    return ".".join(re.findall(MODULES, source))
 
 
 def _has(original: Any, name: str, value: ConstantVariable) -> bool:
