@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from reprlib import repr as short
-from typing import Any
 
 from torch import nn
 
@@ -41,7 +40,7 @@ class Fixed:
         path, changed = self._structure.change()
         if changed:
             of = f"module {path}: its" if path else "it:" if changed.startswith("hooks on") else "its module's"
-            raise WorkbenchError(f"the compiled step of {title}: {of} {changed} are not those of the capture, "
+            raise WorkbenchError(f"the compiled step of {title}: {of} {changed} changed since the capture, "
                                  "which the compiled step would not follow: capture again")
         for value in self._values:
             if value.changed():

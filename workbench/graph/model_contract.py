@@ -61,6 +61,8 @@ _REMEDIES = {
         "a module has a hook on its gradient: take the hook off, or write it as a torch.autograd.Function"),
     r"Random\.|random\.|RandomState": (
         "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does"),
+    r"are_deterministic_algorithms": (
+        "it asks whether torch's algorithms are deterministic, which a capture sets: ask before the capture"),
     r"share storage but are not": (
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (

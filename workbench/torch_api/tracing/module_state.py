@@ -6,7 +6,7 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from operator import is_not
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -14,8 +14,12 @@ import torch
 import torch.fx.traceback
 import torch.utils.checkpoint
 from torch import nn
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from workbench.torch_api.tracing.own_code import global_sources, inside, refused_calls
 
 _CONTAINERS = (list, dict, set, deque)
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Untraceable(Exception):
@@ -23,14 +27,19 @@ class Untraceable(Exception):
 
 
 @contextlib.contextmanager
-def no_checkpoints() -> Iterator[None]:
-    """Raise Untraceable where the forward calls torch.utils.checkpoint."""
+def refused_calls_of_forwards() -> Iterator[None]:
+    """Raise Untraceable where the forward calls torch.utils.checkpoint, seeds a generator or formats a tensor."""
+
+    def formatted(*_: Any) -> Any:
+        raise Untraceable("it formats a tensor in its forward, whose values a traced step does not have: print between "
+                          "the steps")
 
     def refuse(*_: Any) -> Any:
         raise Untraceable("it calls torch.utils.checkpoint, and a traced step would draw and write what it holds a "
                           "second time: list activation_checkpointing in joint_passes in its place")
 
-    with mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse):
+    with (mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse), refused_calls(Untraceable),
+          mock.patch.object(FunctionalTensor, "__repr__", formatted)):
         yield
 
 
@@ -97,29 +106,47 @@ def noted_python_reads(module: nn.Module) -> Iterator[tuple[set[str], list[tuple
     weight that FSDP gathers there, by its parameter's name, with the names of the attributes that it came with.
     """
     paths = {id(part): path for path, part in module.named_modules()}
-    read: set[str] = set()
+    read = {*global_sources(module)}
     gathered: list[tuple[str, torch.Tensor, set[str]]] = []
 
+    def place(part: nn.Module) -> str:
+        return "L['self']" + "".join(f"._modules['{name}']" for name in paths[id(part)].split(".") if name)
+
     def noted(self: nn.Module, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if id(self) in paths and not name.startswith("_") and not isinstance(value, MethodType | nn.Module):
-            parts = "".join(f"._modules['{part}']" for part in paths[id(self)].split(".") if part)
-            source = f"L['self']{parts}.{name}"
+        own = object.__getattribute__(self, "__dict__")
+        try:
+            value = object.__getattribute__(self, name)
+        except AttributeError:
+            if id(self) in paths and not any(name in own.get(table, ()) for table in _TABLES):
+                read.add(f"{place(self)}.{name}")
+            raise
+        held = name in own or not isinstance(value, MethodType)
+        if id(self) in paths and held and not name.startswith("_") and not isinstance(value, nn.Module):
+            source = f"{place(self)}.{name}"
             read.add(source)
             if name in self._parameters:  # a property of SimpleFSDP: plain parameters are no attributes of the object
                 gathered.append((f"{paths[id(self)]}.{name}".lstrip("."), value, {*vars(value)}))
             if not isinstance(value, torch.Tensor):
-                read.update(_inside(source, value))
+                read.update(inside(source, value))
         return value
 
     with mock.patch.object(nn.Module, "__getattribute__", noted):
         yield read, gathered
 
 
-def _inside(source: str, value: Any) -> Iterator[str]:
-    """The sources of what an attribute's value holds; of a function its closure and its defaults."""
-    yield from (f"{source}.{inner}" for inner in getattr(value, "__dict__", {}) if inner[:1] != "_")
-    yield f"{source}.*"
-    if isinstance(value, FunctionType):
-        yield f"{source}.__defaults__"
-        yield from (f"{source}.__closure__[{i}].cell_contents" for i in range(len(value.__closure__ or ())))
+Generators = list[tuple[str, torch.Generator, torch.Tensor]]
+
+
+def generators(module: nn.Module) -> Generators:
+    """The random generators that the module's parts hold, by the attribute, with their states."""
+    return [(f"{path}.{name}".lstrip("."), held, held.get_state()) for path, part in module.named_modules()
+            for name, held in vars(part).items() if isinstance(held, torch.Generator)]
+
+
+def require_unseeded(held: Generators) -> None:
+    """Raise Untraceable where a trace, which draws nothing, has left a generator in another state; puts it back."""
+    for name, generator, state in held:
+        if not torch.equal(generator.get_state(), state):
+            generator.set_state(state)
+            raise Untraceable(f"it seeds its generator {name!r} in its forward, which a traced step would not do: seed "
+                              "it between the steps")

@@ -2,8 +2,7 @@
 
 Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
 torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`), torch/_dynamo/variables/dicts.py
-(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.var_getattr`,
-`call_random_fn`), torch/_subclasses/fake_tensor.py (`FakeTensorConverter.from_real_tensor`).
+(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.var_getattr`).
 """
 
 from __future__ import annotations
@@ -12,21 +11,19 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from unittest import mock
 
-import torch._dynamo.config
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, misc, user_defined
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._subclasses.fake_tensor import FakeTensorConverter
 
 from workbench.torch_api.module_paths import MODULES, clean_path
 from workbench.torch_api.tracing.watched import named_sources
@@ -34,7 +31,6 @@ from workbench.torch_api.tracing.watched import named_sources
 _REFS = "get_replayed_side_effect_source_refs"
 _GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _GET = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"  # by torch version
-_DRAW = "_call_random" if hasattr(misc.RandomVariable, "_call_random") else "call_method"
 _ARRAY = "___from_numpy("
 _HELD = re.compile(rf"^L\['\w+'\]((?:{MODULES})*)(?:\.(\w+))?")
 _WHOLE = ("SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_VERSION")
@@ -90,40 +86,19 @@ def noted_reads() -> Iterator[set[str]]:
         note(self, tx.output.side_effects, name)
         return get(self, tx, name)
 
+    build: Callable[..., Any] = VariableBuilder.__call__
+
+    def noted_build(self: Any, value: Any) -> Any:  # also what Dynamo does not guard, such as in Python's own modules
+        read.add(_name(self.source))
+        return build(self, value)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(VariableBuilder, "__call__", noted_build))
         stack.enter_context(mock.patch.object(user_defined.UserDefinedObjectVariable, _GET, noted_get))
         if table is not dict:
             stack.enter_context(mock.patch.multiple(
                 table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names))
         yield read
-
-
-@contextlib.contextmanager
-def nothing_frozen() -> Iterator[None]:
-    """Inside, a traced forward finds no value that would stay what it is at the capture.
-
-    Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
-    steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
-    own generator is refused, and so is a draw of a generator that outlives the step.
-    """
-    make = FakeTensorConverter.__init__
-    draw: Callable[..., Any] = getattr(misc.RandomVariable, _DRAW)
-
-    def made(self: Any, *args: Any, **options: Any) -> None:
-        make(self, *args, **options | {"export": True})
-
-    def drawn(self: Any, tx: Any, name: str, *given: Any) -> Any:
-        return _refuse(tx, name) if self.source is not None else draw(self, tx, name, *given)
-
-    with (mock.patch.object(FakeTensorConverter, "__init__", made),
-          mock.patch.object(user_defined, "call_random_fn", _refuse),
-          mock.patch.object(misc.RandomVariable, _DRAW, drawn),
-          torch._dynamo.config.patch(use_numpy_random_stream=True)):
-        yield
-
-
-def _refuse(tx: Any, drawn: Any, *given: Any) -> NoReturn:
-    raise Unsupported(f"random.{getattr(drawn, '__name__', drawn)}")
 
 
 @contextlib.contextmanager

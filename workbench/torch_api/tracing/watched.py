@@ -11,9 +11,10 @@ import functools
 import inspect
 import re
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ from torch import nn
 from workbench.torch_api.module_paths import MODULES
 
 GONE = object()
+_CALL = object()  # of a weak reference
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, enum.Enum,
-          FunctionType, BuiltinFunctionType, type)
+          FunctionType, BuiltinFunctionType, MethodType, functools.partial, type)
 _ROWS = (list, tuple, deque, set, frozenset)
 _MOST = 1000
 """Larger containers are compared by identity."""
 _ROOT = re.compile(rf"^(?:L\['self'\]|M\['(?P<home>[\w.]+)'\])(?P<path>(?:{MODULES})*)(?P<rest>.*)$")
-_STEP = re.compile(r"\.(\w+)|\[((?:b?'[^']*')|\d+)\]")
+_STEP = re.compile(r"\.(\w+)|\[((?:b?'[^']*')|\d+)\]|(\(\))")
 _CLASS = re.compile(r"^dict\(type\((.*)\)\.__dict__\)\['(\w+)'\]$")
 _GLOBAL = re.compile(r"^G\['([^']+)'\](.*)$")
 _IMPORTED = "__import_"
@@ -74,7 +76,7 @@ class Watched:
         value = self.root
         for named, step in self._steps:
             try:
-                value = getattr(value, step) if named else value[step]
+                value = _step(value, named, step)
             except (AttributeError, LookupError, TypeError, ValueError):
                 return GONE
         return value
@@ -111,11 +113,17 @@ def _alike(path: str) -> str:
 
 @functools.cache
 def _steps(text: str) -> tuple[tuple[bool, Any], ...] | None:
-    """The attributes (True, name) and items (False, key) of a source; None for what is not made of them."""
+    """The attributes (True, name) and items (False, key or _CALL) of a source; None for what is not made of them."""
     found = [*_STEP.finditer(text)]
     if not found or "".join(m[0] for m in found) != text or found[0][1] in _OWN:
         return None
-    return tuple((True, m[1]) if m[1] else (False, _key(m[2])) for m in found)
+    return tuple((True, m[1]) if m[1] else (False, _key(m[2])) if m[2] else (False, _CALL) for m in found)
+
+
+def _step(value: Any, named: bool, step: Any) -> Any:
+    if step is _CALL:
+        return value() if isinstance(value, weakref.ref) else GONE
+    return getattr(value, step) if named else value[step]
 
 
 def _key(text: str) -> Any:
@@ -132,7 +140,7 @@ def _comparable(root: Any, steps: tuple[tuple[bool, Any], ...], whole: bool) -> 
         if named and isinstance(inspect.getattr_static(type(value), step, None), property | functools.cached_property):
             return False  # to read it is to run it
         try:
-            value = getattr(value, step) if named else value[step]
+            value = _step(value, named, step)
         except (AttributeError, LookupError, TypeError, ValueError):
             value = GONE
             break
@@ -187,7 +195,7 @@ _ASPECTS: dict[str, Callable[[nn.Module], Any]] = {
     "hooks": lambda part: [*part._forward_hooks, *part._forward_pre_hooks, *part._backward_hooks,
                            *part._backward_pre_hooks],
     "class": type,
-    "forward": lambda part: vars(part).get("forward"),
+    "forward method": lambda part: vars(part).get("forward"),
     "parameters": lambda part: [(name, p.dtype, p.shape) for name, p in part._parameters.items() if p is not None],
     "buffers": lambda part: [(name, b.dtype, b.shape) for name, b in part._buffers.items() if b is not None],
 }
