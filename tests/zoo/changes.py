@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.models import DIM, SEQ, Written, odd, written
 
-WAS = "attribute '{}' was .* at the capture and is .* now, which the compiled step would not read: capture again"
-OUTSIDE = "'{}' of Python module zoo.changes was .* at the capture and is .* now, .*: capture again, or give it"
+WAS = "attribute ['\"]{}['\"] was .* at the capture and is .* now, .*: capture again, or make it a buffer"
+OUTSIDE = "['\"]{}['\"] of Python module zoo.changes was .* at the capture and is .* now, .*: capture again, or give it"
 FOLLOW = "its {} changed since the capture, which the compiled step would not follow: capture again"
 
 
@@ -33,6 +33,8 @@ def asked(name: str, ask: Callable[[Any, Tensor], Any], refused: str = "", trace
 
 
 CANNOT = "module body cannot be captured at changes.py:.*"
+TENSORS = "module body reads a tensor's '{}' in its forward, which the compiled step would not do: read it between"
+READS = "it reads a weight's '{}' in its forward, where the weight may be gathered: read it between the steps"
 asked("is_compiling", lambda m, x: torch.compiler.is_compiling())
 asked("is_compiling of Dynamo", lambda m, x: torch._dynamo.is_compiling())
 asked("is_compiling of torch's utilities", lambda m, x: torch._utils.is_compiling())
@@ -42,12 +44,14 @@ asked("is_tracing of TorchScript", lambda m, x: torch.jit.is_tracing())
 asked("deterministic algorithms", lambda m, x: torch.are_deterministic_algorithms_enabled(),
       CANNOT + "whether torch's algorithms are deterministic", "it asks whether torch's algorithms are deterministic")
 asked("is_leaf of an activation", lambda m, x: x.is_leaf)
-asked("is_leaf of a weight", lambda m, x: m.layer.weight.is_leaf)
+asked("is_leaf of a weight", lambda m, x: m.layer.weight.is_leaf, "", READS.format("is_leaf"),
+      shard_refused=TENSORS.format("is_leaf"))
 asked("is_leaf of a buffer", lambda m, x: m.mean.is_leaf)
 asked("requires_grad of an activation", lambda m, x: x.requires_grad)
 asked("requires_grad of a weight", lambda m, x: m.layer.weight.requires_grad)
 asked("the grad_fn of an activation", lambda m, x: x.grad_fn is None, CANNOT + "tensors with a grad_fn")
-asked("the grad_fn of a weight", lambda m, x: m.layer.weight.grad_fn is None)
+asked("the grad_fn of a weight", lambda m, x: m.layer.weight.grad_fn is None, "", READS.format("grad_fn"),
+      shard_refused=CANNOT + "tensors with a grad_fn")
 asked("the gradient of an activation", lambda m, x: x.grad is None, "module body reads a tensor's 'grad'")
 asked("whether a weight is a parameter", lambda m, x: isinstance(m.layer.weight, nn.Parameter))
 asked("the device", lambda m, x: x.device.type == m.layer.weight.device.type == "cpu")
@@ -262,7 +266,7 @@ def both(name: str, function: Callable[[Any, Tensor], Any], refused: str = "", t
 
 
 SEEDS = "it calls torch's {} in its forward, which a traced step would not do: call it between the steps"
-both("a seed in the forward", _seeded, CANNOT + "manual_seed", SEEDS.format("manual_seed"))
+both("a seed in the forward", _seeded, CANNOT + "it reads or sets the seed", SEEDS.format("manual_seed"))
 both("a fork of the generator", _forked, "module body cannot be captured at .*it draws", SEEDS.format("fork_rng"))
 both("the initial seed", lambda m, x: x * (torch.initial_seed() % 7), CANNOT, SEEDS.format("initial_seed"))
 both("a tensor that is formatted", lambda m, x: x * len(str(x)), CANNOT, "it formats a tensor in its forward, ")

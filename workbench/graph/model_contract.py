@@ -77,6 +77,8 @@ _REMEDIES = {
         "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does"),
     r"are_deterministic_algorithms": (
         "it asks whether torch's algorithms are deterministic, which a capture sets: ask before the capture"),
+    r"function `manual_seed`|Generator.manual_seed|initial_seed": (
+        "it reads or sets the seed of torch's generator: do it between the steps"),
     r"share storage but are not": (
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (

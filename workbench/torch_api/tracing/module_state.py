@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from operator import is_not
@@ -16,7 +17,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from workbench.torch_api.tracing.own_code import global_sources, inside, refused_calls
+from workbench.torch_api.tracing.own_code import LEAF, global_sources, inside, is_own, refused_calls
 
 _CONTAINERS = (list, dict, set, deque)
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -34,12 +35,21 @@ def refused_calls_of_forwards() -> Iterator[None]:
         raise Untraceable("it formats a tensor in its forward, whose values a traced step does not have: print between "
                           "the steps")
 
+    def leaf(name: str) -> property:
+        def get(self: Any) -> Any:
+            if "_is_param" in vars(self) and is_own(sys._getframe(1).f_code.co_filename):
+                raise Untraceable(f"it reads a weight's {name!r} in its forward, where the weight may be gathered: "
+                                  "read it between the steps")
+            return getattr(super(FunctionalTensor, self), name)
+
+        return property(get)
+
     def refuse(*_: Any) -> Any:
         raise Untraceable("it calls torch.utils.checkpoint, and a traced step would draw and write what it holds a "
                           "second time: list activation_checkpointing in joint_passes in its place")
 
     with (mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse), refused_calls(Untraceable),
-          mock.patch.object(FunctionalTensor, "__repr__", formatted)):
+          mock.patch.multiple(FunctionalTensor, create=True, __repr__=formatted, **{n: leaf(n) for n in LEAF})):
         yield
 
 
@@ -124,7 +134,8 @@ def noted_python_reads(module: nn.Module) -> Iterator[tuple[set[str], list[tuple
         if id(self) in paths and held and not name.startswith("_") and not isinstance(value, nn.Module):
             source = f"{place(self)}.{name}"
             read.add(source)
-            if name in self._parameters:  # a property of SimpleFSDP: plain parameters are no attributes of the object
+            if name in own["_parameters"]:  # a property of SimpleFSDP: plain parameters are no attributes of the object
+                value._is_param = True  # for isinstance
                 gathered.append((f"{paths[id(self)]}.{name}".lstrip("."), value, {*vars(value)}))
             if not isinstance(value, torch.Tensor):
                 read.update(inside(source, value))

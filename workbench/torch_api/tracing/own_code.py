@@ -22,7 +22,7 @@ import torch
 import torch._dynamo.config
 from torch import nn
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.variables import ConstantVariable, misc, user_defined
+from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TensorVariable, misc, user_defined
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
 
@@ -32,6 +32,9 @@ _IS_TRACED = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, t
               torch._dynamo.external_utils.is_compiling, torch._utils.is_compiling)
 _DETERMINISTIC = torch.are_deterministic_algorithms_enabled
 _ASKS = "it asks whether torch's algorithms are deterministic, which a capture sets: ask before the capture"
+LEAF = ("is_leaf", "grad_fn")
+"""What autograd knows of a weight, and of a gathered one otherwise."""
+_GATHERS = ("to_local", "from_local", "redistribute", "to")
 _SEEDED = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng")
 
 
@@ -50,6 +53,7 @@ def nothing_frozen() -> Iterator[None]:
     False. An installed package gets torch's True: it asks in order to leave out what cannot be traced.
     """
     make, call = FakeTensorConverter.__init__, TorchInGraphFunctionVariable.call_function
+    instance: Callable[..., Any] = BuiltinVariable.call_isinstance
     draw: Callable[..., Any] = getattr(misc.RandomVariable, _DRAW)
 
     def made(self: Any, *args: Any, **options: Any) -> None:
@@ -66,7 +70,13 @@ def nothing_frozen() -> Iterator[None]:
                 raise Unsupported(_DETERMINISTIC.__name__)
         return call(self, tx, *given, **named)
 
+    def is_instance(self: Any, tx: Any, value: Any, kinds: Any) -> Any:
+        if is_weight(value) and issubclass(nn.Parameter, kinds.as_python_constant()):
+            return ConstantVariable.create(True)  # a sharded weight is gathered first, and then no parameter
+        return instance(self, tx, value, kinds)
+
     with (mock.patch.object(FakeTensorConverter, "__init__", made),
+          mock.patch.object(BuiltinVariable, "call_isinstance", is_instance),
           mock.patch.object(user_defined, "call_random_fn", _refuse),
           mock.patch.object(misc.RandomVariable, _DRAW, drawn),
           mock.patch.object(TorchInGraphFunctionVariable, "call_function", answered),
@@ -76,6 +86,16 @@ def nothing_frozen() -> Iterator[None]:
 
 def _refuse(tx: Any, drawn: Any, *given: Any) -> NoReturn:
     raise Unsupported(f"random.{getattr(drawn, '__name__', drawn)}")
+
+
+def is_weight(value: Any) -> bool:
+    """Whether Dynamo's variable is a sharded weight that is gathered, and so no leaf of autograd."""
+    node = value.as_proxy().node if isinstance(value, TensorVariable) else None
+    if node is None or node.op == "placeholder":
+        return False
+    while node.all_input_nodes and getattr(node.target, "__name__", node.target) in _GATHERS:
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder" and "_parameters_" in str(node.target)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 
 from workbench.torch_api.module_paths import MODULES, clean_path
+from workbench.torch_api.tracing.own_code import LEAF, is_own, is_weight
 from workbench.torch_api.tracing.watched import named_sources
 
 _REFS = "get_replayed_side_effect_source_refs"
@@ -44,7 +45,8 @@ class SideEffect(NamedTuple):
     kind: "buffer" or "attribute", assigned to `name`. "contents": a container or object that attribute `name` holds
     is changed. "outside": `name` is a global variable, a variable of another function, or an argument, and is changed.
     "on tensor": attribute `name` of a tensor is looked for, and then assigned.
-    "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes. "setting": torch's
+    "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes, or "is_leaf" or
+    "grad_fn" of a weight that is gathered. "setting": torch's
     settings of these names, such as "default_dtype", are others after the forward.
     """
 
@@ -142,6 +144,8 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
     def noted_get(self: Any, tx: Any, name: str) -> Any:
         if not tx.output.side_effects.has_pending_mutation_of_attr(self, name):
             asked.add((self, name))
+        if name in LEAF and is_own(tx.f_code.co_filename) and is_weight(self):
+            note(tx, name)
         return get(self, tx, name)
 
     def noted_store(self: Any, item: Any, name: str, *given: Any, **named: Any) -> None:
