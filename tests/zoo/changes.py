@@ -27,8 +27,8 @@ FOLLOW = "its {} changed since the capture, which the compiled step would not fo
 # what is asked: whether this is a trace, and what autograd knows of a tensor
 
 
-def asked(name: str, ask: Callable[[Any, Tensor], Any], refused: str = "", traced: str = "", **about: Any) -> None:
-    odd(name, refused=refused, traced=traced, **about)(lambda: Written(
+def asked(name: str, ask: Callable[[Any, Tensor], Any], refused: str = "", traced: str = "") -> None:
+    odd(name, refused=refused, traced=traced)(lambda: Written(
         lambda m, x: x * 2 if ask(m, x) else x, mean=torch.ones(DIM)))
 
 
@@ -44,14 +44,14 @@ asked("is_tracing of TorchScript", lambda m, x: torch.jit.is_tracing())
 asked("deterministic algorithms", lambda m, x: torch.are_deterministic_algorithms_enabled(),
       CANNOT + "whether torch's algorithms are deterministic", "it asks whether torch's algorithms are deterministic")
 asked("is_leaf of an activation", lambda m, x: x.is_leaf)
-asked("is_leaf of a weight", lambda m, x: m.layer.weight.is_leaf, "", READS.format("is_leaf"),
-      shard_refused=TENSORS.format("is_leaf"))
+asked("is_leaf of a weight", lambda m, x: m.layer.weight.is_leaf, TENSORS.format("is_leaf"),
+      READS.format("is_leaf"))
 asked("is_leaf of a buffer", lambda m, x: m.mean.is_leaf)
 asked("requires_grad of an activation", lambda m, x: x.requires_grad)
 asked("requires_grad of a weight", lambda m, x: m.layer.weight.requires_grad)
 asked("the grad_fn of an activation", lambda m, x: x.grad_fn is None, CANNOT + "tensors with a grad_fn")
-asked("the grad_fn of a weight", lambda m, x: m.layer.weight.grad_fn is None, "", READS.format("grad_fn"),
-      shard_refused=CANNOT + "tensors with a grad_fn")
+asked("the grad_fn of a weight", lambda m, x: m.layer.weight.grad_fn is None, CANNOT + "tensors with a grad_fn",
+      READS.format("grad_fn"))
 asked("the gradient of an activation", lambda m, x: x.grad is None, "module body reads a tensor's 'grad'")
 asked("whether a weight is a parameter", lambda m, x: isinstance(m.layer.weight, nn.Parameter))
 asked("the device", lambda m, x: x.device.type == m.layer.weight.device.type == "cpu")

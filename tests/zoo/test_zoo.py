@@ -167,5 +167,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 230 and len(CUTTABLE) >= 225
+    assert len(ZOO) >= 310 and len(CUTTABLE) >= 300 and sum(odd.traced is not None for odd in ZOO.values()) >= 70
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["dp_shard"], True)] == ["differs"] * 2
