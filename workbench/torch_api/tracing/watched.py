@@ -32,10 +32,13 @@ _MOST = 1000
 """Larger containers are compared by identity."""
 _ROOT = re.compile(rf"^(?:L\['self'\]|M\['(?P<home>[\w.]+)'\])(?P<path>(?:{MODULES})*)(?P<rest>.*)$")
 _STEP = re.compile(r"\.(\w+)|\[((?:b?'[^']*')|\d+)\]|(\(\))")
+_GATHERS = ".workbench_gathers"  # of SimpleFSDP, which no forward changes
 _CLASS = re.compile(r"^dict\(type\((.*)\)\.__dict__\)\['(\w+)'\]$")
+_OF_DICT = re.compile(r"\.__dict__\['(\w+)'\]")
 _GLOBAL = re.compile(r"^G\['([^']+)'\](.*)$")
 _IMPORTED = "__import_"
-_OWN = ("_parameters", "_buffers", "_modules")
+_TORCHS = {name for name in (*dir(nn.Module), *vars(nn.Module())) if name.startswith("_")}
+"""Attributes of every module, of which `Structure` watches what matters."""
 
 
 def named_sources(read: Iterable[str], module_in: Mapping[str, Any], scope: Mapping[str, Any]) -> Iterator[str]:
@@ -49,7 +52,7 @@ def named_sources(read: Iterable[str], module_in: Mapping[str, Any], scope: Mapp
                   if isinstance(value, nn.Module)), "L['self']")
     for source in read:
         found = _CLASS.match(source)
-        text = f"{found[1]}.{found[2]}" if found else source
+        text = _OF_DICT.sub(r".\1", f"{found[1]}.{found[2]}" if found else source)
         if text.startswith(model):
             yield f"L['self']{text.removeprefix(model)}"
         elif (held := _GLOBAL.match(text)) and held[1].startswith(_IMPORTED):
@@ -96,7 +99,7 @@ def watched(module: nn.Module, read: Iterable[str]) -> list[Watched]:
         parts.setdefault(_alike(path), []).append((path, part))
     found: dict[tuple[str, str, bool], Watched] = {}
     for source in sorted(read):
-        if not (at := _ROOT.match(source)) or (steps := _steps(at['rest'])) is None:
+        if not (at := _ROOT.match(source)) or (steps := _steps(at['rest'])) is None or at['rest'].startswith(_GATHERS):
             continue
         path = ".".join(re.findall(MODULES, at['path']))
         roots = [(at['home'], sys.modules.get(at['home']))] if at['home'] else parts.get(_alike(path), [])
@@ -115,7 +118,7 @@ def _alike(path: str) -> str:
 def _steps(text: str) -> tuple[tuple[bool, Any], ...] | None:
     """The attributes (True, name) and items (False, key or _CALL) of a source; None for what is not made of them."""
     found = [*_STEP.finditer(text)]
-    if not found or "".join(m[0] for m in found) != text or found[0][1] in _OWN:
+    if not found or "".join(m[0] for m in found) != text or found[0][1] in _TORCHS:
         return None
     return tuple((True, m[1]) if m[1] else (False, _key(m[2])) if m[2] else (False, _CALL) for m in found)
 
