@@ -48,8 +48,9 @@ def refused_calls_of_forwards() -> Iterator[None]:
         raise Untraceable("it calls torch.utils.checkpoint, and a traced step would draw and write what it holds a "
                           "second time: list activation_checkpointing in joint_passes in its place")
 
+    asked: Any = {"__repr__": formatted, **{name: leaf(name) for name in LEAF}}
     with (mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse), refused_calls(Untraceable),
-          mock.patch.multiple(FunctionalTensor, create=True, __repr__=formatted, **{n: leaf(n) for n in LEAF})):
+          mock.patch.multiple(FunctionalTensor, create=True, **asked)):
         yield
 
 
