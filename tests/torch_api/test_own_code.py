@@ -91,6 +91,7 @@ def test_the_global_variables_of_a_forward_are_found_through_its_helpers():
 
 @pytest.mark.parametrize(("file", "own"), [
     (__file__, True), ("<ipython-input-1>", True), (torch.nn.__file__, False), (json.__file__, False),
+    (own_code.__file__, False),
     ("<frozen os>", False), ("/opt/site-packages/transformers/modeling.py", False),
 ])
 def test_whose_a_file_is(file, own):

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 from unittest import mock
@@ -26,7 +27,7 @@ from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TensorVar
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
 
-_LIBRARIES = ("<frozen ", sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
+_LIBRARIES = ("<frozen ", sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), str(Path(__file__).parents[2]))
 _DRAW = "_call_random" if hasattr(misc.RandomVariable, "_call_random") else "call_method"  # by torch version
 _IS_TRACED = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting,
               torch._dynamo.external_utils.is_compiling, torch._utils.is_compiling)
@@ -39,7 +40,7 @@ _SEEDED = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_stat
 
 
 def is_own(file: str) -> bool:
-    """Whether a source file is the user's: neither Python's, nor torch's, nor of another installed package."""
+    """Whether a source file is the user's: not of Python, torch, this package, or another installed one."""
     return not file.startswith(_LIBRARIES) and "site-packages" not in file and "dist-packages" not in file
 
 
