@@ -285,6 +285,15 @@ def test_an_optimizer_that_is_not_supported_is_refused(make, message):
     assert str(told.value) == message
 
 
+def test_a_parameter_that_is_another_after_the_first_step_is_refused():
+    step = whole()
+    step(*step.pair.authored.microbatch())
+    module = step.module
+    module.up.weight = torch.nn.Parameter(module.up.weight.detach() + 1)
+    with pytest.raises(WorkbenchError, match="reads 'up.weight' at its address in the first step, and it is another"):
+        step(*step.pair.authored.microbatch())
+
+
 def test_groups_with_other_learning_rates_are_refused():
     found = joined()
     module = found.pair.authored.module

@@ -27,7 +27,8 @@ MIXED = "module body cannot be captured at models.py:.* reads a sharded paramete
 class Odd:
     """make: the module. tokens: its input are tokens. refused: why it is not taken, as a pattern. cut_refused,
     shard_refused: why not under tensor parallelism, or under FSDP. slow: left to the slow tests. double: compared in
-    float64, where another order of sums does not show."""
+    float64, where another order of sums does not show. traced: why make_fx's capture does not take it, "" where it
+    does, and None where that is not tried. between: called with the module after each step."""
 
     make: Callable[[], nn.Module]
     tokens: bool = False
@@ -36,6 +37,8 @@ class Odd:
     shard_refused: str = ""
     slow: bool = False
     double: bool = False
+    traced: str | None = None
+    between: Callable[[Any], Any] | None = None
 
 
 ZOO: dict[str, Odd] = {}

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from workbench import author_module, capture, compile_step, current_world, partition, run_joint
+from workbench import author_module, capture, compile_step, current_world, cut, partition, run_joint
 from workbench.authoring.plans import ParallelPlan
 from workbench.authoring.simple_fsdp import Precision
 from workbench.errors import WorkbenchError
-from zoo import families, memories, operators, reads, states  # noqa: F401 (they fill the zoo)
+from zoo import changes, families, memories, operators, reads, states  # noqa: F401 (they fill the zoo)
 from zoo.models import DIM, SEQ, VOCAB, ZOO, Odd
 
 STEPS, BATCH = 3, 2
@@ -78,12 +78,14 @@ def trained(step: Any, module: nn.Module, odd: Odd, row: int, rows: int) -> dict
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         found[f"loss {i}"] = loss.detach()
+        if odd.between is not None:
+            odd.between(module.body)
     found |= {name: whole(p) for name, p in module.named_parameters()}
     return found | {name: whole(b) for name, b in module.named_buffers()}
 
 
-def tried(name: str, axes: dict[str, int], broken: bool = False) -> tuple[str, str]:
-    """On a rank: ("equal", ""), ("refused", the sentence), or ("differs", what)."""
+def tried(name: str, axes: dict[str, int], broken: bool = False, by: Any = "joint") -> tuple[str, str]:
+    """On a rank: ("equal", ""), ("refused", the sentence), or ("differs", what). by: the capture."""
     odd, world = ZOO[name], current_world()
     mesh = world.mesh_of(axes)
     rows = axes.get("dp_shard", 1)
@@ -93,13 +95,13 @@ def tried(name: str, axes: dict[str, int], broken: bool = False) -> tuple[str, s
         plan = cut_of(module) if "tp" in axes else None
         precision = Precision(torch.float64, torch.float64) if odd.double else None
         authored = author_module(module, world, mesh, plan, precision=precision, batch=lambda: (batch(odd, 0, row),))
-        with capture(authored) as joint:
+        with capture(authored, by=by) as joint:
             if rows > 1:
                 run_joint(joint, ["reshard_after_forward"])
-            step = compile_step(partition(joint))
+            step = compile_step(cut(joint) if by == "traced" else partition(joint))
+        ours = trained(step, authored.module, odd, row, rows)
     except WorkbenchError as refused:
         return "refused", str(refused)
-    ours = trained(step, authored.module, odd, row, rows)
     plain = made(odd)
     theirs = trained(plain, plain, odd, row, rows)
     if broken:
@@ -114,15 +116,15 @@ def tried(name: str, axes: dict[str, int], broken: bool = False) -> tuple[str, s
 
 def is_one_sentence(said: str) -> bool:
     """Whether a refusal names the module or the parameter, says why and what to do, and says no more."""
-    named = re.match(r"(model Loss: )?.*?(body[.\w]*|it) ", said)
+    named = re.match(r"(model Loss: )?.*?(body[.\w]*:?|it|Python module [.\w]+|variable '\w+') ", said)
     return bool(named and ": " in said and len(said) < 300 and not re.search(r"\n|\. [A-Z]|Hint|FakeTensor", said))
 
 
-def check(pool: Any, name: str, axes: dict[str, int]) -> None:
+def check(pool: Any, name: str, axes: dict[str, int], by: str = "joint") -> None:
     odd = ZOO[name]
-    pattern = "|".join(filter(None, (odd.refused, odd.cut_refused if "tp" in axes else "",
-                                     odd.shard_refused if "dp_shard" in axes else "")))
-    for outcome, said in pool.run(tried, name, axes):
+    patterns = (odd.refused, odd.cut_refused if "tp" in axes else "", odd.shard_refused if "dp_shard" in axes else "")
+    pattern = odd.traced if by == "traced" else "|".join(filter(None, patterns))
+    for outcome, said in pool.run(tried, name, axes, False, by):
         if pattern:
             assert outcome == "refused" and re.search(pattern, said) and is_one_sentence(said), said
         else:
@@ -136,6 +138,11 @@ def kinds(names: list[str]) -> list[Any]:
 @pytest.mark.parametrize("name", kinds(list(ZOO)))
 def test_under_fsdp(pool2: Any, name: str) -> None:
     check(pool2, name, MESHES["dp_shard"])
+
+
+@pytest.mark.parametrize("name", [name for name, odd in ZOO.items() if odd.traced is not None])
+def test_in_a_traced_step(pool2: Any, name: str) -> None:
+    check(pool2, name, MESHES["dp_shard"], "traced")
 
 
 CUTTABLE = [name for name, odd in ZOO.items() if cut_of(made(odd))]
@@ -160,5 +167,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 230 and len(CUTTABLE) >= 225
+    assert len(ZOO) >= 310 and len(CUTTABLE) >= 300 and sum(odd.traced is not None for odd in ZOO.values()) >= 70
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["dp_shard"], True)] == ["differs"] * 2

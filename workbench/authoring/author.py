@@ -92,6 +92,9 @@ def author_module(
     dp_replicate, ep and ep_shard, holds the modules of `plan.experts`: see `World.expert_mesh`. weights: values of
     parameters and buffers by name, which each rank reads its part of. AuthoringError where plan, mesh and module
     do not fit.
+
+    A step that is captured of it refuses to run where a Python value that its forward read has changed. It does not
+    see changes in containers of more than 1000 items, nor what an installed package decides by `is_compiling`.
     """
     plan, precision = plan or ParallelPlan(), precision or Precision()
     axes = axis_sizes(mesh)

@@ -19,7 +19,14 @@ from workbench.authoring.layout import refuse_padding
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.fixed import Fixed
-from workbench.graph.model_contract import NO_TENSOR, named, not_captured, require_parameters, require_trainable
+from workbench.graph.model_contract import (
+    NO_TENSOR,
+    named,
+    not_captured,
+    require_one_draw,
+    require_parameters,
+    require_trainable,
+)
 from workbench.graph.read.program import program
 from workbench.graph.stamping import capture_few
 from workbench.recipe.wording import counted
@@ -187,6 +194,7 @@ def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decom
             graph = aot.dynamo_capture(contexts, module, args)
             require_trainable(authored, graph, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
+            require_one_draw(authored, graph, export.graph_module)
     except WorkbenchError:
         raise
     except Exception as error:

@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.module_paths import module_path
-from workbench.torch_api.ops import storage_key
+from workbench.torch_api.ops import calls_of, draws, may_draw, storage_key
 from workbench.torch_api.tracing.refusals import place, reason, refused_module, without_backward
 
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
@@ -42,6 +42,20 @@ def require_parameters(authored: Authored) -> None:
         raise WorkbenchError(f"{named(authored)}: {problem}")
 
 
+def require_one_draw(authored: Authored, graph: GraphModule, joint: GraphModule) -> None:
+    """Raise WorkbenchError for a checkpoint that draws other random numbers when its backward runs it again.
+
+    graph: Dynamo's. joint: AOTAutograd's of it, which draws once.
+    """
+    if not any(draws(node) and "recompute" in node.meta for node in calls_of(joint.graph, may_draw)):
+        return
+    for node in _checkpoints(graph):
+        if node.kwargs.get("preserve_rng_state") is False:
+            raise WorkbenchError(f"{named(authored)}: {_module(node, 'it')} draws random numbers in a checkpoint with "
+                                 "preserve_rng_state=False, which draws others in the backward, and the compiled step "
+                                 "would not: leave that argument out")
+
+
 def named(authored: Authored) -> str:
     """The model's class, and its recipe."""
     of = f" of recipe {authored.recipe.name!r}" if authored.recipe is not None else ""
@@ -61,6 +75,10 @@ _REMEDIES = {
         "a module has a hook on its gradient: take the hook off, or write it as a torch.autograd.Function"),
     r"Random\.|random\.|RandomState": (
         "it draws random numbers of Python or NumPy: draw them with torch, as torch.rand does"),
+    r"are_deterministic_algorithms": (
+        "it asks whether torch's algorithms are deterministic, which a capture sets: ask before the capture"),
+    r"function `manual_seed`|Generator.manual_seed|initial_seed": (
+        "it reads or sets the seed of torch's generator: do it between the steps"),
     r"share storage but are not": (
         "it writes into a buffer that shares memory with another: give each memory of its own with .clone()"),
     r"expected to have an entirely functional graph": (
@@ -197,13 +215,15 @@ def _of_writes(module: nn.Module, graph: GraphModule) -> Iterator[str]:
 def _of_checkpoints(module: nn.Module, graph: GraphModule) -> Iterator[str]:
     """Buffers that a checkpoint reads and the forward writes: eager PyTorch runs the checkpoint a second time."""
     names = {_as_input(name, "buffers"): name for name, _ in module.named_buffers(remove_duplicate=False)}
-    for node in graph.graph.nodes:
-        if not str(node.target).endswith("activation_checkpoint"):
-            continue
+    for node in _checkpoints(graph):
         for given in node.all_input_nodes:
             if (name := names.get(str(given.target))) and _value(given)._version:
                 yield (f"{_module(node, 'it')} reads buffer {name} inside of a checkpoint, and its forward writes it: "
                        "the backward would read or write it a second time: leave the buffer out of the checkpoint")
+
+
+def _checkpoints(graph: GraphModule) -> Iterator[Node]:
+    return (node for node in graph.graph.nodes if str(node.target).endswith("activation_checkpoint"))
 
 
 _READS = {"to_local", "from_local", "redistribute", "to", "detach", "_get_data_attr"}

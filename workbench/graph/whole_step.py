@@ -41,6 +41,7 @@ class WholeStep:
         self._state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
         self._lr: torch.Tensor | None = None
         self._fixed: list[Any] = []
+        self._held: dict[str, torch.Tensor] = {}
         self._shapes: list[list[int]] = []
 
     @property
@@ -57,8 +58,12 @@ class WholeStep:
         self.pair.fixed.require_unchanged(title(self.pair.authored))
         self.take_state()
         self._take_lr()
+        held = self._tensors()
+        if replaced := next((name for name, tensor in self._held.items() if held[name] is not tensor), ""):
+            raise WorkbenchError(f"{self._where} reads {replaced!r} at its address in the first step, and it is "
+                                 "another tensor now: write into it in place, under torch.no_grad()")
         if not self._fixed:
-            self._fixed = list(self._inputs())
+            self._held, self._fixed = held, list(self._inputs(held))
             if self.joined.microbatches > 1:
                 self._shapes = [list(n.meta["val"].shape) for n, value in zip(
                     self.joined.graph.graph.find_nodes(op="placeholder"), self._fixed, strict=True) if value is _BATCH]
@@ -74,8 +79,10 @@ class WholeStep:
             raise WorkbenchError(f"{self._where} takes a batch of {self.joined.microbatches} microbatches, of shapes "
                                  f"{self._shapes}, and got {given}: give a whole batch")
 
-    def _inputs(self) -> Iterator[Any]:
-        held: dict[str, Any] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+
+    def _inputs(self, held: dict[str, Any]) -> Iterator[Any]:
         states = [shard_of(self._state[p][kind]).detach() for kind in STATE for p in self._trained]
         own = iter([*states, self._state[self._trained[0]]["step"], self._lr])
         for node in self.joined.graph.graph.find_nodes(op="placeholder"):

@@ -26,7 +26,8 @@ from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
-from workbench.torch_api.tracing.side_effects import noted_reads, noted_side_effects, nothing_frozen
+from workbench.torch_api.tracing.own_code import nothing_frozen
+from workbench.torch_api.tracing.side_effects import noted_reads, noted_side_effects
 from workbench.torch_api.unchanged import same_tensors
 
 Graph = torch.fx.GraphModule
@@ -64,8 +65,7 @@ def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args
 def _noted_globals() -> Iterator[list[CleanupHook]]:
     """Collect the globals that Dynamo adds to the traced forward's file, such as `__compiled_fn_1`, with their graphs.
 
-    torch.compile removes them with its code, and a capture for export never does. Source: torch/_dynamo/output_graph.py
-    `install_global_unsafe`.
+    torch.compile removes them with its code, a capture for export never does. Source: torch/_dynamo/output_graph.py.
     """
     hooks: list[CleanupHook] = []
     create = CleanupHook.create

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from operator import is_not
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -13,8 +15,12 @@ import torch
 import torch.fx.traceback
 import torch.utils.checkpoint
 from torch import nn
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from workbench.torch_api.tracing.own_code import LEAF, global_sources, inside, is_own, refused_calls
 
 _CONTAINERS = (list, dict, set, deque)
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Untraceable(Exception):
@@ -22,14 +28,29 @@ class Untraceable(Exception):
 
 
 @contextlib.contextmanager
-def no_checkpoints() -> Iterator[None]:
-    """Raise Untraceable where the forward calls torch.utils.checkpoint."""
+def refused_calls_of_forwards() -> Iterator[None]:
+    """Raise Untraceable where the forward calls torch.utils.checkpoint, seeds a generator or formats a tensor."""
+
+    def formatted(*_: Any) -> Any:
+        raise Untraceable("it formats a tensor in its forward, whose values a traced step does not have: print between "
+                          "the steps")
+
+    def leaf(name: str) -> property:
+        def get(self: Any) -> Any:
+            if "_is_param" in vars(self) and is_own(sys._getframe(1).f_code.co_filename):
+                raise Untraceable(f"it reads a weight's {name!r} in its forward, where the weight may be gathered: "
+                                  "read it between the steps")
+            return getattr(super(FunctionalTensor, self), name)
+
+        return property(get)
 
     def refuse(*_: Any) -> Any:
         raise Untraceable("it calls torch.utils.checkpoint, and a traced step would draw and write what it holds a "
                           "second time: list activation_checkpointing in joint_passes in its place")
 
-    with mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse):
+    asked: Any = {"__repr__": formatted, **{name: leaf(name) for name in LEAF}}
+    with (mock.patch.object(torch.utils.checkpoint, "_checkpoint_hook", refuse), refused_calls(Untraceable),
+          mock.patch.multiple(FunctionalTensor, create=True, **asked)):
         yield
 
 
@@ -96,20 +117,48 @@ def noted_python_reads(module: nn.Module) -> Iterator[tuple[set[str], list[tuple
     weight that FSDP gathers there, by its parameter's name, with the names of the attributes that it came with.
     """
     paths = {id(part): path for path, part in module.named_modules()}
-    read: set[str] = set()
+    read = {*global_sources(module)}
     gathered: list[tuple[str, torch.Tensor, set[str]]] = []
 
+    def place(part: nn.Module) -> str:
+        return "L['self']" + "".join(f"._modules['{name}']" for name in paths[id(part)].split(".") if name)
+
     def noted(self: nn.Module, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if id(self) in paths and not name.startswith("_") and not callable(value):
-            parts = "".join(f"._modules['{part}']" for part in paths[id(self)].split(".") if part)
-            source = f"L['self']{parts}.{name}"
+        own = object.__getattribute__(self, "__dict__")
+        try:
+            value = object.__getattribute__(self, name)
+        except AttributeError:
+            if id(self) in paths and not any(name in own.get(table, ()) for table in _TABLES):
+                read.add(f"{place(self)}.{name}")
+            raise
+        held = name in own or not isinstance(value, MethodType)
+        if id(self) in paths and held and not name.startswith("_") and not isinstance(value, nn.Module):
+            source = f"{place(self)}.{name}"
             read.add(source)
-            if name in self._parameters:  # a property of SimpleFSDP: plain parameters are no attributes of the object
+            if name in own["_parameters"]:  # a property of SimpleFSDP: plain parameters are no attributes of the object
+                value._is_param = True  # for isinstance
                 gathered.append((f"{paths[id(self)]}.{name}".lstrip("."), value, {*vars(value)}))
             if not isinstance(value, torch.Tensor):
-                read.update(f"{source}.{inner}" for inner in getattr(value, "__dict__", {}) if inner[:1] != "_")
+                read.update(inside(source, value))
         return value
 
     with mock.patch.object(nn.Module, "__getattribute__", noted):
         yield read, gathered
+
+
+Generators = list[tuple[str, torch.Generator, torch.Tensor]]
+
+
+def generators(module: nn.Module) -> Generators:
+    """The random generators that the module's parts hold, by the attribute, with their states."""
+    return [(f"{path}.{name}".lstrip("."), held, held.get_state()) for path, part in module.named_modules()
+            for name, held in vars(part).items() if isinstance(held, torch.Generator)]
+
+
+def require_unseeded(held: Generators) -> None:
+    """Raise Untraceable where a trace, which draws nothing, has left a generator in another state; puts it back."""
+    for name, generator, state in held:
+        if not torch.equal(generator.get_state(), state):
+            generator.set_state(state)
+            raise Untraceable(f"it seeds its generator {name!r} in its forward, which a traced step would not do: seed "
+                              "it between the steps")

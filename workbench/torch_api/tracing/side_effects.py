@@ -2,8 +2,7 @@
 
 Source: torch/_dynamo/output_graph.py (`OutputGraph.get_replayed_side_effect_source_refs`),
 torch/_dynamo/side_effects.py (`SideEffects.store_attr_mutations`), torch/_dynamo/variables/dicts.py
-(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.var_getattr`,
-`call_random_fn`), torch/_subclasses/fake_tensor.py (`FakeTensorConverter.from_real_tensor`).
+(`SideEffectsProxyDict`), torch/_dynamo/variables/user_defined.py (`UserDefinedObjectVariable.var_getattr`).
 """
 
 from __future__ import annotations
@@ -12,32 +11,30 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from unittest import mock
 
-import torch._dynamo.config
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, misc, user_defined
+from torch._dynamo.variables import ConstantVariable, TensorVariable, dicts, user_defined
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._subclasses.fake_tensor import FakeTensorConverter
 
-from workbench.torch_api.module_paths import clean_path
+from workbench.torch_api.module_paths import MODULES, clean_path
+from workbench.torch_api.tracing.own_code import LEAF, is_own, is_weight
+from workbench.torch_api.tracing.watched import named_sources
 
 _REFS = "get_replayed_side_effect_source_refs"
 _GRADIENT, _VERSION = "method_attr_grad", "method_attr__version"
 _GET = "var_getattr" if hasattr(VariableTracker, "var_getattr") else "tp_getattro_impl"  # by torch version
-_DRAW = "_call_random" if hasattr(misc.RandomVariable, "_call_random") else "call_method"
 _ARRAY = "___from_numpy("
-_MODULES = r"(?:\._modules|\.__dict__\['_modules'\])\['([^']+)'\]"
-_ATTRIBUTE = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)((?:\.\w+)+)$")
-_HELD = re.compile(rf"^L\['\w+'\]((?:{_MODULES})*)(?:\.(\w+))?")
+_HELD = re.compile(rf"^L\['\w+'\]((?:{MODULES})*)(?:\.(\w+))?")
+_WHOLE = ("SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK", "DICT_VERSION")
 _IMPORTED = re.compile(r"^G\['__import_\w+'\]")
 _TORCHS = "G['__import_torch_"
 
@@ -48,7 +45,8 @@ class SideEffect(NamedTuple):
     kind: "buffer" or "attribute", assigned to `name`. "contents": a container or object that attribute `name` holds
     is changed. "outside": `name` is a global variable, a variable of another function, or an argument, and is changed.
     "on tensor": attribute `name` of a tensor is looked for, and then assigned.
-    "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes. "setting": torch's
+    "tensor": a tensor's attribute `name`, "grad" or "_version", is read, which the step changes, or "is_leaf" or
+    "grad_fn" of a weight that is gathered. "setting": torch's
     settings of these names, such as "default_dtype", are others after the forward.
     """
 
@@ -90,40 +88,19 @@ def noted_reads() -> Iterator[set[str]]:
         note(self, tx.output.side_effects, name)
         return get(self, tx, name)
 
+    build: Callable[..., Any] = VariableBuilder.__call__
+
+    def noted_build(self: Any, value: Any) -> Any:  # also what Dynamo does not guard, such as in Python's own modules
+        read.add(_name(self.source))
+        return build(self, value)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(VariableBuilder, "__call__", noted_build))
         stack.enter_context(mock.patch.object(user_defined.UserDefinedObjectVariable, _GET, noted_get))
         if table is not dict:
             stack.enter_context(mock.patch.multiple(
                 table, __contains__=noted_contains, __getitem__=noted_item, __iter__=noted_names))
         yield read
-
-
-@contextlib.contextmanager
-def nothing_frozen() -> Iterator[None]:
-    """Inside, a traced forward finds no value that would stay what it is at the capture.
-
-    Dynamo knows the `item()` of a scalar integer or float64 tensor in host memory, such as a buffer that counts the
-    steps: here it does not, and a branch on one depends on a tensor's value. A number of Python's or NumPy's
-    own generator is refused, and so is a draw of a generator that outlives the step.
-    """
-    make = FakeTensorConverter.__init__
-    draw: Callable[..., Any] = getattr(misc.RandomVariable, _DRAW)
-
-    def made(self: Any, *args: Any, **options: Any) -> None:
-        make(self, *args, **options | {"export": True})
-
-    def drawn(self: Any, tx: Any, name: str, *given: Any) -> Any:
-        return _refuse(tx, name) if self.source is not None else draw(self, tx, name, *given)
-
-    with (mock.patch.object(FakeTensorConverter, "__init__", made),
-          mock.patch.object(user_defined, "call_random_fn", _refuse),
-          mock.patch.object(misc.RandomVariable, _DRAW, drawn),
-          torch._dynamo.config.patch(use_numpy_random_stream=True)):
-        yield
-
-
-def _refuse(tx: Any, drawn: Any, *given: Any) -> NoReturn:
-    raise Unsupported(f"random.{getattr(drawn, '__name__', drawn)}")
 
 
 @contextlib.contextmanager
@@ -167,6 +144,8 @@ def noted_side_effects(read: set[str]) -> Iterator[list[SideEffect]]:
     def noted_get(self: Any, tx: Any, name: str) -> Any:
         if not tx.output.side_effects.has_pending_mutation_of_attr(self, name):
             asked.add((self, name))
+        if name in LEAF and is_own(tx.f_code.co_filename) and is_weight(self):
+            note(tx, name)
         return get(self, tx, name)
 
     def noted_store(self: Any, item: Any, name: str, *given: Any, **named: Any) -> None:
@@ -206,17 +185,16 @@ def _contents(variable: Any) -> list[Any]:
     return [*variable.items] if isinstance(variable, BaseListVariable) else []
 
 
-def module_attribute(source: str) -> tuple[str, ...]:
-    """The path of the module and the names of the attributes from there on; empty for what is no such attribute."""
-    found = _ATTRIBUTE.match(source)
-    return (_path(found[1]), *found[3].split(".")[1:]) if found else ()
-
-
 def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
     effects = output.side_effects
     for guard in output.guards:
-        source = guard.originating_source.name
-        read |= {source, f"{source}.{getattr(guard.create_fn, 'keywords', {}).get('attr')}"}  # of hasattr
+        source, kind = guard.originating_source.name, guard.create_fn
+        about = getattr(kind, "keywords", {})
+        read |= {source, f"{source}.{about['attr']}"} if "attr" in about else {source}  # of hasattr
+        if "key" in about:  # of `in` and `get`
+            read.add(f"{source}[{about['key']!r}]")
+        if getattr(kind, "__name__", "") in _WHOLE:
+            read.add(f"{source}.*")
     read |= {source.removeprefix(_ARRAY)[:-1] for source in read if source.startswith(_ARRAY)}
     for node in output.graph.find_nodes(op="placeholder"):
         source = str(getattr(getattr(node, "_dynamo_source", None), "name", ""))
@@ -229,6 +207,7 @@ def _of_graph(output: Any, read: set[str]) -> Iterator[SideEffect]:
         if named and effects.is_modified(variable):
             assigned = effects.store_attr_mutations.get(variable, {})
             yield from _effects(variable, objects.get(key), assigned, read)
+    read |= {*named_sources(read, output.local_scope, output.global_scope)}
 
 
 def _name(source: Any) -> str:
@@ -279,7 +258,7 @@ def _placed(source: str, name: str = "", of_module: bool = False) -> SideEffect:
 
 
 def _path(source: str) -> str:
-    return ".".join(re.findall(_MODULES, source))
+    return ".".join(re.findall(MODULES, source))
 
 
 def _has(original: Any, name: str, value: ConstantVariable) -> bool:

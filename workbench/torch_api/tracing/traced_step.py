@@ -32,9 +32,11 @@ from workbench.torch_api.aot import Graph, clone
 from workbench.torch_api.ops import is_fake, storage_key
 from workbench.torch_api.tracing.module_state import (
     Untraceable,
-    no_checkpoints,
+    generators,
     noted_modules,
     noted_python_reads,
+    refused_calls_of_forwards,
+    require_unseeded,
     swapped,
 )
 
@@ -67,7 +69,7 @@ def trace_step(
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     tensors = (*parameters.values(), *buffers.values(), *args)
     table = dict(decompositions) if decompositions is not None else None
-    programs = []
+    programs, drawn = [], generators(module)
     for _ in range(2):  # what Python keeps, draws or counts is another number the second time
         made = _Trace(module, [*parameters.items()], [*buffers.items()])
         mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -76,10 +78,11 @@ def trace_step(
             tangent = torch.ones((), device=given[0].device)
         context = TracingContext(mode)
         with (tracing(context), noted_modules(module), noted_python_reads(module) as (read, made.gathered),
-              torch.enable_grad(), no_checkpoints(), enable_python_dispatcher(), mode):
+              torch.enable_grad(), refused_calls_of_forwards(), enable_python_dispatcher(), mode):
             graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
         mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
         programs.append(_lines(graph))
+    require_unseeded(drawn)
     if programs[0] != programs[1]:
         at = next((i for i, (one, other) in enumerate(zip(*programs, strict=False)) if one != other), -1)
         where = [*_live(graph).nodes][at].meta.get("stack_trace", "").strip().splitlines()
@@ -140,6 +143,8 @@ class _Trace:
             count = len(self.parameters)
             whole = [_rewrapped(value, tensor) for value, (_, tensor) in
                      zip(held, [*self.parameters, *self.buffers], strict=False)]
+            for value, (_, tensor) in zip(whole, self.parameters, strict=False):
+                value._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]  # for isinstance
             named = [(name, value, {*vars(value)}) for (name, _), value in zip(self.parameters, whole, strict=False)]
             with swapped(self.module, [*self.parameters, *self.buffers], whole):
                 loss = self.module(*held[len(whole):])
