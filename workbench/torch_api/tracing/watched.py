@@ -13,7 +13,7 @@ import re
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -77,15 +77,16 @@ class Watched:
 
     def now(self) -> Any:
         value = self.root
-        for named, step in self._steps:
-            try:
+        try:
+            for named, step in self._steps:
                 value = _step(value, named, step)
-            except (AttributeError, LookupError, TypeError, ValueError):
-                return GONE
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return GONE
         return value
 
     def changed(self) -> bool:
-        return not _same(self.kept, self.now())
+        now = self.now()
+        return now is not self.kept and not _same(self.kept, now)
 
 
 def watched(module: nn.Module, read: Iterable[str]) -> list[Watched]:
@@ -124,9 +125,11 @@ def _steps(text: str) -> tuple[tuple[bool, Any], ...] | None:
 
 
 def _step(value: Any, named: bool, step: Any) -> Any:
+    if named:
+        return getattr(value, step)
     if step is _CALL:
         return value() if isinstance(value, weakref.ref) else GONE
-    return getattr(value, step) if named else value[step]
+    return value[step]
 
 
 def _key(text: str) -> Any:
@@ -181,27 +184,30 @@ class Structure:
     """The submodules, hooks, class and names of tensors of a module; and hooks on all modules."""
 
     def __init__(self, module: nn.Module):
-        self._kept = [(path, part, [read(part) for read in _ASPECTS.values()]) for path, part in module.named_modules()]
+        self._kept = [(path, part, _aspects(part)) for path, part in module.named_modules()]
         self._hooks = _hooks_of_all()
 
     def change(self) -> tuple[str, str]:
         """The first module that is another now, and what of it; "" and "" if none is."""
         for path, part, kept in self._kept:
-            for (name, read), was in zip(_ASPECTS.items(), kept, strict=True):
-                if read(part) != was:
-                    return path, name
+            if (now := _aspects(part)) != kept:
+                return path, next(name for name, was, read in zip(_ASPECTS, kept, now, strict=True) if was != read)
         return ("", "hooks on all modules") if _hooks_of_all() != self._hooks else ("", "")
 
 
-_ASPECTS: dict[str, Callable[[nn.Module], Any]] = {
-    "submodules": lambda part: [*part._modules.items()],
-    "hooks": lambda part: [*part._forward_hooks, *part._forward_pre_hooks, *part._backward_hooks,
-                           *part._backward_pre_hooks],
-    "class": type,
-    "forward method": lambda part: vars(part).get("forward"),
-    "parameters": lambda part: [(name, p.dtype, p.shape) for name, p in part._parameters.items() if p is not None],
-    "buffers": lambda part: [(name, b.dtype, b.shape) for name, b in part._buffers.items() if b is not None],
-}
+_ASPECTS = ("class", "forward method", "submodules", "hooks", "parameters", "buffers")
+
+
+def _aspects(part: nn.Module) -> tuple[Any, ...]:
+    """What of a module's structure no step may change: read before each step, and so from its dictionary at once."""
+    held = part.__dict__
+    return (part.__class__, held.get("forward"), [*held["_modules"].items()],
+            (*held["_forward_hooks"], *held["_forward_pre_hooks"], *held["_backward_hooks"],
+             *held["_backward_pre_hooks"]), _kinds(held["_parameters"]), _kinds(held["_buffers"]))
+
+
+def _kinds(tensors: dict[str, torch.Tensor | None]) -> list[tuple[Any, ...]] | None:
+    return [(name, t.dtype, t.shape) for name, t in tensors.items() if t is not None] if tensors else None
 
 
 def _hooks_of_all() -> list[int]:
