@@ -5,6 +5,7 @@
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
+    float8        a tensor on the float8 grid; recorded losses
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
     memory        live bytes and the peak; saved against recomputed; budgets
@@ -26,6 +27,7 @@ from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
+from workbench.notebook.draw.float8 import curves, float8_grid
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.memory import frontier, memory, pareto
@@ -41,8 +43,8 @@ from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "dataflow", "difference", "dots", "expert_load",
-           "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses", "memory",
-           "pace", "parameters", "pareto", "pipeline", "placements", "redistribute", "replay", "rounding", "routing",
-           "saved", "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic", "verdicts",
-           "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "buffers", "changes", "curves", "dataflow", "difference", "dots",
+           "expert_load", "float8_grid", "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes",
+           "launches", "losses", "memory", "pace", "parameters", "pareto", "pipeline", "placements", "redistribute",
+           "replay", "rounding", "routing", "saved", "slices", "slots", "spans", "stacked", "step", "table",
+           "timeline", "traffic", "verdicts", "verdicts_of_both"]
