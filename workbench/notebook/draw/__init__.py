@@ -5,12 +5,11 @@
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
-    float8        a tensor on the float8 grid; recorded losses
     graphs        a graph, its collectives, saved tensors
     kernels       kernels with their nodes; replays
     memory        live bytes and the peak; saved against recomputed; budgets
     mesh          the slice of a tensor on each rank
-    operators     bytes that operators read and write; rounding
+    operators     bytes that operators read and write; rounding; the float8 grid
     picture       Picture and Table
     pipeline      the passes and what each proved
     rank_lanes    where each rank stands in its collectives
@@ -27,17 +26,16 @@ from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
-from workbench.notebook.draw.float8 import curves, float8_grid
 from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.memory import frontier, memory, pareto
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
-from workbench.notebook.draw.operators import rounding, traffic
+from workbench.notebook.draw.operators import float8_grid, rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
 from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
-from workbench.notebook.draw.runs import ablation, losses
+from workbench.notebook.draw.runs import ablation, curves, losses
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
