@@ -14,12 +14,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from result import tell
 
 from workbench import load_recipe, ranks, run
-from workbench.authoring.families import find_family
-from workbench.authoring.materialise import default_initialise, seed_of
+from workbench.notebook.lessons.fewer_bits import distance, exact_gradients
 from workbench.pipeline.build import build
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.recipe import Recipe
@@ -33,29 +31,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def reference(recipe: Recipe, batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """Each parameter's gradient in float64, by name."""
-    module = find_family(recipe.model.family).make(recipe)
-    for name, parameter in module.named_parameters():
-        with torch.no_grad():
-            default_initialise(name, parameter, torch.Generator().manual_seed(seed_of(recipe.training.seed, name)))
-    module = module.double()
-    module(*batch).backward()
-    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
-
-
 def distances(recipe: Recipe) -> dict[str, float]:
     """Norm-relative distance of each gradient to float64's, the largest of all layers, by the parameter's name."""
     built = build(recipe, current_world())
     batch = Batches(built.authored).at(0)
     with deterministic(True):
         built.step(*batch).backward()
-    expected, found = reference(recipe, batch), dict[str, float]()
+    expected, found = exact_gradients(recipe, batch), dict[str, float]()
     for name, parameter in built.authored.module.named_parameters():
         gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
-        far = float((gradient.double() - expected[name]).norm() / expected[name].norm())
         kind = re.sub(r"layers\.\d+\.", "layers.*.", name)
-        found[kind] = max(found.get(kind, 0.0), far)
+        found[kind] = max(found.get(kind, 0.0), distance(gradient, expected[name]))
     return found
 
 

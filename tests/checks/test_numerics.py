@@ -6,7 +6,7 @@ from graphs_by_hand import C10D, group_name, named, trace
 from workbench.checks.numerics import compare, reduction_order_bound
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
-from workbench.pipeline.proofs.numerics_proof import _compared
+from workbench.pipeline.proofs.numerics_proof import _compared, revealing
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
 from workbench.world.fake import fake_world
@@ -181,3 +181,10 @@ def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():
     primals = [torch.ones(2)]
     assert _compared(joint(gm, gm), primals, [torch.ones(2)], 1).outcome is Outcome.PASS
     assert primals[0].tolist() == [1, 1]
+
+
+def test_a_parameter_on_one_rank_is_a_leaf_and_holds_other_values_inside():
+    weight = torch.nn.Parameter(torch.ones(3))
+    with revealing([weight], []):
+        assert bool((weight > 1).all()) and weight.requires_grad
+    assert weight.tolist() == [1, 1, 1]

@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import WorkbenchError
 from workbench.graph.read.fused_cost import kernel_traffic
-from workbench.notebook.draw.operators import rounding, traffic
+from workbench.notebook.draw.operators import ZERO, float8_grid, rounding, traffic
 
 BYTES = 4 * 64  # of one tensor
 
@@ -49,3 +49,14 @@ def test_rounding_says_which_results_have_the_same_bits():
     x = torch.linspace(-2, 2, 50)
     text = rounding(x, x.exp(), {"again": x.exp(), "squared": (x / 2).exp() ** 2}).text
     assert "again: the same bits" in text and "squared: other bits" in text
+
+
+def test_the_grid_counts_what_becomes_0():
+    x = torch.tensor([ZERO, -ZERO, ZERO * 1.01, -1.0, 448.0, 0.0])
+    found = float8_grid({"as it is": x, "scaled": x * 0.5})
+    assert found.text.splitlines() == ["as it is: 2 of 5 become 0", "scaled: 3 of 5 become 0"]
+    assert found.png.startswith(b"\x89PNG") and "2 of 5 become 0; scaled" in found.alt
+
+
+def test_a_tensor_of_zeros_has_nothing_to_lose():
+    assert float8_grid({"zeros": torch.zeros(3)}).text == "zeros: 0 of 0 become 0"

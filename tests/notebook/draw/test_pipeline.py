@@ -85,6 +85,10 @@ def test_losses_without_training(report: Report) -> None:
         draw.losses(report)
 
 
+def test_curves_say_how_many_steps_each_run_has():
+    assert draw.curves({"a": [3.0, 2.0], "b": [3.0]}, "two runs").text == "two runs: a, 2 steps; b, 1 steps"
+
+
 def test_a_picture_is_a_png_with_an_alternative_text(report: Report, tmp_path) -> None:
     picture = draw.pipeline(report)
     data, metadata = picture._repr_mimebundle_()

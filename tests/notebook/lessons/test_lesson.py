@@ -92,7 +92,7 @@ def test_the_lessons(name: str) -> None:
 
 def test_prerequisites_have_no_cycle() -> None:
     needed = {name: set(load_lesson(name).prerequisites) for name in lesson_names()}
-    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 17
+    assert len(list(TopologicalSorter(needed).static_order())) == len(lesson_names()) == 18
     with pytest.raises(CycleError):
         TopologicalSorter(needed | {"00_tour": {"12_inside_inductor"}}).prepare()
 

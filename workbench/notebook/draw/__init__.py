@@ -9,7 +9,7 @@
     kernels       kernels with their nodes; replays and their addresses
     memory        live bytes and the peak; saved against recomputed; budgets
     mesh          the slice of a tensor on each rank
-    operators     bytes that operators read and write; rounding
+    operators     bytes that operators read and write; rounding; the float8 grid
     picture       Picture and Table
     pipeline      the passes and what each proved
     rank_lanes    where each rank stands in its collectives
@@ -30,19 +30,19 @@ from workbench.notebook.draw.graphs import graph, launches, saved
 from workbench.notebook.draw.kernels import addresses, kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.memory import frontier, memory, pareto
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
-from workbench.notebook.draw.operators import rounding, traffic
+from workbench.notebook.draw.operators import float8_grid, rounding, traffic
 from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
 from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
-from workbench.notebook.draw.runs import ablation, losses
+from workbench.notebook.draw.runs import ablation, curves, losses
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "addresses", "buffers", "changes", "dataflow", "difference", "dots",
-           "expert_load", "frontier", "graph", "kernel_code", "kernel_table", "kernels", "lanes", "launches", "losses",
-           "memory", "pace", "parameters", "pareto", "pipeline", "placements", "redistribute", "replay", "rounding",
-           "routing", "saved", "slices", "slots", "spans", "stacked", "step", "table", "timeline", "traffic",
-           "verdicts", "verdicts_of_both"]
+__all__ = ["Picture", "Table", "ablation", "addresses", "buffers", "changes", "curves", "dataflow", "difference",
+           "dots", "expert_load", "float8_grid", "frontier", "graph", "kernel_code", "kernel_table", "kernels",
+           "lanes", "launches", "losses", "memory", "pace", "parameters", "pareto", "pipeline", "placements",
+           "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "spans", "stacked", "step",
+           "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
@@ -68,3 +68,15 @@ def losses(what: Report | Mapping[str, Report]) -> Picture:
     text = f"loss of {ranks}; loss falls: {', '.join(fell)}"
     return finish(figure, f"A curve of the training {text}." if len(runs) == 1 else f"Curves of the training {text}.",
                   text)
+
+
+def curves(runs: Mapping[str, Sequence[float]], title: str) -> Picture:
+    """The loss of each run over its steps, at most three runs."""
+    figure, (axes,) = panels(8, 2.8)
+    for (name, values), color, line in zip(runs.items(), (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
+        axes.plot(range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name)
+    axes.set(xlabel="step", ylabel="loss")
+    axes.set_title(title, fontsize=10, color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    text = f"{title}: " + "; ".join(f"{name}, {len(values)} steps" for name, values in runs.items())
+    return finish(figure, f"Curves of the loss. {text}.", text, colors=64)

@@ -3,6 +3,7 @@
     commands       `workbench course`, `lessons`, `check`, `hint`
     course         runs all notebooks, and writes a page of results
     course_site    the executed lessons as pages without a kernel
+    fewer_bits     what "Fewer bits, proved" measures and asks
     grading        scores of guesses and answers
     headless       runs one lesson's notebook by papermill
     lesson         Lesson: question, parameters, checkpoints

@@ -88,8 +88,9 @@ def revealing(primals: Sequence[Any], tangents: Sequence[Any]) -> Iterator[list[
     """
     flat = {place: value for place, value in enumerate(primals) if _repeats(value)}
     with kept(flat.values()):
-        for place, value in flat.items():
-            value.copy_(_varied(value, place))
+        with torch.no_grad():  # a parameter on one rank is a leaf
+            for place, value in flat.items():
+                value.copy_(_varied(value, place))
         yield [_varied(value, place) if _repeats(value) else value for place, value in enumerate(tangents)]
 
 

@@ -1,0 +1,146 @@
+"""What "Fewer bits, proved" counts and asks: graders with wrong answers; its sentences for each width."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workbench import author, capture, load_recipe, run_joint
+from workbench.notebook.lessons import fewer_bits
+from workbench.notebook.lessons.fewer_bits import (
+    casts,
+    casts_well,
+    counts_bytes,
+    counts_casts,
+    counts_readers,
+    distance,
+    exact_gradients,
+    sums_over,
+)
+from workbench.notebook.lessons.lesson import load_lesson
+from workbench.pipeline.train import Batches
+from workbench.world.fake import fake_world
+from workbench.world.mesh import World
+
+ROOT = Path(__file__).parents[3]
+LESSON = "16_fewer_bits_proved"
+FLOAT8 = torch.float8_e4m3fn
+
+
+def scaled(x: torch.Tensor, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x / (amax / 448)).to(FLOAT8), amax / 448
+
+
+@pytest.mark.parametrize(("answer", "score", "said"), [
+    (lambda x: scaled(x.float(), x.float().abs().amax().clamp_min(1e-12)), 1.0, "right"),
+    (lambda x: scaled(x.float(), x.float().abs().amax()), 0.8, "wrong with zeros: a value is not finite"),
+    (lambda x: scaled(x, x.abs().amax().clamp_min(1e-12)), 0.6, "wrong with a float16 tensor: the scale is float16"),
+    (lambda x: (x.to(FLOAT8), torch.tensor(1.0)), 0.0, "wrong with sixteen numbers: the largest float8 is"),
+    (lambda x: (x.float() / x.float().abs().amax() * 448, x.float()), 0.0, "the cast is torch.float32"),
+    (lambda x: (scaled(x.float(), x.float().abs().amax())[0], torch.tensor(1.0)), 0.0, "values are wrong"),
+    (lambda x: None, 0.0, "TypeError"),
+    (7, 0.0, "give a function"),
+])
+def test_a_cast_is_graded_on_tensors_that_break_it(answer, score, said):
+    found = casts_well(answer)
+    assert found[0] == score and said in found[1]
+
+
+@pytest.mark.parametrize(("answer", "score", "said"), [
+    ((6, 4), 1.0, "right"), (["6", 4], 1.0, "right"), ((5, 4), 0.5, "apart: both move as many bytes"),
+    ((7, 3), 0.0, "apart: too high; fused: both move as many bytes"), (6, 0.0, "give two"), ("64", 0.0, "give two"),
+])
+def test_readers_that_pay_for_a_cast(answer, score, said):
+    found = counts_readers(answer)
+    assert found[0] == score and said in found[1]
+
+
+def test_dimensions_of_the_three_sums():
+    right = {"forward": "inputs", "input gradient": "Outputs ", "weight gradient": "tokens"}
+    assert sums_over(right) == (1.0, "right")
+    assert sums_over({**right, "forward": "tokens"}) == (1 - 1 / 3, "wrong: forward")
+    assert sums_over({})[0] == 0 and sums_over("tokens") == (0.0, "give a dict")
+
+
+@pytest.fixture(scope="module")
+def converted():
+    """Records of one layer on two ranks, by scaling, and the graphs behind the pass."""
+    recipe = load_recipe("llama3_float8").override({"model.n_layers": 1})
+    found: dict[str, Any] = {}
+    with fake_world(2) as world:
+        joint = capture(author(recipe, world))
+        for scaling in ("tensorwise", "rowwise"):
+            graph = joint.fork()
+            found[scaling] = run_joint(graph, [{"name": "float8_matmul", "smallest": 64, "scaling": scaling}])[0], graph
+    return found
+
+
+def test_casts_are_counted_in_the_graph(converted):
+    (record, tensorwise), (_, rowwise) = converted["tensorwise"], converted["rowwise"]
+    assert casts(record.before[0]) == 0
+    assert (casts(tensorwise.graph), casts(rowwise.graph)) == (18, 36)
+    assert counts_casts("18", of=tensorwise.graph)[0] == 1 and counts_casts(18, of=rowwise.graph) == (0.0, "too low")
+
+
+def test_bytes_that_the_pass_saved(converted):
+    record, _ = converted["tensorwise"]
+    weights = 196_608
+    assert counts_bytes(weights - 28, of=record) == (1.0, "right")
+    assert counts_bytes(weights, of=record) == (0.0, "the scales travel, too")
+    assert counts_bytes(2 * weights, of=record) == (0.0, "too high")
+    assert counts_bytes(0, of=converted["rowwise"][0])[0] == 1  # its gathers keep their type
+
+
+def test_exact_gradients_are_the_model_s_own():
+    recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
+    authored = author(recipe, World("gloo", 1, 0, torch.device("cpu")))
+    exact = exact_gradients(recipe, Batches(authored).at(0))
+    assert set(exact) == dict(authored.module.named_parameters()).keys()
+    assert {gradient.dtype for gradient in exact.values()} == {torch.float64}
+    assert distance(2 * exact["norm.weight"], exact["norm.weight"]) == 1
+
+
+def test_without_a_checkout_there_are_no_recorded_losses(monkeypatch, tmp_path):
+    assert {len(losses) for losses in fewer_bits.recorded_losses().values()} == {200}
+    monkeypatch.setattr(fewer_bits, "RECORDED", tmp_path / "none.json")
+    with pytest.raises(fewer_bits.WorkbenchError, match="run from a checkout"):
+        fewer_bits.recorded_losses()
+
+
+def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
+    """The names that these cells of the notebook leave, each known by how it begins, for a layer of this width."""
+    text = (ROOT / "notebooks" / f"{LESSON}.ipynb").read_text(encoding="utf-8")
+    sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"dim": dim, "__name__": "of_notebook"}
+    for beginning in ("import torch", *beginnings):
+        (source,) = (source for source in sources if source.startswith(beginning))
+        exec(source, names)
+    return names
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("dim", load_lesson(LESSON).parameters["dim"].choices)
+def test_what_the_notebook_says_of_an_outlier_holds_for_each_width(dim):
+    names = of_notebook(dim, "x = torch", "def cast", "torch.manual_seed", "def with_outlier", "class Layer",
+                        'guess = lesson.predict("factor"', "exact = left", "def captured", "pass_ =", "tokens =")
+    errors = names["errors"]
+    assert errors["float8, rowwise"] < errors["float8, tensorwise"] < 0.05
+    assert 12 < errors["float8, tensorwise"] / errors["bfloat16"] < 20
+    whole, rest, rowwise, rowwise_rest = (int(each.rstrip("%")) for each in names["with_outlier"](20))
+    assert rest == 100 and max(whole, rowwise, rowwise_rest) <= 6
+    proved, best = names["proved"], {"scaling": "rowwise", "products": ["forward", "input_gradient"]}
+    wrong = {scaling: proved({"scaling": scaling})[0].evidence["wrong"] for scaling in ("tensorwise", "rowwise")}
+    assert wrong["tensorwise"] > 1 and wrong["rowwise"] == 1
+    error = proved(best)[0].evidence["worst"]
+    assert error < 0.05
+    for fewer in ({"products": ["forward", "input_gradient"]}, {"scaling": "rowwise", "products": ["weight_gradient"]},
+                  {"scaling": "rowwise", "products": ["forward", "weight_gradient"]}):
+        assert proved(fewer)[0].evidence["worst"] > 0.2  # no other choice meets the checkpoint's limit
+    smaller = names["tokens"].clone()
+    smaller[0] /= 2.0**4
+    found = proved({}, names["captured"](smaller))[0]
+    assert found.outcome == "PASS" and 0.05 < found.evidence["worst"] < 0.4

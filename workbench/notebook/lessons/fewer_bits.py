@@ -1,0 +1,129 @@
+"""What "Fewer bits, proved" measures and asks: exact gradients, recorded losses, and its graders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from workbench.authoring.families import find_family
+from workbench.authoring.materialise import default_initialise, seed_of
+from workbench.checks.record import PassRecord
+from workbench.errors import WorkbenchError
+from workbench.graph.read.collectives import list_collectives
+from workbench.notebook.lessons.grading import by_cases, exact
+from workbench.recipe.recipe import Recipe
+
+RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "float8_numerics_gloo.json"
+TYPE = torch.float8_e4m3fn
+LARGEST = torch.finfo(TYPE).max
+PRODUCTS = ("forward", "input gradient", "weight gradient")
+Scaled = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def exact_gradients(recipe: Recipe, batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """Each parameter's gradient in float64, by name: of the recipe's model on one rank, with its first values."""
+    module = find_family(recipe.model.family).make(recipe)
+    for name, parameter in module.named_parameters():
+        with torch.no_grad():
+            default_initialise(name, parameter, torch.Generator().manual_seed(seed_of(recipe.training.seed, name)))
+    module = module.double()
+    module(*batch).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The norm of the difference over the norm of `wanted`, in float64."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def recorded_losses() -> dict[str, list[float]]:
+    """The losses of 200 steps on text that benchmarks/float8_numerics.py recorded, by variant."""
+    if not RECORDED.is_file():
+        raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
+    found: dict[str, list[float]] = json.loads(RECORDED.read_text(encoding="utf-8"))["losses"]
+    return found
+
+
+def casts(gm: GraphModule) -> int:
+    """How many operators of the graph make float8 numbers from wider ones."""
+    made = gm.graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default)
+    return sum(node.meta["val"].dtype.itemsize == 1 for node in made)
+
+
+def _cases() -> Iterator[tuple[str, torch.Tensor]]:
+    numbers = torch.Generator().manual_seed(16)
+    yield "sixteen numbers", torch.randn(4, 4, generator=numbers)
+    yield "large numbers", 1e6 * torch.randn(4, 4, generator=numbers)
+    yield "a float16 tensor", (1e-6 * torch.randn(4, 4, generator=numbers)).half()
+    yield "a bfloat16 tensor", torch.randn(4, 4, generator=numbers).bfloat16()
+    yield "zeros", torch.zeros(4, 4)
+
+
+def casts_well(answer: Any) -> tuple[float, str]:
+    """Grades a function from a tensor to (its float8 cast, a float32 scale to multiply that by)."""
+    if not callable(answer):
+        return 0.0, "give a function of a tensor"
+    return by_cases(answer, _cases(), _problem, "sixteen numbers")
+
+
+def _problem(answer: Scaled, x: torch.Tensor) -> str:
+    try:
+        value, scale = answer(x.clone())
+        if value.dtype != TYPE:
+            return f"the cast is {value.dtype}"
+        if scale.dtype != torch.float32:
+            return f"the scale is {scale.dtype}".replace("torch.", "")
+        back = value.float() * scale
+    except Exception as error:  # the reader's code
+        return f"{type(error).__name__}: {error}"
+    if not bool(back.isfinite().all()):
+        return "a value is not finite"
+    if bool(x.any()) and float(value.float().abs().max()) < LARGEST:
+        return f"the largest float8 is {float(value.float().abs().max()):g}"
+    far = (back - x.float()).abs() > x.float().abs() / 16 + scale * 2.0**-9
+    return f"{int(far.sum())} values are wrong" if bool(far.any()) else ""
+
+
+def _fewest(cast: int) -> int:
+    """The fewest readers with which `cast` bytes a number, and 1 a reader, are fewer than 2 a reader."""
+    return next(readers for readers in range(1, 100) if cast + readers < 2 * readers)
+
+
+def counts_readers(answer: Any) -> tuple[float, str]:
+    """Grades (readers, readers): with a kernel of its own for the amax, and with the amax found by x's kernel."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str) or len(answer) != 2:
+        return 0.0, "give two numbers"
+    said = []
+    for name, got, cast in zip(("apart", "fused"), answer, (5, 3), strict=True):
+        score, message = exact(got, truth=_fewest(cast))
+        if score < 1:
+            said.append(f"{name}: both move as many bytes" if got == _fewest(cast) - 1 else f"{name}: {message}")
+    return 1 - len(said) / 2, "; ".join(said) or "right"
+
+
+def sums_over(answer: Any) -> tuple[float, str]:
+    """Grades a mapping from each product of a linear layer to the dimension that it sums over."""
+    if not isinstance(answer, Mapping):
+        return 0.0, "give a dict"
+    wanted = dict(zip(PRODUCTS, ("inputs", "outputs", "tokens"), strict=True))
+    wrong = [name for name, dim in wanted.items() if str(answer.get(name)).strip().lower() != dim]
+    return 1 - len(wrong) / len(wanted), f"wrong: {', '.join(wrong)}" if wrong else "right"
+
+
+def counts_casts(answer: Any, *, of: GraphModule) -> tuple[float, str]:
+    """Grades a number of casts by those of a graph."""
+    return exact(answer, truth=casts(of))
+
+
+def counts_bytes(answer: Any, *, of: PassRecord) -> tuple[float, str]:
+    """Grades the bytes by which a pass made the collectives of its joint graph smaller."""
+    before, after = (list_collectives(graphs[0]) for graphs in (of.before, of.after))
+    truth = sum(c.payload for c in before) - sum(c.payload for c in after)
+    added = sum(c.payload for c in after if c.reduce_op == "max")
+    score, message = exact(answer, truth=truth)
+    return score, "the scales travel, too" if exact(answer, truth=truth + added)[0] == 1 else message
