@@ -30,6 +30,7 @@ from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
 
 RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
+LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch
 Row = tuple[str, str, tuple[str, ...]]
 """A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
 
@@ -62,6 +63,13 @@ def traffic(joined: StepGraph) -> dict[str, tuple[int, int]]:
         scales = update.kwargs.get("grad_scale") is not None  # then it writes the scaled gradient back
         written += parameters + sum(states) + (gradients if scales else 0)
     return found | {"update": (read, written)}
+
+
+def gradients_read(joined: StepGraph) -> dict[str, int]:
+    """The bytes of gradients, raw or scaled, that norm, scaling and update read."""
+    moved = traffic(joined)
+    update = sum(_size(gradient) for update in updates_of(joined.graph) for gradient in lists_of_update(update)[1])
+    return {"norm": moved["norm"][0], "scaling": moved["scaling"][0], "update": update}
 
 
 def _size(node: Node) -> int:
@@ -155,7 +163,7 @@ def tail_pace(step: TracedStep) -> Pace:
     """
     before, tail = step.events[_first_of_tail(step) - 1], step.events[_first_of_tail(step):]
     launched = sorted(event.launched for event in tail if event.launched is not None)
-    begin, end = launched[0] - 10, max(event.end for event in tail)
+    begin, end = launched[0] - LEAD, max(event.end for event in tail)
     worked = union((max(event.begin, begin) - begin, event.end - begin) for event in step.events if event.end > begin)
     count = sum(not event.name.startswith("Mem") for event in tail)
     return Pace("traced", count, launched[-1] - launched[0], sum(stop - start for start, stop in worked), end - begin,
