@@ -18,6 +18,7 @@ from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.traces import recorded as recorded_trace
 from workbench.notebook.lessons.whole_steps import (
+    added_passes,
     calls_of_loop,
     even_size,
     finds,
@@ -295,6 +296,10 @@ def test_what_the_lesson_says_of_two_gpus():
     pair, fused = ([each["name"] for each in small[name][0]["passes"]] for name in (names[0], names[2]))
     assert [name for name in fused if name != "fused_clip_adamw"] == pair
     assert [each["name"] for each in large[names[2]][0]["passes"]] == fused
+    of = [added_passes(found[name][0], small[names[0]][0]) for found, name in (
+        (small, "compile"), (small, names[1]), (small, names[2]), (large, names[2]))]
+    assert of == ["none", "P", "P + fused_clip_adamw", "P + fused_clip_adamw"]
+    assert added_passes({"passes": [{"name": "a"}]}, {"passes": [{"name": "b"}]}) == "a"
     ours, theirs = large[names[2]], large["compile"]
     saved = 1 - sum(run["step_ms"] for run in ours) / sum(run["step_ms"] for run in theirs)
     assert f"{saved:.0%}" == "9%" and (ours[0]["launches"], theirs[0]["launches"]) == (1, 3022)

@@ -93,6 +93,14 @@ def on_two_gpus(flavor: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def added_passes(run: dict[str, Any], base: dict[str, Any]) -> str:
+    """The passes of a timed run on top of those of another, which are P; all of its own where it has not all of P."""
+    names, known = ([each["name"] for each in given.get("passes", [])] for given in (run, base))
+    if not {*known} <= {*names}:
+        return ", ".join(names) or "none"
+    return " + ".join(["P", *(name for name in names if name not in known)])
+
+
 def calls_of_loop(parameters: Iterable[torch.Tensor]) -> int:
     """How many operators the loop's clipping and AdamW call on a CPU. They run on copies of the parameters."""
     copies = [p.detach().clone().requires_grad_() for p in parameters]
