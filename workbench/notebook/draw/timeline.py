@@ -139,7 +139,8 @@ def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
         lines.append(f"{title}: {found}")
     first = next(iter(paces.values()))
     before = [Patch(color=GREY, label=f"work before the {first.what}")] if first.before_us else []
-    legend = [Patch(color=ORANGE, label="the CPU launches"), *before, Patch(color=BLUE, label="the device works"),
+    works = f"work of the {first.what}" if first.before_us else "the device works"
+    legend = [Patch(color=ORANGE, label="the CPU launches"), *before, Patch(color=BLUE, label=works),
               Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
               Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}")]
     figure.legend(handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False)

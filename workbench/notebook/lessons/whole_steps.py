@@ -30,6 +30,7 @@ from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
 
 RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
+LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch
 Row = tuple[str, str, tuple[str, ...]]
 """A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
 
@@ -64,6 +65,13 @@ def traffic(joined: StepGraph) -> dict[str, tuple[int, int]]:
     return found | {"update": (read, written)}
 
 
+def gradients_read(joined: StepGraph) -> dict[str, int]:
+    """The bytes of gradients, raw or scaled, that norm, scaling and update read."""
+    moved = traffic(joined)
+    update = sum(_size(gradient) for update in updates_of(joined.graph) for gradient in lists_of_update(update)[1])
+    return {"norm": moved["norm"][0], "scaling": moved["scaling"][0], "update": update}
+
+
 def _size(node: Node) -> int:
     return tensor_bytes(node.meta["val"])
 
@@ -83,6 +91,14 @@ def on_two_gpus(flavor: str) -> dict[str, list[dict[str, Any]]]:
         if "step_ms" in run and run["changes"]["mesh.tp"] == "1":
             found.setdefault(run["variant"], []).append(run)
     return found
+
+
+def added_passes(run: dict[str, Any], base: dict[str, Any]) -> str:
+    """The passes of a timed run on top of those of another, which are P; all of its own where it has not all of P."""
+    names, known = ([each["name"] for each in given.get("passes", [])] for given in (run, base))
+    if not {*known} <= {*names}:
+        return ", ".join(names) or "none"
+    return " + ".join(["P", *(name for name in names if name not in known)])
 
 
 def calls_of_loop(parameters: Iterable[torch.Tensor]) -> int:
@@ -155,7 +171,7 @@ def tail_pace(step: TracedStep) -> Pace:
     """
     before, tail = step.events[_first_of_tail(step) - 1], step.events[_first_of_tail(step):]
     launched = sorted(event.launched for event in tail if event.launched is not None)
-    begin, end = launched[0] - 10, max(event.end for event in tail)
+    begin, end = launched[0] - LEAD, max(event.end for event in tail)
     worked = union((max(event.begin, begin) - begin, event.end - begin) for event in step.events if event.end > begin)
     count = sum(not event.name.startswith("Mem") for event in tail)
     return Pace("traced", count, launched[-1] - launched[0], sum(stop - start for start, stop in worked), end - begin,
