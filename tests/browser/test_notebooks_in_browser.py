@@ -35,7 +35,7 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=() if name == "00_tour" else pytest.mark.slow) for name in NOTEBOOKS])
-def test_the_first_picture_or_table_is_on_the_screen_within_a_minute(page: Page, lab: str, looked_at: Look, name: str) -> None:
+def test_the_first_result_is_on_the_screen_within_a_minute(page: Page, lab: str, looked_at: Look, name: str) -> None:
     started = time.monotonic()
     errors = open_notebook(page, lab, name)
     assert time.monotonic() - started < FIRST_RESULT_SECONDS

@@ -51,8 +51,8 @@ SURVIVED = {
 SURVIVED_FLOAT8 = {
     "retarget_unary": "the scale comes from almost the same maximum: the few values above it are cut off, by less than "
                       "float8's stated error",
-    "retarget_twin": "one rank's maximum is too small, and the other rank's, which is the larger or nearly so, takes its "
-                     "place in the all-reduce",
+    "retarget_twin": "one rank's maximum is too small, and the other rank's, which is the larger or nearly so, takes "
+                     "its place in the all-reduce",
 }
 
 
