@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,6 +73,7 @@ def slots(
     """
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
+    color_of = _of if owner == "rank" else _of_sequence
     low = 0.85 if owner == "sequence" else 0.55  # a legend
     figure = new_figure(min(1.2 + 0.36 * wide, 13), low + sum(0.45 + 0.33 * len(held) for _, held in each))
     panels = figure.subplots(len(each), 1, squeeze=False)[:, 0]
@@ -80,7 +81,7 @@ def slots(
     for axes, (title, held) in zip(panels, each, strict=True):
         lines.append(title)
         for row, (rank, own) in enumerate(held.items()):
-            _row(axes, row, own.tolist(), capacity, per_rank)
+            _row(axes, row, own.tolist(), capacity, per_rank, color_of)
             boxes = [" ".join("." if n < 0 else str(n) for n in box)
                      for box in own.unflatten(0, (-1, capacity)).tolist()]
             lines.append(f"rank {rank}: {' | '.join(boxes)}")
@@ -94,16 +95,18 @@ def slots(
         axes.spines[:].set_visible(False)
     if owner == "sequence":
         last = max(int(own.max()) for _, held in each for own in held.values()) // per_rank
-        handles = [Patch(facecolor=_of(number), label=f"sequence {number}") for number in range(last + 1)]
+        handles = [Patch(facecolor=color_of(number), label=f"sequence {number}") for number in range(last + 1)]
         figure.legend(handles=handles, loc="outside lower left", ncols=last + 1, frameon=False, fontsize=8)
     alt = "Slots of each rank, with the numbers of the tokens in them; a token has the colour of its " + owner + ". "
     return finish(figure, alt + "; ".join(title for title, _ in each) + ".", "\n".join(lines), colors=256)
 
 
-def _row(axes: Axes, row: int, held: list[int], capacity: int, per_rank: int) -> None:
+def _row(
+    axes: Axes, row: int, held: list[int], capacity: int, per_rank: int, color_of: Callable[[int], str]
+) -> None:
     """One rank's slots, with a frame around those of one expert from one rank."""
     for at, number in enumerate(held):
-        color = FAINT if number < 0 else _of(number // per_rank)
+        color = FAINT if number < 0 else color_of(number // per_rank)
         axes.add_patch(Rectangle((at, row), 1, 0.9, facecolor=color, edgecolor=PAPER))
         if number >= 0:
             axes.text(at + 0.5, row + 0.45, str(number), ha="center", va="center", fontsize=8, color=INK,
@@ -114,3 +117,8 @@ def _row(axes: Axes, row: int, held: list[int], capacity: int, per_rank: int) ->
 
 def _of(rank: int) -> str:
     return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def _of_sequence(number: int) -> str:
+    """The palette from its middle on: a sequence has none of the colours of the first ranks."""
+    return _of(number + 3)
