@@ -1,4 +1,4 @@
-"""Graders of "Bucket and overlap": what collectives cost, and how many tokens hide them. The truths are computed here."""
+"""Graders of "Bucket and overlap": the time of collectives, and the tokens that hide them."""
 
 from __future__ import annotations
 
