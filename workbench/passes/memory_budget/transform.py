@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of
 from workbench.graph.saving.choose import choose, fix
+from workbench.graph.saving.host import offer
 from workbench.graph.saving.partitioner import repeated, torch_cut
 from workbench.graph.saving.plan import MemoryPlan
 from workbench.graph.saving.values import Producer, Stored, read_values, repeating_ms, without_tangents
@@ -36,18 +38,24 @@ def planned(before: Graphs, after: Graphs, options: BudgetOptions) -> Effect:
     evidence = {"budget": plan.budget, "saved_bytes": plan.saved_bytes, "least_bytes": plan.least,
                 "recomputed_ms": round(plan.ms, 4), "bound_ms": round(plan.bound_ms, 4), "gap": round(plan.gap, 4),
                 "tagged_nodes": tagged, "estimated_for": plan.device}
+    if options.offload:
+        evidence |= {"offloaded_bytes": sum(c.bytes for c in plan.offloaded), "exposed_ms": round(plan.exposed_ms, 4),
+                     "note": plan.note}
     return Effect(bool(tagged), "" if tagged else "every node was tagged before", evidence)
 
 
 def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
-    """What is saved is what the plan saves, fits the budget, and the backward computes again what the plan says."""
+    """What is saved is what the plan saves or sends to the host; without the latter, whose copies come later, it fits
+    the budget; and the backward computes again what the plan says.
+    """
     forward, backward = graphs
     plan = facts_of(forward).plan
     if plan is None:
         return Effect(False, "the partitioned graphs have no plan", {})
     rows = [row for row in saved_tensors(forward, backward) if row.held_bytes]
-    held = sum(row.held_bytes for row in rows)
-    wanted = {c.name for c in plan.saved}
+    sent = {c.name for c in plan.offloaded}
+    held = sum(row.held_bytes for row in rows if sent.isdisjoint(row.alias))
+    wanted = {c.name for c in plan.saved} | sent
     beyond = [row.name for row in rows if wanted.isdisjoint(row.alias)]
     missing = sorted(wanted - {name for row in rows for name in row.alias})
     again = set(repeated(forward, backward))
@@ -82,7 +90,7 @@ def _products(plan: MemoryPlan, backward: GraphModule, again: set[str], options:
 
 
 def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions) -> GraphModule:
-    """Tag each forward tensor that the backward needs: saved, or computed again.
+    """Tag each forward tensor that the backward needs: saved, on the device or later on the host, or computed again.
 
     Raises WorkbenchError for a budget below what must be saved, and for a pattern that matches nothing.
     """
@@ -107,13 +115,24 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     ms = repeating_ms(seen, spec, known, options.fused)
     producers = read_values(seen, ms, collectives=options.collectives)
     now = 0 if options.gib is not None else torch_cut(gm, producers).bytes
-    fix(producers, options.keep, options.recompute)
-    plan = choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}")
+    note = _offer(seen, producers, known, options) if options.offload else ""
+    fix(producers, options.keep, options.recompute, options.to_host)
+    plan = replace(choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}"), note=note)
     if world_kind() in ("gloo", "nccl"):
         shared = [plan]
         dist.broadcast_object_list(shared, src=0)
         plan = shared[0]
     return producers, plan
+
+
+def _offer(gm: GraphModule, producers: list[Producer], known: Estimates, options: BudgetOptions) -> str:
+    """Let tensors go to the host; or say why none may."""
+    spec = device_spec(options.device)
+    if not spec.host_known:
+        return (f"nothing is offered to the host: {spec.name} has no measured bandwidth to it; `workbench calibrate` "
+                "measures one")
+    offer(gm, producers, costs_of(gm, spec, known, fused=options.fused))
+    return ""
 
 
 def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | None) -> None:
@@ -122,8 +141,8 @@ def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | 
         return
     save, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
     for node in each.views:
-        named[node.name].meta["recompute"] = save if choice == "save" and node in each.holders else again
-    named[made.node.name].meta["recompute"] = save if choice == "save" else again
+        named[node.name].meta["recompute"] = save if choice != "recompute" and node in each.holders else again
+    named[made.node.name].meta["recompute"] = save if choice != "recompute" else again
 
 
 PASS = RegisteredPass(CONTRACT, memory_budget, planned, kept)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from workbench.graph.facts import facts_of
 from workbench.graph.products.make_nodes import fake_mode_of
-from workbench.graph.read.memory import parameter_moves, roots
+from workbench.graph.read.memory import alias_chain, parameter_moves, roots
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Clock, Costs, simulate
+from workbench.graph.saving.host import fills_its_memory
 from workbench.torch_api.devices.host_copies import TO_DEVICE, TO_HOST, WAIT
 from workbench.torch_api.ops import calls_of, own_bytes, tensor_bytes, writes, written_inputs
 
@@ -34,7 +34,7 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
     found = {}
     for place, node in enumerate(values[results:]):
         value = node.meta.get("val") if isinstance(node, Node) else None
-        if not isinstance(value, torch.Tensor) or not _dense(value):
+        if not isinstance(node, Node) or not fills_its_memory(value):
             continue
         root = owner[node]
         alone = held[root] == 1 and root not in touched and tensor_bytes(value) == own_bytes(root)
@@ -43,14 +43,13 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
     return found
 
 
-def _dense(value: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps, so that a copy can have the same strides."""
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return value.numel() > 0
+def planned(forward: GraphModule, nodes: dict[int, Node]) -> tuple[dict[int, Node], list[str]]:
+    """Those of `nodes` that the plan of memory_budget sends to the host, and the names that are not among them."""
+    plan = facts_of(forward).plan
+    wanted = {c.name for c in plan.offloaded} if plan is not None else set()
+    names = {place: {n.name for n in alias_chain(node)} & wanted for place, node in nodes.items()}
+    return ({place: node for place, node in nodes.items() if names[place]},
+            sorted(wanted.difference(*names.values())))
 
 
 def hidden(nodes: dict[int, Node], costs: Costs, clock: Clock) -> dict[int, Node]:
