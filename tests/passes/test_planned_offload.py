@@ -92,8 +92,8 @@ def test_a_machine_whose_link_was_not_measured_is_told(joint):
     assert not device_spec("h200x2").host_known
     found = plan(joint, device="h200x2")
     assert not found.offloaded
-    assert found.note == ("nothing is offered to the host: h200x2 has no measured bandwidth to it; `workbench calibrate` "
-                          "measures one")
+    assert found.note == ("nothing is offered to the host: h200x2 has no measured bandwidth to it; "
+                          "`workbench calibrate` measures one")
     assert found.summary.endswith(found.note)
 
 
@@ -161,8 +161,8 @@ def test_patterns_decide(joint, link):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"to_host": ("layers.0.attention:*attention*",)}, "to_host 'layers.0.attention:.attention.' matches no tensor that "
-                                                       "may go to the host; there are embedding, "),
+    ({"to_host": ("layers.0.attention:*attention*",)},
+     "to_host 'layers.0.attention:.attention.' matches no tensor that may go to the host; there are embedding, "),
     ({"to_host": ("*:silu",), "keep": ("layers.0.*",)}, "keep 'layers.0..' and to_host '.:silu' both match silu"),
     ({"to_host": ("*:silu",), "recompute": ("*:silu",)}, "recompute '.:silu' and to_host '.:silu' both match silu"),
 ])

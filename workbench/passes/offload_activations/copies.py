@@ -8,10 +8,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from workbench.graph.facts import facts_of
-from workbench.graph.products.make_nodes import fake_mode_of
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.read.memory import alias_chain, parameter_moves, roots
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Clock, Costs, simulate
@@ -68,15 +67,14 @@ def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
     The wait, until which the device holds the tensor, stands where the copy ends, as estimated.
     """
     clock, order, free = simulate(forward.graph.nodes, costs), list(forward.graph.nodes), 0.0
-    mode, output = fake_mode_of(forward) or nullcontext(), forward.graph.output_node()
+    mode, output = fake_mode_of(forward), forward.graph.output_node()
     values, results = output_values(forward), facts_of(forward).step.results
     for place, node in sorted(nodes.items(), key=lambda each: clock.finish[each[1]]):
         free = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
         later = [n for n in order[order.index(node) + 1:] if n.op == "call_function" and clock.begin[n] >= free]
-        with forward.graph.inserting_before(node.next):
-            host = _made(mode, node, TO_HOST, node)
-        with forward.graph.inserting_before(later[0].next if later else output):
-            values[results + place] = _made(mode, node, WAIT, host, node)
+        host = NodeMaker(forward.graph, node.next, mode, node)(TO_HOST, node)
+        until = later[0].next if later else output
+        values[results + place] = NodeMaker(forward.graph, until, mode, node)(WAIT, host, node)
     output.args = (tuple(values),)
 
 
@@ -86,7 +84,7 @@ def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[An
     The last reader's copy is placed first, as late as it is hidden, and each other copy ends before the next starts.
     """
     clock, order = simulate(backward.graph.nodes, costs), list(backward.graph.nodes)
-    mode = fake_mode_of(backward) or nullcontext()
+    mode = fake_mode_of(backward)
     inputs = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = {name: min(n for n in inputs[name].users) for name in names}
     calls = [n for n in order if n.op == "call_function"]
@@ -97,22 +95,9 @@ def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[An
         free = min(free, needed) - costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
         before = next((n for n in calls if clock.begin[n] > max(free, 0.0)), reader)
         readers = list(node.users)
-        with mode:
+        with mode or nullcontext():
             node.meta["val"] = node.meta["val"].to("cpu")
-        with backward.graph.inserting_before(min(before, reader)):
-            made = _made(mode, node, TO_DEVICE, node, device)
-        with backward.graph.inserting_before(reader):
-            back = _made(mode, node, WAIT, made, node)
+        made = NodeMaker(backward.graph, min(before, reader), mode, node)(TO_DEVICE, node, device)
+        back = NodeMaker(backward.graph, reader, mode, node)(WAIT, made, node)
         for user in readers:
             user.replace_input_with(node, back)
-
-
-def _made(mode: Any, like: Node, target: Any, *args: Any) -> Node:
-    """A node with its fake value and the origin of `like`."""
-    node = like.graph.call_function(target, args)
-    with mode:
-        value = target(*map_arg(args, lambda n: n.meta["val"]))
-    kept = {k: v for k, v in like.meta.items() if k in ("nn_module_stack", "fwd_nn_module_stack", "stack_trace",
-                                                        "partitioner_tag", "seq_nr")}
-    node.meta = kept | {"val": value}
-    return node
