@@ -95,6 +95,9 @@ def test_a_machine_whose_link_was_not_measured_is_told(joint):
     assert found.note == ("nothing is offered to the host: h200x2 has no measured bandwidth to it; "
                           "`workbench calibrate` measures one")
     assert found.summary.endswith(found.note)
+    with pytest.raises(WorkbenchError) as error:
+        plan(joint, device="h200x2", to_host=("*:silu",))
+    assert str(error.value) == f"memory_budget: to_host is given, and {found.note}"
 
 
 @pytest.mark.parametrize(("copies", "late"), [

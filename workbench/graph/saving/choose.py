@@ -48,10 +48,10 @@ def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[
                 raise WorkbenchError(f"memory_budget: to_host {pattern!r} matches no tensor that may go to the host; "
                                      f"there are {some[:200] or 'none'}")
     for made, (act, pattern) in chosen.items():
-        host = made.results[0].host if made.results else None
-        if act == "saved" and host is not None:
+        if act == "saved":
             made.results[0].host = None
-        if not made.fixed and (act != "sent" or host is not None):
+        sent = act == "sent" and made.results[0].host is not None and made.fixed != "repeated"
+        if sent or (act != "sent" and not made.fixed):
             made.fixed, made.why = act, f"{option[act]} {pattern}"
 
 

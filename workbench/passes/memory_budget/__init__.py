@@ -19,6 +19,8 @@ of that may stay: the last layer's product and sigmoid run again, from the first
       mm_1: float32 [4, 4] = aten.mm(sigmoid, primals_2)  # layers.1
       sigmoid_1: float32 [4, 4] = aten.sigmoid(mm_1)  # layers.1
       ...
+
+    effects  the plan against the tags, and against what the partitioner made of them
 """
 
 from collections.abc import Mapping
