@@ -18,7 +18,7 @@ ROWS = json.loads((peaks.RESULTS / "peaks.json").read_text())["rows"]
 LINES = {(path.name, line["variant"], json.dumps(line["changes"])): (path, line)
          for name in peaks.FILES for path in [peaks.RESULTS / f"{name}.jsonl"] for line in peaks.recorded(path)}
 HELD = [row for row in ROWS if row["recording"] and "off" in row]
-QUICK = "llama3_checkpointing", "llama3_tp", "tour"
+QUICK = "llama3_tp"
 
 
 def again(row: dict[str, Any]) -> dict[str, Any]:
@@ -34,9 +34,8 @@ def test_of_eight_steps_and_more_the_prediction_is_within_five_percent():
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("variant", QUICK)
-def test_the_rows_are_what_the_code_predicts(variant):
-    row = next(row for row in HELD if row["variant"] == variant)
+def test_a_row_is_what_the_code_predicts():
+    row = next(row for row in HELD if row["variant"] == QUICK)
     assert again(row)["predicted_gib"] == pytest.approx(row["predicted_gib"], rel=1e-3)
 
 
@@ -44,11 +43,11 @@ def test_the_rows_are_what_the_code_predicts(variant):
 def test_a_prediction_that_forgets_the_optimizers_states_is_found_out(monkeypatch):
     """A seeded fault: the parameters alone live across steps, without two states of each."""
     monkeypatch.setattr(peak, "is_parameter", lambda node: False)
-    row = next(row for row in HELD if row["variant"] == QUICK[0])
+    row = next(row for row in HELD if row["variant"] == QUICK)
     assert abs(row["off"]) <= WITHIN < abs(again(row)["off"])
 
 
-@pytest.mark.slow  # two minutes
-@pytest.mark.parametrize("row", [row for row in HELD if row["variant"] not in QUICK], ids=lambda row: row["variant"])
+@pytest.mark.slow  # ten minutes
+@pytest.mark.parametrize("row", [row for row in HELD if row["variant"] != QUICK], ids=lambda row: row["variant"])
 def test_all_rows_are_what_the_code_predicts(row):
     assert again(row)["predicted_gib"] == pytest.approx(row["predicted_gib"], rel=1e-3)
