@@ -49,7 +49,7 @@ DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
-                        "accuracy_exposed", "one_gpu", "captures", "whole_step", "float8", "float8_numerics",
+                        "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_numerics",
                         "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
@@ -144,7 +144,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "lessons": lessons_table(root), "museum": museum_table(root),
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
-            "captures": captures_table(root), "whole_step": whole_step_table(root),
+            "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
             "float8": float8_table(root), "float8_numerics": float8_numerics_table(root)}
 
 
@@ -669,6 +669,23 @@ def losses_picture(root: Path = ROOT) -> str:
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}/>')
         out.append(f'<text x="480" y="{40 + 18 * i}" fill="{color}">{name if not i else "float8, tensorwise"}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def peaks_table(root: Path = ROOT) -> str:
+    """The predicted peak of a step beside the recorded one, from benchmarks/results/peaks.json; the closest first."""
+    found = json.loads((root / "benchmarks" / "results" / "peaks.json").read_text(encoding="utf-8"))
+
+    def line(row: dict[str, Any]) -> list[str]:
+        said = row.get("problem") or f"{row['predicted_gib']:.2f} GiB, in the {row['phase']}"
+        return [f"`{row['variant']}`", axes_of({"mesh": row["mesh"]}), f"{row['recorded_gib']:.2f} GiB", said,
+                f"{row['off']:+.1%}" if "off" in row else ""]
+
+    parts = []
+    for covered, head in ((True, "recorded"), (False, "recorded, of replays alone")):
+        rows = sorted((row for row in found["rows"] if row["recording"] == covered),
+                      key=lambda row: abs(row.get("off", 1.0)))
+        parts.append(table(["step", "mesh", head, "predicted", "off"], [line(row) for row in rows]))
+    return "\n\n".join([*parts, f"Predicted without a GPU: {of_cpu(found)}."])
 
 
 def of_gpu(found: dict[str, Any]) -> str:

@@ -22,8 +22,11 @@ from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.recomputation import cut
 from workbench.graph.saving.solver import solve
 from workbench.graph.saving.values import read_values, repeating_ms
+from workbench.passes.activation_checkpointing.transform import checkpoint_rule
 from workbench.passes.memory_budget import BudgetOptions
 from workbench.passes.memory_budget import transform as budget_pass
+from workbench.pipeline import route
+from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import JOINT, prove_partition, run_joint, saved_bytes
 from workbench.pipeline.run_passes import choose as find_and_validate
 from workbench.recipe.recipe import RecipeError, load_recipe
@@ -266,9 +269,21 @@ def test_budgets_that_are_none(options):
         find_and_validate(spec(**options), JOINT, "joint_passes")
 
 
-def test_two_passes_cannot_both_choose():
-    with pytest.raises(RecipeError, match="'activation_checkpointing' and 'memory_budget' conflict"):
-        small(FSDP4, ("activation_checkpointing", NAME))
+@pytest.mark.parametrize("names", [("activation_checkpointing", NAME), (NAME, "activation_checkpointing")])
+def test_two_passes_that_choose_are_refused_where_the_recipe_is_read(names):
+    with pytest.raises(RecipeError) as error:
+        small(FSDP4, names)
+    assert str(error.value) == (f"recipe 'small': joint_passes, passes: passes {names[0]!r} and {names[1]!r} conflict: "
+                                "keep one of them")
+
+
+def test_a_rule_registered_after_the_recipe_was_read_is_refused_before_anything_is_captured(fake4, monkeypatch):
+    monkeypatch.setattr(route, "author", lambda *_, **__: pytest.fail("authored"))
+    recipe = small(FSDP4, ("mine", NAME))
+    checkpoint_rule("mine")(lambda node: True)
+    with pytest.raises(WorkbenchError) as error:
+        build(recipe, fake4)
+    assert str(error.value) == f"recipe 'small': passes 'mine' and {NAME!r} conflict: keep one of them"
 
 
 def test_random_numbers_are_saved(fake4):

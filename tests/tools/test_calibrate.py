@@ -12,7 +12,7 @@ from workbench.cli import main
 from workbench.graph.read.simulated_run import simulated
 from workbench.pipeline.route import route, upto, walk
 from workbench.tools.timing import calibrate
-from workbench.torch_api.devices.profile import load_profile
+from workbench.torch_api.devices.profile import device_spec, load_profile
 
 CPU = torch.device("cpu")
 
@@ -30,6 +30,13 @@ def test_each_figure_is_of_the_call_that_it_names(monkeypatch):
     forward, backward, *_ = calibrate.attentions(CPU)
     assert not forward.backward and backward.backward and forward.ms > 0
     assert 0 < calibrate.view_us(CPU) < calibrate.launch_us(CPU) < 1e4
+
+
+def test_the_slower_way_of_a_copy_counts(monkeypatch):
+    monkeypatch.setitem(calibrate.HOST_BYTES, "cpu", 10**6)
+    taken = iter([0.5, 2.0])  # milliseconds, to the host and back
+    monkeypatch.setattr(calibrate, "window_ms", lambda call, device: call() is not None and next(taken))
+    assert calibrate.host_gbps(CPU) == pytest.approx(0.5)
 
 
 def test_a_kernel_of_inductors_code_costs_what_one_more_adds_to_a_chain(monkeypatch):
@@ -65,6 +72,7 @@ def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4):
     path = tmp_path / "mine.json"
     assert main(["calibrate", str(path), "--ranks", "2"]) == 0
     found = load_profile(path)
+    assert found.host_gbps and device_spec(str(path)).host_known
     assert found.device == "cpu" and found.replay_us is None and found.wrapper_us and "--ranks 2" in found.command
     assert {row.kind for row in found.collectives} == {"all_gather", "reduce_scatter", "all_reduce"}
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 4, "model.n_layers": 1})

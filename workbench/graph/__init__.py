@@ -7,6 +7,7 @@
     gather_chains     from a sharded parameter to the whole weight
     list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
+    make_nodes        add nodes with their fake values
     microbatches      forward and backward of each microbatch in one graph
     model_contract    what a model must be to be captured
     partition         joint graph to forward and backward
@@ -14,7 +15,7 @@
     products          matrix products: beside collectives, of linear layers, in float8
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
-    saving            what is saved for the backward, and what is computed again
+    saving            what is saved for the backward, sent to the host, or computed again
     stamping          capture a few alike blocks, copy the rest
     step_graph        join forward, backward and optimizer in one graph
     update            norm, clipping and AdamW as graph nodes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from workbench.checks import memory
 from workbench.checks.collectives import gathered
@@ -229,8 +230,12 @@ def memory_and_time(world: World, training: Training | None, predicted: StepPeak
 def predicted_peak(built: Built) -> StepPeak:
     """The step's peak, by the graphs as the last pass left them."""
     graphs = built.step.joined.graphs if isinstance(built.step, WholeStep) else built.step.pair.graphs
-    names = {record.name for record in built.records}
-    return step_peak(graphs, fused="full_inductor_compilation" in names, replayed="cudagraph" in names)
+    return peak_by(graphs, [record.name for record in built.records])
+
+
+def peak_by(graphs: tuple[GraphModule, ...], passes: Sequence[str], *, gpu: bool = False) -> StepPeak:
+    """The peak of a step of these graphs, which lowering and replay passes among `passes` will run."""
+    return step_peak(graphs, fused="full_inductor_compilation" in passes, replayed="cudagraph" in passes, gpu=gpu)
 
 
 def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult]) -> Report:

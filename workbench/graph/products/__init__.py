@@ -5,5 +5,4 @@
     float8_gathers      weights gathered in float8, with scales that all ranks agree on
     fuse                a collective and its products in one operator
     linear              which of a graph's products belong to linear layers
-    make_nodes          add nodes with their fake values
 """

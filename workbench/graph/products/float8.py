@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.products.linear import FORWARD, Product, untransposed, viewed
-from workbench.graph.products.make_nodes import NodeMaker, fake_mode_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 SCALED, CONVERT = aten._scaled_mm.default, prims.convert_element_type.default

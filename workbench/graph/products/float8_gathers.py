@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import GraphModule, Node
 
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.products.float8 import SCALED, Cast, erase_unread, inverse_scale, largest, scaled
 from workbench.graph.products.linear import Product, turns, untransposed
-from workbench.graph.products.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import Flow
 from workbench.graph.read.nodes import kind_of

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.products.beside_collectives import BesideProducts
-from workbench.graph.products.make_nodes import NodeMaker, fake_mode_of
 from workbench.torch_api.distributed.symmetric_memory import GATHER_MATMUL, MATMUL_SCATTER
 from workbench.torch_api.ops import tensor_bytes, writes
 

@@ -1,4 +1,4 @@
-"""The plan that repeats least within a budget, alike for alike layers unless that costs."""
+"""The plan that adds least time within a budget, alike for alike layers unless that costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import layer_of, module_path
-from workbench.graph.saving.plan import Choice, MemoryPlan
+from workbench.graph.saving.plan import Act, Choice, MemoryPlan
 from workbench.graph.saving.solver import Key, Solution, solve
 from workbench.graph.saving.values import Producer
 from workbench.torch_api.ops import short_name
@@ -17,31 +17,42 @@ ENOUGH = 0.02
 """A plan whose time is within this share of the bound is taken, before plans that treat alike layers differently."""
 
 
-def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[str]) -> None:
+def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[str],
+        to_host: Sequence[str] = ()) -> None:
     """Follow the user's patterns `MODULE` or `MODULE:OPERATOR`, with `*` for any text.
 
-    Raises WorkbenchError for a pattern that matches nothing, for two that contradict, and for what cannot run again.
+    Raises WorkbenchError for a pattern that matches nothing, for two that contradict, and for what cannot run again or
+    wait on the host.
     """
     free = [made for made in producers if not made.holds_parameters]
     chosen: dict[Producer, tuple[str, str]] = {}
-    for act, patterns in (("saved", keep), ("repeated", recompute)):
+    option = {"saved": "keep", "repeated": "recompute", "sent": "to_host"}
+    for act, patterns in (("saved", keep), ("repeated", recompute), ("sent", to_host)):
         for pattern in patterns:
             found = [made for made in free if _matches(pattern, made)]
             if not found:
                 some = ", ".join(dict.fromkeys(f"{module_path(m.node)}:{short_name(m.node)}" for m in free))
                 raise WorkbenchError(f"memory_budget: {pattern!r} matches no forward operator; there are {some[:400]}")
             for made in found:
-                if chosen.get(made, (act, ""))[0] != act:
-                    raise WorkbenchError(f"memory_budget: keep {chosen[made][1]!r} and recompute {pattern!r} both "
+                other, own = chosen.get(made, (act, ""))
+                if other != act:
+                    raise WorkbenchError(f"memory_budget: {option[other]} {own!r} and {option[act]} {pattern!r} both "
                                          f"match {made.node.name} ({module_path(made.node)}): let one leave it out")
                 if act == "repeated" and made.fixed == "saved":
                     raise WorkbenchError(f"memory_budget: recompute {pattern!r} matches {made.node.name} "
                                          f"({module_path(made.node)}:{short_name(made.node)}), which must be saved: "
                                          f"{made.why}")
                 chosen[made] = act, pattern
+            if act == "sent" and all(made.results[0].host is None for made in found):
+                some = ", ".join(m.node.name for m in free if m.results[0].host is not None)
+                raise WorkbenchError(f"memory_budget: to_host {pattern!r} matches no tensor that may go to the host; "
+                                     f"there are {some[:200] or 'none'}")
     for made, (act, pattern) in chosen.items():
-        if not made.fixed:
-            made.fixed, made.why = act, f"{'keep' if act == 'saved' else 'recompute'} {pattern}"
+        if act == "saved":
+            made.results[0].host = None
+        sent = act == "sent" and made.results[0].host is not None and made.fixed != "repeated"
+        if sent or (act != "sent" and not made.fixed):
+            made.fixed, made.why = act, f"{option[act]} {pattern}"
 
 
 def _matches(pattern: str, made: Producer) -> bool:
@@ -69,17 +80,18 @@ def choose(producers: Sequence[Producer], budget: int, device: str) -> MemoryPla
         if best is not None and best.ms <= (1 + ENOUGH) * bound:
             break
     assert best is not None
-    return MemoryPlan(budget, fewest.bytes, min(bound, best.ms), device, tuple(_rows(producers, best)))
+    return MemoryPlan(budget, fewest.bytes, min(bound, best.ms), device, tuple(_rows(producers, best)),
+                      best.exposed_ms)
 
 
 def _rows(producers: Sequence[Producer], chosen: Solution) -> Iterator[Choice]:
     for made in producers:
         ms = 0.0 if made.decided else made.ms
         for each in made.results:
-            if each in chosen.saved or made in chosen.repeated:
-                act = "save" if each in chosen.saved else "recompute"
-                yield Choice(each.node.name, module_path(each.node), short_name(made.node), each.bytes, ms,
-                             act, made.why)  # type: ignore[arg-type]
+            if each in chosen.saved or each in chosen.sent or made in chosen.repeated:
+                act: Act = "save" if each in chosen.saved else "offload" if each in chosen.sent else "recompute"
+                yield Choice(each.node.name, module_path(each.node), short_name(made.node), each.bytes, ms, act,
+                             made.why, each.host.ms if each.host is not None else 0.0)
                 ms = 0.0
 
 
@@ -95,8 +107,8 @@ def _classes(producers: Sequence[Producer]) -> list[list[int]]:
     """Layers that hold the same operators on the same sizes with the same prices, in classes; the largest first."""
     classes: dict[Hashable, list[int]] = defaultdict(list)
     for layer, inside in _layers(producers).items():
-        signature = tuple((short_name(m.node), round(m.ms, 9), m.fixed, *((e.bytes, e.read) for e in m.results))
-                          for m in inside)
+        signature = tuple((short_name(m.node), round(m.ms, 9), m.fixed,
+                           *((e.bytes, e.read, e.host is None) for e in m.results)) for m in inside)
         classes[signature].append(layer)
     return sorted(classes.values(), key=lambda layers: -len(layers))
 

@@ -36,13 +36,15 @@ class StepPeak:
         return "\n".join(lines + [f"  {size:>14,}  {name}  {module}" for name, size, module in self.holders])
 
 
-def step_peak(graphs: tuple[GraphModule, ...], *, fused: bool, replayed: bool = False, holders: int = 10) -> StepPeak:
+def step_peak(graphs: tuple[GraphModule, ...], *, fused: bool, replayed: bool = False, holders: int = 10,
+              gpu: bool = False) -> StepPeak:
     """The peak of a step, whose graphs are forward and backward, or the whole step.
 
     fused: whether a compiler follows. replayed: as CUDA graphs, whose recording keeps the saved tensors. Gradients are
-    freed after the optimizer's update. Left out: what NCCL takes, and fragmentation.
+    freed after the optimizer's update. gpu: a fake world's graphs stand for those of GPUs. Left out: what NCCL takes,
+    and fragmentation.
     """
-    extra = _WORKSPACES if _on_gpu(graphs[0]) else 0
+    extra = _WORKSPACES if gpu or _on_gpu(graphs[0]) else 0
     profiles = [_live(gm, holders, fused, replayed) for gm in graphs]
     if len(graphs) == 1:
         whole = profiles[0]

@@ -8,7 +8,6 @@ summed in the pieces' order, in its own dtype, by matrix products that add to th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of
 from workbench.graph.products.fuse import in_order
-from workbench.graph.products.make_nodes import fake_mode_of
 from workbench.graph.read.nodes import is_backward
 from workbench.passes.chunked_loss.piece import Piece, sums
 from workbench.passes.chunked_loss.region import LossRegion
@@ -96,18 +95,11 @@ class _Splitter:
 
     def call(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A forward node in front of the pieces' first reader, with its fake value and the origin of `like`."""
-        with self.graph.inserting_before(self.at):
-            return self._made(like, {"partitioner_tag": "is_forward"}, target, *args, **kwargs)
-
-    def _made(self, like: Node, extra: dict[str, Any], target: Any, *args: Any, **kwargs: Any) -> Node:
-        node = self.graph.call_function(target, args, kwargs)
-        values, keywords = map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.mode or nullcontext():
-            value = target(*values, **keywords)
-        meta = {k: v for k, v in like.meta.items() if k not in ("val", "tensor_meta", "desc", "recompute")}
-        if extra.get("partitioner_tag") == "is_forward" and "fwd_nn_module_stack" in meta:
-            meta["nn_module_stack"] = meta.pop("fwd_nn_module_stack")
-        node.meta = meta | {"val": value, "custom": dict(meta.get("custom") or {})} | extra
+        node = NodeMaker(self.graph, self.at, self.mode, like)(target, *args, **kwargs)
+        node.meta.pop("recompute", None)
+        if "fwd_nn_module_stack" in node.meta:
+            node.meta["nn_module_stack"] = node.meta.pop("fwd_nn_module_stack")
+        node.meta["partitioner_tag"] = "is_forward"
         return node
 
     def _result(self, node: Node, parts: Sequence[Node]) -> None:
@@ -122,6 +114,5 @@ class _Splitter:
             # or the backward would compute the pieces, or compute them again
             whole.meta |= {"recompute": CheckpointPolicy.MUST_SAVE, "partitioner_tag": IN_FORWARD}
             first = min(user for user in node.users if user not in self.inside)
-            with self.graph.inserting_before(first):
-                whole = self._made(node, {}, aten.mul.Tensor, whole, self.region.tangent)
+            whole = NodeMaker(self.graph, first, self.mode, node)(aten.mul.Tensor, whole, self.region.tangent)
         node.replace_all_uses_with(whole, lambda user: user not in self.inside)

@@ -1,88 +1,34 @@
-"""Tags for the partitioner, by a plan that is solved on the joint graph; the plan is held against what it made."""
+"""Tags for the partitioner, by a plan that is solved on the joint graph."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.measured_costs import Estimates, estimates_of
-from workbench.graph.read.memory import saved_tensors
-from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of
 from workbench.graph.saving.choose import choose, fix
-from workbench.graph.saving.partitioner import repeated, torch_cut
+from workbench.graph.saving.host import offer
+from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.plan import MemoryPlan
 from workbench.graph.saving.values import Producer, Stored, read_values, repeating_ms, without_tangents
-from workbench.passes.effect import Effect
 from workbench.passes.memory_budget import CONTRACT, BudgetOptions
-from workbench.passes.registry import Graphs, RegisteredPass
+from workbench.passes.memory_budget.effects import kept, planned
+from workbench.passes.registry import RegisteredPass
 from workbench.torch_api import partitioning
-from workbench.torch_api.ops import short_name, world_kind
-
-
-def planned(before: Graphs, after: Graphs, options: BudgetOptions) -> Effect:
-    """Nodes have tags that they did not have before, by a plan within the budget."""
-    plan = facts_of(after[0]).plan
-    if plan is None or not plan.choices:
-        return Effect(False, "the backward reads nothing that the forward computes", {})
-    old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
-    tagged = sum(n.meta.get("recompute") != old.get(n.name) for n in after[0].graph.nodes)
-    evidence = {"budget": plan.budget, "saved_bytes": plan.saved_bytes, "least_bytes": plan.least,
-                "recomputed_ms": round(plan.ms, 4), "bound_ms": round(plan.bound_ms, 4), "gap": round(plan.gap, 4),
-                "tagged_nodes": tagged, "estimated_for": plan.device}
-    return Effect(bool(tagged), "" if tagged else "every node was tagged before", evidence)
-
-
-def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
-    """What is saved is what the plan saves, fits the budget, and the backward computes again what the plan says."""
-    forward, backward = graphs
-    plan = facts_of(forward).plan
-    if plan is None:
-        return Effect(False, "the partitioned graphs have no plan", {})
-    rows = [row for row in saved_tensors(forward, backward) if row.held_bytes]
-    held = sum(row.held_bytes for row in rows)
-    wanted = {c.name for c in plan.saved}
-    beyond = [row.name for row in rows if wanted.isdisjoint(row.alias)]
-    missing = sorted(wanted - {name for row in rows for name in row.alias})
-    again = set(repeated(forward, backward))
-    lost = [c.name for c in plan.choices if c.choice == "recompute" and c.ms and not c.fixed and c.name not in again]
-    counted, taken = _products(plan, backward, again, options)
-    problems = [
-        f"saved beyond the plan: {', '.join(beyond[:3])}" if beyond else "",
-        f"planned and not saved: {', '.join(missing[:3])}" if missing else "",
-        f"planned to be computed again, and not found in the backward: {', '.join(lost[:3])}" if lost else "",
-        f"{held:,} bytes are saved, and the budget is {plan.budget:,}" if held > plan.budget else "",
-        f"the plan counts {counted:.4g} ms for the products that run again, and they take {taken:.4g} ms"
-        if counted < taken / 2 else "",
-    ]
-    evidence = {"saved_bytes": held, "budget": plan.budget, "saved": len(rows), "beyond": beyond, "missing": missing,
-                "not_repeated": lost}
-    reason = "; ".join(filter(None, problems))
-    return Effect(not reason, reason, evidence)
-
-
-def _products(plan: MemoryPlan, backward: GraphModule, again: set[str], options: BudgetOptions) -> tuple[float, float]:
-    """Milliseconds of the products and attentions that run again: as the plan has them, and by the backward's graph.
-
-    Both 0 where times were measured: the file of rank 0 is not at hand.
-    """
-    if options.estimates == "measured":
-        return 0.0, 0.0
-    costs = costs_of(backward, options.device, fused=options.fused).compute
-    taken = {n: ms for n, ms in costs.items() if n.name in again and is_compute(n)}
-    operators = {short_name(n) for n in taken}
-    counted = [c.ms for c in plan.choices if c.choice == "recompute" and c.operator in operators]
-    return sum(counted), sum(taken.values())
+from workbench.torch_api.ops import world_kind
 
 
 def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions) -> GraphModule:
-    """Tag each forward tensor that the backward needs: saved, or computed again.
+    """Tag each forward tensor that the backward needs: saved, on the device or later on the host, or computed again.
 
     Raises WorkbenchError for a budget below what must be saved, and for a pattern that matches nothing.
     """
@@ -107,13 +53,26 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     ms = repeating_ms(seen, spec, known, options.fused)
     producers = read_values(seen, ms, collectives=options.collectives)
     now = 0 if options.gib is not None else torch_cut(gm, producers).bytes
-    fix(producers, options.keep, options.recompute)
-    plan = choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}")
+    note = _offer(seen, producers, known, options) if options.offload else ""
+    if note and options.to_host:
+        raise WorkbenchError(f"memory_budget: to_host is given, and {note}")
+    fix(producers, options.keep, options.recompute, options.to_host)
+    plan = replace(choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}"), note=note)
     if world_kind() in ("gloo", "nccl"):
         shared = [plan]
         dist.broadcast_object_list(shared, src=0)
         plan = shared[0]
     return producers, plan
+
+
+def _offer(gm: GraphModule, producers: list[Producer], known: Estimates, options: BudgetOptions) -> str:
+    """Let tensors go to the host; or say why none may."""
+    spec = device_spec(options.device)
+    if not spec.host_known:
+        return (f"nothing is offered to the host: {spec.name} has no measured bandwidth to it; `workbench calibrate` "
+                "measures one")
+    offer(gm, producers, costs_of(gm, spec, known, fused=options.fused))
+    return ""
 
 
 def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | None) -> None:
@@ -122,8 +81,8 @@ def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | 
         return
     save, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
     for node in each.views:
-        named[node.name].meta["recompute"] = save if choice == "save" and node in each.holders else again
-    named[made.node.name].meta["recompute"] = save if choice == "save" else again
+        named[node.name].meta["recompute"] = save if choice != "recompute" and node in each.holders else again
+    named[made.node.name].meta["recompute"] = save if choice != "recompute" else again
 
 
 PASS = RegisteredPass(CONTRACT, memory_budget, planned, kept)

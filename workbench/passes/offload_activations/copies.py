@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from workbench.graph.facts import facts_of
-from workbench.graph.products.make_nodes import fake_mode_of
-from workbench.graph.read.memory import parameter_moves, roots
+from workbench.graph.make_nodes import NodeMaker, fake_mode_of
+from workbench.graph.read.memory import alias_chain, parameter_moves, roots
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Clock, Costs, simulate
+from workbench.graph.saving.host import fills_its_memory
 from workbench.torch_api.devices.host_copies import TO_DEVICE, TO_HOST, WAIT
 from workbench.torch_api.ops import calls_of, own_bytes, tensor_bytes, writes, written_inputs
 
@@ -34,7 +33,7 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
     found = {}
     for place, node in enumerate(values[results:]):
         value = node.meta.get("val") if isinstance(node, Node) else None
-        if not isinstance(value, torch.Tensor) or not _dense(value):
+        if not isinstance(node, Node) or not fills_its_memory(value):
             continue
         root = owner[node]
         alone = held[root] == 1 and root not in touched and tensor_bytes(value) == own_bytes(root)
@@ -43,14 +42,13 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
     return found
 
 
-def _dense(value: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps, so that a copy can have the same strides."""
-    expected = 1
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return value.numel() > 0
+def planned(forward: GraphModule, nodes: dict[int, Node]) -> tuple[dict[int, Node], list[str]]:
+    """Those of `nodes` that the plan of memory_budget sends to the host, and the names that are not among them."""
+    plan = facts_of(forward).plan
+    wanted = {c.name for c in plan.offloaded} if plan is not None else set()
+    names = {place: {n.name for n in alias_chain(node)} & wanted for place, node in nodes.items()}
+    return ({place: node for place, node in nodes.items() if names[place]},
+            sorted(wanted.difference(*names.values())))
 
 
 def hidden(nodes: dict[int, Node], costs: Costs, clock: Clock) -> dict[int, Node]:
@@ -69,15 +67,14 @@ def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
     The wait, until which the device holds the tensor, stands where the copy ends, as estimated.
     """
     clock, order, free = simulate(forward.graph.nodes, costs), list(forward.graph.nodes), 0.0
-    mode, output = fake_mode_of(forward) or nullcontext(), forward.graph.output_node()
+    mode, output = fake_mode_of(forward), forward.graph.output_node()
     values, results = output_values(forward), facts_of(forward).step.results
     for place, node in sorted(nodes.items(), key=lambda each: clock.finish[each[1]]):
         free = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
         later = [n for n in order[order.index(node) + 1:] if n.op == "call_function" and clock.begin[n] >= free]
-        with forward.graph.inserting_before(node.next):
-            host = _made(mode, node, TO_HOST, node)
-        with forward.graph.inserting_before(later[0].next if later else output):
-            values[results + place] = _made(mode, node, WAIT, host, node)
+        host = NodeMaker(forward.graph, node.next, mode, node)(TO_HOST, node)
+        until = later[0].next if later else output
+        values[results + place] = NodeMaker(forward.graph, until, mode, node)(WAIT, host, node)
     output.args = (tuple(values),)
 
 
@@ -87,7 +84,7 @@ def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[An
     The last reader's copy is placed first, as late as it is hidden, and each other copy ends before the next starts.
     """
     clock, order = simulate(backward.graph.nodes, costs), list(backward.graph.nodes)
-    mode = fake_mode_of(backward) or nullcontext()
+    mode = fake_mode_of(backward)
     inputs = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = {name: min(n for n in inputs[name].users) for name in names}
     calls = [n for n in order if n.op == "call_function"]
@@ -98,22 +95,9 @@ def bring_back(backward: GraphModule, names: Sequence[str], devices: Sequence[An
         free = min(free, needed) - costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
         before = next((n for n in calls if clock.begin[n] > max(free, 0.0)), reader)
         readers = list(node.users)
-        with mode:
+        with mode or nullcontext():
             node.meta["val"] = node.meta["val"].to("cpu")
-        with backward.graph.inserting_before(min(before, reader)):
-            made = _made(mode, node, TO_DEVICE, node, device)
-        with backward.graph.inserting_before(reader):
-            back = _made(mode, node, WAIT, made, node)
+        made = NodeMaker(backward.graph, min(before, reader), mode, node)(TO_DEVICE, node, device)
+        back = NodeMaker(backward.graph, reader, mode, node)(WAIT, made, node)
         for user in readers:
             user.replace_input_with(node, back)
-
-
-def _made(mode: Any, like: Node, target: Any, *args: Any) -> Node:
-    """A node with its fake value and the origin of `like`."""
-    node = like.graph.call_function(target, args)
-    with mode:
-        value = target(*map_arg(args, lambda n: n.meta["val"]))
-    kept = {k: v for k, v in like.meta.items() if k in ("nn_module_stack", "fwd_nn_module_stack", "stack_trace",
-                                                        "partitioner_tag", "seq_nr")}
-    node.meta = kept | {"val": value}
-    return node

@@ -27,6 +27,7 @@ SIDES = {"cuda": (512, 2048, 8192, 32768), "cpu": (64, 256, 1024)}
 LENGTHS = {"cuda": (512, 2048, 4096), "cpu": (128, 512)}
 MOVED = {"cuda": range(16, 31, 2), "cpu": range(14, 25, 2)}
 SENT = {"cuda": range(12, 30, 2), "cpu": range(12, 25, 3)}
+HOST_BYTES = {"cuda": 2**28, "cpu": 2**24}
 SMALL, REPLAYED, LINKS = 64, 10, (16, 64)
 KINDS: dict[str, Callable[..., Any]] = {
     "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part),
@@ -215,6 +216,14 @@ def replay_us(device: torch.device) -> float:
     return kernel_ms(lambda: a.add_(1), device) * 1e3
 
 
+def host_gbps(device: torch.device) -> float:
+    """1e9 bytes a second of a large copy to the host or back, the slower way; pinned host memory on a GPU."""
+    there = torch.empty(HOST_BYTES[device.type], dtype=torch.uint8, device=device)
+    host = torch.empty(HOST_BYTES[device.type], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    ways = (partial(host.copy_, there, non_blocking=True), partial(there.copy_, host, non_blocking=True))
+    return there.nbytes / max(window_ms(way, device) for way in ways) / 1e6
+
+
 def measure(command: str) -> MachineProfile | None:
     """Measure the machine of this world's ranks; every rank calls it, and rank 0 gets the profile.
 
@@ -234,7 +243,8 @@ def measure(command: str) -> MachineProfile | None:
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
             compute_slowdown=slower[0], collective_slowdown=slower[1], launch_us=launch_us(device),
-            view_us=view_us(device), wrapper_us=wrapper_us(device), replay_us=replay_us(device) if cuda else None)
+            view_us=view_us(device), wrapper_us=wrapper_us(device), host_gbps=host_gbps(device),
+            replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()
     return made

@@ -67,9 +67,10 @@ class MachineProfile(_Data):
     device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
     while a collective and compute overlap; None without a second GPU. launch_us, view_us: CPU time of an
     operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
-    kernel's launch by code that Inductor wrote. Older files lack the last two. replay_us: GPU time of a small kernel in
-    a CUDA graph, all gaps included; None on a CPU. errors: how far simulated steps of this machine were from measured
-    ones, such as "compute": 0.04 for a median of 4 %.
+    kernel's launch by code that Inductor wrote. host_gbps: 1e9 bytes/s of a large copy to pinned host memory or back,
+    the slower way. Older files lack the last three. replay_us: GPU time of a small kernel in a CUDA graph, all gaps
+    included; None on a CPU. errors: how far simulated steps of this machine were from measured ones, such as
+    "compute": 0.04 for a median of 4 %.
     """
 
     format_version: Literal[1] = 1
@@ -86,6 +87,7 @@ class MachineProfile(_Data):
     launch_us: PositiveFloat
     view_us: PositiveFloat | None = None
     wrapper_us: PositiveFloat | None = None
+    host_gbps: PositiveFloat | None = None
     replay_us: PositiveFloat | None = None
     errors: dict[str, float] = {}
 
@@ -165,6 +167,10 @@ class MeasuredSpec(DeviceSpec):
         errors = self.profile.errors if self.profile else {}
         return ", ".join(f"{what} within {error:.0%} as a median" for what, error in errors.items()) or "error unknown"
 
+    @property
+    def host_known(self) -> bool:
+        return self.profile is not None and self.profile.host_gbps is not None
+
     def moving_ms(self, moved: float) -> float:
         return _along(self._moves, moved)
 
@@ -208,7 +214,8 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
     given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
               "collective_slowdown": profile.collective_slowdown or 1.0, "launch_us": profile.launch_us,
-              "view_us": profile.view_us, "wrapper_us": profile.wrapper_us}
+              "view_us": profile.view_us, "wrapper_us": profile.wrapper_us,
+              "host_gbps": profile.host_gbps or sheet.host_gbps}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
                         _sent={key: tuple(sorted(rows)) for key, rows in groups.items()})

@@ -31,4 +31,5 @@ class NodeMaker:
         with self.mode or nullcontext():
             value = target(*values, **keywords)
         node.meta = {k: v for k, v in self.origin.meta.items() if k not in _OWN} | {"val": value}
+        node.meta["custom"] = dict(node.meta.get("custom") or {})  # which a later pass may write to
         return node
