@@ -24,8 +24,8 @@ def readers() -> tuple[int, int]:
 
 
 def rowwise_casts() -> int:
-    """Inputs of the forward, weights for two products each, gradients for the input's gradient."""
-    return 4 + 2 * 7 + 7
+    """Inputs for two products each, weights of the forward, gradients for the weight's gradient."""
+    return 2 * 4 + 7 + 7
 
 
 def gathered(built) -> int:

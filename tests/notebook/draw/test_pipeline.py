@@ -86,7 +86,8 @@ def test_losses_without_training(report: Report) -> None:
 
 
 def test_curves_say_how_many_steps_each_run_has():
-    assert draw.curves({"a": [3.0, 2.0], "b": [3.0]}, "two runs").text == "two runs: a, 2 steps; b, 1 steps"
+    found = draw.curves({"a": [3.0, 2.0], "b": [3.0]}, "two runs", "gap")
+    assert found.text == "two runs: a, 2 steps; b, 1 steps" and found.alt.startswith("Curves of the gap.")
 
 
 def test_a_picture_is_a_png_with_an_alternative_text(report: Report, tmp_path) -> None:

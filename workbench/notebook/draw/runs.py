@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
-from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, RED
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, RED
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.report import Report, check_expectations
 from workbench.tools.ablate import Ablation
@@ -70,13 +70,13 @@ def losses(what: Report | Mapping[str, Report]) -> Picture:
                   text)
 
 
-def curves(runs: Mapping[str, Sequence[float]], title: str) -> Picture:
-    """The loss of each run over its steps, at most three runs."""
+def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss") -> Picture:
+    """The loss of each run over its steps, or what `label` says, at most three runs; orange stays free for faults."""
     figure, (axes,) = panels(8, 2.8)
-    for (name, values), color, line in zip(runs.items(), (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
+    for (name, values), color, line in zip(runs.items(), (BLUE, GREEN, GREY), ("-", "--", ":"), strict=False):
         axes.plot(range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name)
-    axes.set(xlabel="step", ylabel="loss")
+    axes.set(xlabel="step", ylabel=label)
     axes.set_title(title, fontsize=10, color=INK)
     axes.legend(frameon=False, fontsize=8)
     text = f"{title}: " + "; ".join(f"{name}, {len(values)} steps" for name, values in runs.items())
-    return finish(figure, f"Curves of the loss. {text}.", text, colors=64)
+    return finish(figure, f"Curves of the {label}. {text}.", text, colors=64)

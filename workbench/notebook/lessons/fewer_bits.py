@@ -1,4 +1,4 @@
-"""What "Fewer bits, proved" measures and asks: exact gradients, recorded losses, and its graders."""
+"""What "Fewer bits, proved" measures and asks: exact gradients, recorded figures, and its graders."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from workbench.authoring.families import find_family
 from workbench.authoring.materialise import default_initialise, seed_of
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph
+from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.notebook.lessons.grading import by_cases, exact
+from workbench.pipeline.proofs.numerics_proof import revealing
+from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import Recipe
 
-RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "float8_numerics_gloo.json"
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+RECORDED, TIMED = RESULTS / "float8_numerics_gloo.json", RESULTS / "float8_products_h200.json"
 TYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(TYPE).max
 PRODUCTS = ("forward", "input gradient", "weight gradient")
@@ -41,11 +47,52 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
+def output_errors(joint: JointGraph, passes: Sequence[Any]) -> dict[str, float]:
+    """How far passes move the loss and each parameter's gradient, by name; inputs vary as for a numerics verdict."""
+    exact, found = _outputs(joint, []), _outputs(joint, passes)
+    return {name: distance(found[name], value) for name, value in exact.items()}
+
+
+def _outputs(joint: JointGraph, passes: Sequence[Any]) -> dict[str, torch.Tensor]:
+    graph, module = joint.fork(), joint.authored.module
+    run_joint(graph, passes)
+    with revealing(list(module.parameters()), []):
+        for parameter in module.parameters():
+            parameter.grad = None
+        loss = compile_step(partition(graph))(*joint.authored.example_batch())
+        loss.backward()
+    gradients = {f"gradient of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise WorkbenchError(f"{path}: no such file: run from a checkout")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def recorded_losses() -> dict[str, list[float]]:
     """The losses of 200 steps on text that benchmarks/float8_numerics.py recorded, by variant."""
-    if not RECORDED.is_file():
-        raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
-    found: dict[str, list[float]] = json.loads(RECORDED.read_text(encoding="utf-8"))["losses"]
+    found: dict[str, list[float]] = _recorded(RECORDED)["losses"]
+    return found
+
+
+def recorded_gradients() -> dict[str, dict[str, float]]:
+    """Each gradient's distance to float64's in the debug model, of all layers the largest; by variant and name."""
+    found: dict[str, dict[str, float]] = _recorded(RECORDED)["gradients"]
+    return found
+
+
+def recorded_products() -> list[tuple[str, str, str, float, float, float]]:
+    """Of an H200: model, layers, a weight's shape, and ms of bfloat16's products, tensorwise float8's, and its casts."""
+    rows, found = _recorded(TIMED)["rows"], []
+    for model, layers in dict.fromkeys((row["model"], row["layers"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["layers"]) == (model, layers)]
+        shape = next(f"{row['n']} x {row['k']}" for row in own if row["product"] == "forward")
+        found.append((model, layers, shape, *(sum(row["count"] * ms(row) for row in own) for ms in (
+            lambda row: row["bfloat16_ms"], lambda row: row["tensorwise_fast_ms"],
+            lambda row: sum(row["tensorwise_cast_ms"])))))
     return found
 
 
