@@ -19,6 +19,9 @@ from workbench.notebook.lessons.fewer_bits import (
     counts_readers,
     distance,
     exact_gradients,
+    output_errors,
+    recorded_gradients,
+    recorded_products,
     sums_over,
 )
 from workbench.notebook.lessons.lesson import load_lesson
@@ -111,6 +114,21 @@ def test_without_a_checkout_there_are_no_recorded_losses(monkeypatch, tmp_path):
         fewer_bits.recorded_losses()
 
 
+def test_what_the_notebook_says_of_recorded_figures():
+    found = {row[:2]: row[3:] for row in recorded_products()}
+    gain = {name: 1 - (narrow + casts) / wide for name, (wide, narrow, casts) in found.items()}
+    assert all(narrow < wide for wide, narrow, _ in found.values())
+    small, large = ({layers: value for (model, layers), value in gain.items() if model.endswith(size)}
+                    for size in ("1b", "8b"))
+    assert small["wk, wv"] < 0 and large["wk, wv"] < 0
+    assert all(0 < small[layers] < large[layers] for layers in ("w1, w3", "w2"))
+    assert max(recorded_gradients()["tensorwise"].values()) > 0.1
+    losses = fewer_bits.recorded_losses()
+    for name in ("tensorwise", "rowwise"):
+        gap = [a - b for a, b in zip(losses[name], losses["bfloat16"], strict=True)]
+        assert sum(each > 0 for each in gap[50:150]) > 60 and abs(sum(gap[-20:])) / 20 < 0.01
+
+
 def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
     """The names that these cells of the notebook leave, each known by how it begins, for a layer of this width."""
     text = (ROOT / "notebooks" / f"{LESSON}.ipynb").read_text(encoding="utf-8")
@@ -134,7 +152,10 @@ def test_what_the_notebook_says_of_an_outlier_holds_for_each_width(dim):
     assert rest == 100 and max(whole, rowwise, rowwise_rest) <= 6
     proved, best = names["proved"], {"scaling": "rowwise", "products": ["forward", "input_gradient"]}
     wrong = {scaling: proved({"scaling": scaling})[0].evidence["wrong"] for scaling in ("tensorwise", "rowwise")}
-    assert wrong["tensorwise"] > 1 and wrong["rowwise"] == 1
+    assert wrong == {"tensorwise": 3, "rowwise": 1}
+    tensorwise, by_rows = (output_errors(names["outlier"], [{**names["pass_"], "scaling": each}]) for each in wrong)
+    assert list(tensorwise) == ["loss", "gradient of gain", "gradient of linear.weight"] and min(tensorwise.values()) > 0.4
+    assert max(by_rows["loss"], by_rows["gradient of gain"]) < 0.055 and by_rows["gradient of linear.weight"] > 0.4
     error = proved(best)[0].evidence["worst"]
     assert error < 0.05
     for fewer in ({"products": ["forward", "input_gradient"]}, {"scaling": "rowwise", "products": ["weight_gradient"]},

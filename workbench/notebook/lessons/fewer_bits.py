@@ -85,7 +85,7 @@ def recorded_gradients() -> dict[str, dict[str, float]]:
 
 
 def recorded_products() -> list[tuple[str, str, str, float, float, float]]:
-    """Of an H200: model, layers, a weight's shape, and ms of bfloat16's products, tensorwise float8's, and its casts."""
+    """Of an H200: model, layers, a weight's shape; ms of bfloat16's products, of tensorwise float8's, of its casts."""
     rows, found = _recorded(TIMED)["rows"], []
     for model, layers in dict.fromkeys((row["model"], row["layers"]) for row in rows):
         own = [row for row in rows if (row["model"], row["layers"]) == (model, layers)]
