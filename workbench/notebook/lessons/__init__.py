@@ -7,6 +7,7 @@
     grading        scores of guesses and answers
     headless       runs one lesson's notebook by papermill
     lesson         Lesson: question, parameters, checkpoints
+    link_costs     graders of "Bucket and overlap"
     schemas        JSON schemas for editors
     scores         a reader's best scores
     suspects       the pipelines of "Find the wrong pass"
