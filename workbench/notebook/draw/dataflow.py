@@ -41,7 +41,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
     palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
     other = PALE if name_of else GREY
-    figure = new_figure(max(8.0, (0.8 if narrow else 1.12) * width), 3.8 if narrow else 3.4)
+    figure = new_figure(max(8.0, (0.8 if narrow else 1.12) * width), 4.2 if narrow else 3.4)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
     low = -0.8 - 0.07 * max(0, longest - 5)
