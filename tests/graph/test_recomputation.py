@@ -222,7 +222,7 @@ def test_a_direction_that_is_wrong_is_named(fake4, old, new):
     node = next(n for n in joint.graph.graph.nodes if n.meta.get("partitioner_tag") == old and op_name(n.target) ==
                 ("aten.sigmoid_backward" if old == "is_backward" else "aten.sigmoid"))
     node.meta["partitioner_tag"] = new
-    with pytest.raises(WorkbenchError, match="node .* is tagged as forward, and reads .*, which is of the backward"):
+    with pytest.raises(WorkbenchError, match="node .* counts as forward, and reads .*, which is of the backward"):
         cut(joint)
 
 

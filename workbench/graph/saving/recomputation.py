@@ -138,7 +138,7 @@ def _require_directions(graph: GraphModule) -> None:
         late = next((n for n in node.all_input_nodes if is_backward(n)), None)
         if node.op == "call_function" and late is not None and not is_backward(node):
             raise WorkbenchError(
-                f"node {node.name} is tagged as forward, and reads {late.name}, which is of the backward: a pass that "
+                f"node {node.name} counts as forward, and reads {late.name}, which is of the backward: a pass that "
                 'makes nodes gives each its direction, node.meta["partitioner_tag"] = "is_forward" or "is_backward"')
 
 

@@ -24,22 +24,24 @@ PALE = "#dddddd"  # operators without a name
 
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
-             name_of: Callable[[Node], str] | None = None) -> Picture:
+             name_of: Callable[[Node], str] | None = None, rest: str = "no name",
+             narrow: bool = False) -> Picture:
     """A box for each tensor of a joint graph, and an arrow to each operator that reads it.
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
-    operators by this name instead of by kind, and leaves those grey for which it is empty. Text: the operators, each
-    arrow from the forward to the backward, and the operators of each name. WorkbenchError above 40 boxes.
+    operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
+    these. narrow: higher boxes with shorter lines, so that a long row fits on a page. Text: the operators, each arrow
+    from the forward to the backward, and the operators of each name. WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
     at, arrows = places(gm, owner)
     width = 1 + int(max(x for x, _ in at.values()))
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
-    found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # "no name" is last
+    found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
     palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
-    rest = PALE if name_of else GREY
-    figure = new_figure(max(8.0, 1.12 * width), 3.4)
+    other = PALE if name_of else GREY
+    figure = new_figure(max(8.0, (0.8 if narrow else 1.12) * width), 4.2 if narrow else 3.4)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
     low = -0.8 - 0.07 * max(0, longest - 5)
@@ -47,17 +49,17 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
-        fill = palette.get(label[node], rest) if node in label else PAPER
+        fill = palette.get(label[node], other) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
-        axes.text(x, y, _label(node), ha="center", va="center", fontsize=7, zorder=4,
+        axes.text(x, y, _label(node, 11 if narrow else 14), ha="center", va="center", fontsize=7, zorder=4,
                   color=PAPER if fill in DARK else INK)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
     axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
-    handles: list[Artist] = [Patch(facecolor=palette.get(name, rest), label=name or "no name") for name in found]
+    handles: list[Artist] = [Patch(facecolor=palette.get(name, other), label=name or rest) for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
                 Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result"),
                 Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]
@@ -66,7 +68,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
     text = [f"{title}: {len(operators)} operators, {len(across)} arrows from forward to backward", *across]
     if name_of is not None:
-        text += [f"{name or 'no name'}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
+        text += [f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
 
 
@@ -104,11 +106,11 @@ def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]]) -> list[Node]:
     return [*placed, *(n for n in nodes if n not in placed)]
 
 
-def _label(node: Node) -> str:
-    """The name in at most two lines, and the shape."""
+def _label(node: Node, longest: int) -> str:
+    """The name in lines of at most so many characters, where its words allow it, and the shape."""
     words, lines = node.name.split("_"), [""]
     for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > 14:
+        if lines[-1] and len(lines[-1]) + len(word) > longest:
             lines.append("")
         lines[-1] += ("_" if word is not words[0] else "") + word
     return "\n".join([*lines, str(list(node.meta["val"].shape))])

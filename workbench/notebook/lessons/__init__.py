@@ -13,5 +13,6 @@
     suspects       the pipelines of "Find the wrong pass"
     traces         what "Read your own trace" reads
     traces_graded  its graders
+    two_captures   what "Two captures" looks up: wrong modules, readers of saved tensors
     whole_steps    what "One graph for the whole step" counts and asks
 """
