@@ -152,6 +152,7 @@ def _graphs() -> dict[str, Any]:
     import torch
 
     from workbench.notebook.lessons.whole_steps import Tail
+    from workbench.torch_api.devices.specs import find_spec
 
     graph = torch.fx.Graph()
     graph.output(())
