@@ -142,7 +142,7 @@ def test_each_exhibit_of_the_museum_shows_its_verdict(path: Path) -> None:
         assert exhibit.verdict in shown(exhibits[exhibit.name])
 
 
-def run_cells(path: Path, tmp_path: Path, change: dict[str, str]) -> dict[str, str]:
+def run_cells(path: Path, tmp_path: Path, change: dict[str, str], **given_parameters: Any) -> dict[str, str]:
     """Execute without the cells on real ranks; `change` holds lines to put after a checkpoint's `answer = `."""
     whole = json.loads(path.read_text(encoding="utf-8"))
     whole["cells"] = [c for c in whole["cells"] if not {"ranks", "planted"} & set(tags(c))]
@@ -153,7 +153,8 @@ def run_cells(path: Path, tmp_path: Path, change: dict[str, str]) -> dict[str, s
             cell["source"] = [*lines[: at + 1], change[tags(cell)[1]] + "\n", *lines[at + 1 :]]
     given, done = tmp_path / path.name, tmp_path / "done.ipynb"
     given.write_text(json.dumps(whole))
-    papermill.execute_notebook(str(given), str(done), cwd=str(path.parent), progress_bar=False, kernel_name="python3")
+    papermill.execute_notebook(str(given), str(done), given_parameters, cwd=str(path.parent), progress_bar=False,
+                               kernel_name="python3")
     return {tags(c)[1]: shown(c) for c in cells(done) if tags(c)[:1] == ["checkpoint"]}
 
 
@@ -161,6 +162,22 @@ def run_cells(path: Path, tmp_path: Path, change: dict[str, str]) -> dict[str, s
 @one_now_and_each_later
 def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_PROGRESS", "0")
+    for name, text in run_cells(path, tmp_path, solved(path)).items():
+        # the lesson's code may print before it
+        assert any(line.startswith(f"{name}: 100%") for line in text.splitlines()), text
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_layers", "seq_len"), [(1, 64), (1, 128), (1, 256)])  # one layer keeps the largest share
+def test_the_budget_of_lesson_03_can_be_met(n_layers: int, seq_len: int, tmp_path: Path) -> None:
+    path = ROOT / "notebooks" / "03_split_forward_and_backward.ipynb"
+    shown_by = run_cells(path, tmp_path, solved(path), n_layers=n_layers, seq_len=seq_len)
+    assert "budget: 100%" in shown_by["budget"]
+
+
+def solved(path: Path) -> dict[str, str]:
+    """A line for each checkpoint that calls its solution."""
     file = ROOT / "lessons" / "solutions" / path.name.replace(".ipynb", ".py")
     spec = importlib.util.spec_from_file_location("solution", file)
     assert spec is not None and spec.loader is not None
@@ -172,9 +189,7 @@ def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypa
         wanted = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
         call = f"runpy.run_path({str(file)!r})[{checkpoint.name!r}]({wanted})"
         change[checkpoint.name] = f"import runpy; answer = {call}"
-    for name, text in run_cells(path, tmp_path, change).items():
-        # the lesson's code may print before it
-        assert any(line.startswith(f"{name}: 100%") for line in text.splitlines()), text
+    return change
 
 
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
