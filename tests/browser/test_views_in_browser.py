@@ -161,6 +161,7 @@ def drive_kernels(page: Page, looked_at: Look) -> None:
     looked_at("view_kernels")
 
 
+@pytest.mark.slow
 def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen: dict[str, list[str]],
                                                       lab_folder: Path, looked_at: Look) -> None:
     path = lab_folder / "views.ipynb"

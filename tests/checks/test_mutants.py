@@ -65,6 +65,7 @@ def switched_off(check: Any) -> Any:
     return passing
 
 
+@pytest.mark.slow
 def test_the_judge_can_fail(sample, monkeypatch):
     """Without numerics, and then without one verdict more, fewer mutants are caught: the ones that it alone saw."""
     whole, mutants = sample[0], sample[1][: len(OPERATORS)]

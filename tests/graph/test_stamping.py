@@ -64,7 +64,8 @@ def each_node(graph: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama3", "deepseek_v3"])
 def test_node_for_node_what_a_full_capture_gives(family):
     with fake_world(4) as world:
         authored = author(recipe_of(family), world)

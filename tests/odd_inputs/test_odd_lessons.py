@@ -148,16 +148,22 @@ def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
 
 
 def _graphs() -> dict[str, Any]:
-    """What graders take that compute the truth of it: graphs without a node, and the figures of a trace."""
+    """What graders take that compute the truth of it: graphs without a node, figures of a trace, collectives."""
     import torch
 
     from workbench.notebook.lessons.whole_steps import Tail
-    from workbench.torch_api.devices.specs import find_spec
+    from workbench.torch_api.devices.profile import device_spec
 
     graph = torch.fx.Graph()
     graph.output(())
     empty = SimpleNamespace(graph=torch.fx.GraphModule({}, graph), gradients={})
-    return {"counts_inputs": {"of": empty}, "saves_bytes": {"without": empty, "fused": empty},
+    gather = SimpleNamespace(kind="all_gather", group_size=2, payload=2**20)
+    spec = device_spec("h100")
+    return {"takes_twice": {"spec": spec}, "saves": {"before": [gather, gather], "after": [gather], "spec": spec},
+            "hides": {"layer": [gather], "products_ms": 1.0, "tokens": 64, "spec": spec},
+            "counts_casts": {"of": empty.graph},
+            "counts_bytes": {"of": SimpleNamespace(before=(empty.graph,), after=(empty.graph,))},
+            "counts_inputs": {"of": empty}, "saves_bytes": {"without": empty, "fused": empty},
             "tips_at": {"size": 1000, "tail": Tail(3, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 0.0)}}
 
 

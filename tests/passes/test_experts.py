@@ -53,10 +53,10 @@ def exchanges(graphs):
 
 
 @pytest.mark.parametrize(("dispatch", "passes"), [
-    ("dropless", "transformer_block_bucketing"),
+    pytest.param("dropless", "transformer_block_bucketing", marks=pytest.mark.slow),
     pytest.param("dropless", "autobucketing_reordering", marks=pytest.mark.slow),
     pytest.param("capacity", "autobucketing_reordering", marks=pytest.mark.slow),
-    pytest.param("capacity", "transformer_block_bucketing", marks=pytest.mark.slow),
+    ("capacity", "transformer_block_bucketing"),
 ])
 def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
     _, plain = pairs(dispatch)
@@ -83,7 +83,7 @@ def test_regions_are_named_in_forward_and_backward(captured):
     assert inside == {"dispatch", "combine"}
 
 
-@pytest.mark.parametrize("dispatch", ["dropless", pytest.param("capacity", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dispatch", ["capacity", pytest.param("dropless", marks=pytest.mark.slow)])
 def test_checkpointing_repeats_no_exchange(pairs, dispatch):
     _, plain = pairs(dispatch)
     _, made = pairs(dispatch, (AC, RESHARD))

@@ -82,7 +82,7 @@ def test_the_plan_is_kept(four, by, fraction):
     assert plan.bound_ms <= plan.ms
 
 
-@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+@pytest.mark.parametrize("dispatch", ["capacity", pytest.param("dropless", marks=pytest.mark.slow)])
 def test_equal_nodes_of_experts_are_planned_once(fake4, dispatch):
     """torch merges equal nodes before it cuts, and a gradient's scaling has no tag of the backward."""
     recipe = load_recipe("deepseek_v3").override({"data.seq_len": 64, "mesh.tp": 2, "mesh.dp_shard": 2,

@@ -41,7 +41,8 @@ def differing(recipe):
 @pytest.mark.parametrize("recipe", [
     pytest.param(whole({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2"),
     pytest.param(whole({"tp": 2}), id="tp 2"),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity"),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity",
+                 marks=pytest.mark.slow),
     pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.slow),
 ])
 def test_training_is_bitwise_that_of_the_joint_capture(pool2, recipe):
@@ -67,7 +68,8 @@ def pairs(recipe):
 
 @pytest.mark.parametrize("recipe", [
     pytest.param(small({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2"),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}).override({"training.step": "pair"}), id="experts, dropless"),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}).override({"training.step": "pair"}), id="experts, dropless",
+                 marks=pytest.mark.slow),
 ])
 def test_a_pair_with_its_optimizer_outside_trains_the_same(pool2, recipe):
     for odd, losses, verdicts in pool2.run(pairs, recipe):

@@ -21,6 +21,7 @@ def test_bisect_finds_the_pass_whose_graph_no_stage_can_take(fault):
     assert found.to_dict()["covered"] == ("lint", "effect", "collectives", "memory")
 
 
+@pytest.mark.slow
 def test_bisect_covers_every_verdict_and_says_so():
     def half(gm):
         gather = calls(gm, GATHER)[0]

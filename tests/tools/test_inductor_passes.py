@@ -65,6 +65,7 @@ def test_a_pass_of_ones_own_is_seen():
         assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed
 
 
+@pytest.mark.slow
 def test_a_pass_that_is_switched_off_disappears(found):
     assert "constant_fold_uniform_value" in on(found, "joint") and "remove_noop_ops" in on(found, "forward")
     off = inductor_passes(RECIPE, config={"joint_graph_constant_folding": False,

@@ -143,7 +143,7 @@ changing("an object that is another", lambda m, x: x * m.kept.scale,
          kept=lambda: SimpleNamespace(scale=1.0))
 changing("a list of an object", lambda m, x: x * m.kept.scales[0], lambda m: _grow(m.kept.scales, 0),
          WAS.format("kept.scales.*"), kept=lambda: SimpleNamespace(scales=[1.0]))
-changing("a method of an object", lambda m, x: m.kept.scaled(x), lambda m: setattr(m.kept, "scale", 2.0),
+changing("a method of an object", lambda m, x: m.kept.scaled(x), lambda m: setattr(m.kept, "scale", m.kept.scale + 1),
          WAS.format("kept.scale"), kept=Setting)
 changing("an object behind a weak reference", lambda m, x: x * m.kept().scale,
          lambda m: setattr(SETTING, "scale", SETTING.scale + 1), WAS.format(r"kept\(\).scale"),

@@ -132,7 +132,9 @@ def check(pool: Any, name: str, axes: dict[str, int], by: str = "joint") -> None
 
 
 def kinds(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) if ZOO[name].slow else name for name in names]
+    """One in six is quick, the others are slow tests."""
+    return [name if i % 6 == 0 and not ZOO[name].slow else pytest.param(name, marks=pytest.mark.slow)
+            for i, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("name", kinds(list(ZOO)))
@@ -140,7 +142,7 @@ def test_under_fsdp(pool2: Any, name: str) -> None:
     check(pool2, name, MESHES["dp_shard"])
 
 
-@pytest.mark.parametrize("name", [name for name, odd in ZOO.items() if odd.traced is not None])
+@pytest.mark.parametrize("name", kinds([name for name, odd in ZOO.items() if odd.traced is not None]))
 def test_in_a_traced_step(pool2: Any, name: str) -> None:
     check(pool2, name, MESHES["dp_shard"], "traced")
 
