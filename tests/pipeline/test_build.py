@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from graph.test_capture import state
 from on_ranks import FSDP4, FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
-from transformers.utils import is_torchdynamo_compiling
 
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
@@ -243,6 +242,8 @@ def normed(kind: str = "") -> None:
 
     from workbench import register_model
     from workbench.authoring.plans import ParallelPlan
+
+    from transformers.utils import is_torchdynamo_compiling  # its import changes the environment
 
     class Normed(nn.Module):
         def __init__(self, vocab_size):
