@@ -239,11 +239,10 @@ def test_full_inductor_on_one_tiny_model(pool4):
 def normed(kind: str = "") -> None:
     """Register a family with running statistics, a counter of its calls and a buffer that each forward replaces."""
     from torch import nn
+    from transformers.utils import is_torchdynamo_compiling
 
     from workbench import register_model
     from workbench.authoring.plans import ParallelPlan
-
-    from transformers.utils import is_torchdynamo_compiling  # its import changes the environment
 
     class Normed(nn.Module):
         def __init__(self, vocab_size):

@@ -12,23 +12,29 @@ from typing import Any
 
 import torch
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Inside, deterministic algorithms are on if `wanted`; afterwards the setting is as before.
+    """Inside, deterministic algorithms are on if `wanted`; afterwards setting and environment are as before.
 
     Torch raises RuntimeError for an operator that has none: with a warning alone, attention on a GPU would add up in
     another order in each run.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    lacks = wanted and _WORKSPACE not in os.environ
+    if lacks:
+        os.environ[_WORKSPACE] = ":4096:8"  # torch asks for it before a matmul
     if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it before a matmul
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn)
+        if lacks:
+            os.environ.pop(_WORKSPACE, None)
 
 
 def norm_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
