@@ -41,7 +41,7 @@ class WholeStep:
         self._state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
         self._lr: torch.Tensor | None = None
         self._fixed: list[Any] = []
-        self._held: dict[str, torch.Tensor] = {}
+        self._held: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
         self._shapes: list[list[int]] = []
 
     @property
@@ -58,12 +58,12 @@ class WholeStep:
         self.pair.fixed.require_unchanged(title(self.pair.authored))
         self.take_state()
         self._take_lr()
-        held = self._tensors()
-        if replaced := next((name for name, tensor in self._held.items() if held[name] is not tensor), ""):
+        if replaced := next((name for name, table, key, was in self._held if table.get(key) is not was), ""):
             raise WorkbenchError(f"{self._where} reads {replaced!r} at its address in the first step, and it is "
                                  "another tensor now: write into it in place, under torch.no_grad()")
         if not self._fixed:
-            self._held, self._fixed = held, list(self._inputs(held))
+            self._held = [*self._tensors()]
+            self._fixed = list(self._inputs({name: tensor for name, *_, tensor in self._held}))
             if self.joined.microbatches > 1:
                 self._shapes = [list(n.meta["val"].shape) for n, value in zip(
                     self.joined.graph.graph.find_nodes(op="placeholder"), self._fixed, strict=True) if value is _BATCH]
@@ -79,8 +79,12 @@ class WholeStep:
             raise WorkbenchError(f"{self._where} takes a batch of {self.joined.microbatches} microbatches, of shapes "
                                  f"{self._shapes}, and got {given}: give a whole batch")
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+    def _tensors(self) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
+        """Parameters and buffers by name, with the dictionary and key where each is held."""
+        for path, part in self.module.named_modules():
+            for table in (part._parameters, part._buffers):
+                yield from ((f"{path}.{key}".lstrip("."), table, key, held)
+                            for key, held in table.items() if held is not None)
 
     def _inputs(self, held: dict[str, Any]) -> Iterator[Any]:
         states = [shard_of(self._state[p][kind]).detach() for kind in STATE for p in self._trained]

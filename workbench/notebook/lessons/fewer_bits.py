@@ -22,9 +22,9 @@ from workbench.notebook.lessons.grading import by_cases, exact
 from workbench.pipeline.proofs.numerics_proof import revealing
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import Recipe
+from workbench.tools.compatibility import results_dir
 
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-RECORDED, TIMED = RESULTS / "float8_numerics_gloo.json", RESULTS / "float8_products_h200.json"
+RECORDED, TIMED = results_dir() / "float8_numerics_gloo.json", results_dir() / "float8_products_h200.json"
 TYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(TYPE).max
 PRODUCTS = ("forward", "input gradient", "weight gradient")

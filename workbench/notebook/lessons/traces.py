@@ -14,10 +14,11 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, overlap, union
+from workbench.tools.compatibility import results_dir
 from workbench.tools.timing.order import StepOrder, TracedCollective, read_order
 from workbench.tools.timing.trace_file import TracedStep
 
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+RESULTS = results_dir()
 FOLDERS = {1: ("traces_h200", "traces_h200/steps.jsonl"), 2: ("traces_h200x2", "llama3_1b_h200x2.jsonl")}
 """By the number of GPUs: the folder of recorded traces, and the timed steps of the same jobs."""
 KINDS = {

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +25,11 @@ from workbench.notebook.lessons.grading import by_cases, exact
 from workbench.notebook.lessons.traces import gaps_of, late_ms
 from workbench.notebook.lessons.traces_graded import near
 from workbench.pipeline.gpu_communication import union
+from workbench.tools.compatibility import results_dir
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
 
-RECORDED = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
+RECORDED = results_dir() / "whole_step_h200x1.jsonl"
 LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch
 Row = tuple[str, str, tuple[str, ...]]
 """A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
