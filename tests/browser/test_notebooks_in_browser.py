@@ -29,7 +29,8 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
     page.goto(lab.format(f"{name}.ipynb"))
     shown = page.wait_for_selector(RESULT, timeout=FIRST_RESULT_SECONDS * 1000)
     assert shown is not None
-    assert shown.evaluate("e => e.tagName === 'IMG' ? e.complete && e.naturalWidth : e.offsetWidth") > 200
+    picture = "e => e.tagName === 'IMG' ? e.complete && e.naturalWidth > 200 : e.rows.length > 1 && e.offsetWidth > 100"
+    assert shown.evaluate(picture)
     return errors
 
 

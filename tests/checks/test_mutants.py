@@ -1,13 +1,12 @@
 """Faults planted by the hundred in graphs: at least 99 of 100 are caught, and without a verdict fewer are.
 
-All of them: `python tests/mutants/judge.py`, which notes each in a file and goes on where it stopped. The slow test
-does so, too, while package, mutants and torch stay the same.
+All of them: test_all_mutants.py, and `python tests/mutants/judge.py`, which notes each in a file and goes on where it
+stopped.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
 from dataclasses import replace
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from mutants import judge, running
 from mutants.operators import OPERATORS
 from mutants.reasons import DEFAULT
@@ -165,22 +163,3 @@ def test_what_effect_and_memory_say_of_mutants_is_counted():
             for i, (by, told) in enumerate([("lint", ["effect"]), ("equivalent", ["effect", "memory"]), ("lint", [])])]
     assert judge.table_of(rows)["told"] == {"effect": {"rows": 2, "caught": 1, "equivalent": 1},
                                             "memory": {"rows": 1, "caught": 0, "equivalent": 1}}
-
-
-def sources() -> str:
-    """A digest of what a row depends on: the package, the mutants and torch."""
-    found = hashlib.sha256(torch.__version__.encode())
-    for path in sorted([*(ROOT / "workbench").rglob("*.py"), *(ROOT / "tests" / "mutants").glob("*.py")]):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:12]
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-@pytest.mark.timeout(5400)
-def test_all_mutants_are_caught(pool2):
-    """A second try goes on where the first was stopped."""
-    path = ROOT / "out" / f"mutants-{sources()}.jsonl"
-    for _ in judge.go_on(path, judge.MUTANTS, pool2):
-        pass
-    assert_caught(judge.read(path), planted=2000, operators=len(OPERATORS))
