@@ -209,7 +209,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
             one(index)
         wait()
         if cuda:
-            first_peak = torch.cuda.max_memory_allocated()
+            first_peak = max(first_peak, torch.cuda.max_memory_allocated())
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         marks = [mark()]

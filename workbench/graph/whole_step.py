@@ -15,6 +15,7 @@ from workbench.graph.microbatches import PAIR
 from workbench.graph.step_graph import StepGraph
 from workbench.graph.update import STATE, Update, scalar_dtype
 from workbench.torch_api import aot
+from workbench.torch_api.distributed.sharded_adamw import ShardedAdamW
 from workbench.torch_api.unchanged import shard_of
 
 
@@ -163,7 +164,7 @@ _BATCH = object()
 
 def require_supported(optimizer: torch.optim.Optimizer, update: Update) -> None:
     """Raise WorkbenchError for an optimizer whose step the graph does not do."""
-    if type(optimizer) is not torch.optim.AdamW:
+    if type(optimizer) not in (torch.optim.AdamW, ShardedAdamW):
         raise WorkbenchError(f"the whole step takes torch.optim.AdamW, and was given {type(optimizer).__name__}: take "
                              f"AdamW, or {PAIR}")
     wanted = {"betas": update.betas, "eps": update.eps, "weight_decay": update.weight_decay, "amsgrad": False,

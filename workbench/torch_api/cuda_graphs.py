@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from workbench.torch_api.devices import host_copies
+
 _OPEN: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
@@ -21,6 +23,7 @@ class Recorder:
         self._graphs: list[Any] = []
         self._pool: Any = None
         self._stream: Any = None
+        self._host: list[torch.Tensor] = []
 
     def record(self, body: Callable[[list[Any]], Any], inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
         """Record the launches of `body(inputs)`. Returns the replay on the current stream, and the outputs it writes.
@@ -34,8 +37,10 @@ class Recorder:
         # or workspaces of the side stream would be allocated in the pool, and outlive it
         torch._C._cuda_clearCublasWorkspaces()
         # NCCL's watchdog thread queries events in the meantime, which the default mode forbids
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with (host_copies.recorded() as buffers,
+              torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")):
             outputs = list(body(list(inputs)))
+        self._host += buffers
         torch._C._cuda_clearCublasWorkspaces()
         self._graphs.append(graph)
         return graph.replay, outputs
@@ -53,6 +58,7 @@ class Recorder:
         while self._graphs:
             self._graphs.pop().reset()
         self._pool = self._stream = None
+        self._host.clear()
 
 
 def close_recorders() -> None:

@@ -110,27 +110,26 @@ def gather_in_float8(gm: GraphModule, gathers: Iterable[WeightGather], casts: Ma
     for each in gathers:
         groups.setdefault(group_name_of(each.gather), []).append(each)
     for group, same in groups.items():
-        inverses = _agreed(gm, group, [each.gather for each in same], casts[same[0].whole].value.meta["val"].dtype)
+        agreed = _agreed(gm, group, [each.gather for each in same])
         for i, each in enumerate(same):
-            _gather_bytes(gm, each, casts[each.whole], inverses, i)
+            _gather_bytes(gm, each, casts[each.whole], agreed, i)
 
 
-def _agreed(gm: GraphModule, group: str, gathers: list[Node], dtype: torch.dtype) -> Node:
-    """The inverse scales of all weights, at the beginning of the graph."""
+def _agreed(gm: GraphModule, group: str, gathers: list[Node]) -> Node:
+    """The largest magnitudes of all weights, at the beginning of the graph."""
     mode, shards = fake_mode_of(gm), [gather.all_input_nodes[0] for gather in gathers]
     anchor = _hoisted(gm, shards)
     found = [largest(NodeMaker(gm.graph, anchor, mode, shard), shard, None) for shard in shards]
     make = NodeMaker(gm.graph, anchor, mode, shards[0])
     stacked = make(aten.cat.default, [make(aten.view.default, each, [1]) for each in found])
-    agreed = make(c10d.wait_tensor.default, make(c10d.all_reduce.default, stacked, "max", group))
-    return inverse_scale(make, agreed, dtype)
+    return make(c10d.wait_tensor.default, make(c10d.all_reduce.default, stacked, "max", group))
 
 
-def _gather_bytes(gm: GraphModule, each: WeightGather, cast: Cast, inverses: Node, index: int) -> None:
+def _gather_bytes(gm: GraphModule, each: WeightGather, cast: Cast, agreed: Node, index: int) -> None:
     mode, dtype, shard = fake_mode_of(gm), cast.value.meta["val"].dtype, each.gather.all_input_nodes[0]
     make = NodeMaker(gm.graph, each.gather, mode)
-    # a copy: cuBLAS refuses a scale that does not begin at a multiple of 16 bytes
-    inverse = make(aten.clone.default, make(aten.select.int, inverses, 0, index))
+    # computed for each weight: cuBLAS refuses a view, which may not begin at a multiple of 16 bytes
+    inverse = inverse_scale(make, make(aten.select.int, agreed, 0, index), dtype)
     each.gather.replace_input_with(shard, make(aten.view.dtype, scaled(make, shard, inverse, dtype), torch.uint8))
     for node in each.nodes:
         values, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

@@ -1,8 +1,8 @@
 """Copies between a GPU and pinned host memory on streams of their own, as operators with a wait like collectives'.
 
 `to_host` and `to_device` start a copy behind the work that the current stream has so far, and `wait_copy` lets the
-current stream wait for it. Inductor calls them as they stand. Pinned buffers are used again from step to step, also by
-a recorded CUDA graph. Where there is no GPU, copies are plain ones and a wait does nothing.
+current stream wait for it. Inductor calls them as they stand. Pinned buffers are used again from step to step; those of
+a CUDA graph belong to it alone (`recorded`). Where there is no GPU, copies are plain ones and a wait does nothing.
 
 torch._functorch._activation_offloading has such operators, too, in torch 2.13. Its wait frees the source by resizing
 its storage to 0, which a buffer that Inductor uses again, or a CUDA graph owns, does not survive.
@@ -12,6 +12,8 @@ Source: torch/csrc/Module.cpp (`current_stream`), torch/library.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +32,20 @@ WAIT = torch.ops.workbench.wait_copy.default
 _free: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # pinned buffers by layout
 _streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
 _pending: dict[int, torch.cuda.Event] = {}  # by the address of what a copy writes
+_recordings: list[list[torch.Tensor]] = []  # the buffers of each recording under way
+
+
+@contextmanager
+def recorded() -> Iterator[list[torch.Tensor]]:
+    """The pinned buffers of the copies that are recorded inside. Each replay writes them: keep them as long as it.
+
+    No other copy gets them, or a replay would write over what it has on the host.
+    """
+    _recordings.append([])
+    try:
+        yield _recordings[-1]
+    finally:
+        _recordings.pop()
 
 
 def require_alone() -> None:
@@ -65,8 +81,10 @@ def _copy(source: torch.Tensor, made: torch.Tensor, device: torch.device, way: s
 def _to_host(x: torch.Tensor) -> torch.Tensor:
     if not x.is_cuda:
         return x.clone()
-    free = _free.get(_layout(x))
+    free = _free.get(_layout(x)) if not _recordings else None
     host = free.pop() if free else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, pin_memory=True)
+    if _recordings:
+        _recordings[-1].append(host)
     return _copy(x, host, x.device, "to host")
 
 
@@ -81,7 +99,7 @@ def _wait(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     event = _pending.pop(made.data_ptr(), None)
     if event is not None:
         torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(event)
-        if not source.is_cuda:  # it is on the GPU again: another copy may take its buffer
+        if not source.is_cuda and not _recordings:  # it is on the GPU again: another copy may take its buffer
             _free.setdefault(_layout(source), []).append(source)
     return made
 

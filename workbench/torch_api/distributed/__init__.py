@@ -7,6 +7,7 @@
     gloo              gloo with one thread a group
     named_groups      process groups under chosen names
     preload           what a rank imports before its first call
+    sharded_adamw     AdamW on shards
     simulated         torch's local-tensor mode
     symmetric_memory  products that send while they multiply
 """

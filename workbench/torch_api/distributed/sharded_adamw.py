@@ -1,0 +1,31 @@
+"""AdamW on shards: its operators take lists of tensors, for which DTensor's rules are slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+class ShardedAdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` whose operators run on each rank's shards, with the same bits and the same state.
+
+    AdamW is elementwise, so no shard needs another. Gradients that lie otherwise than their parameters are left to
+    DTensor.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[torch.Tensor]) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)
+        parameters, gradients = lists[:2]
+        if all(map(same_layout, parameters, gradients)):
+            for held in lists:
+                held[:] = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in held]
+        return has_complex
+
+
+def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are plain tensors, or DTensors of one mesh with the same placements."""
+    if not (isinstance(one, DTensor) and isinstance(other, DTensor)):
+        return not isinstance(one, DTensor) and not isinstance(other, DTensor)
+    return one.device_mesh == other.device_mesh and one.placements == other.placements
