@@ -39,6 +39,10 @@ PEERS = {
     "reference_cudagraph": "the same, cudagraph",
     "reference_block_bucketing_cudagraph": "the same, block bucketing and cudagraph",
 }
+TORCHAO = {
+    "compile_float8_tensorwise": "torch: FSDP2, each block by `torch.compile`, torchao's float8, tensorwise",
+    "compile_float8_rowwise": "the same, rowwise",
+}
 STEPS = (  # what goes in, and the public function that takes it on
     ("Recipe", "author"), ("model on a World", "capture"), ("JointGraph", "run_joint"), ("JointGraph", "partition"),
     ("ForwardBackward", "run_partitioned"), ("ForwardBackward", "compile_step"), ("CompiledStep", "train"),
@@ -49,8 +53,8 @@ DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
-                        "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_numerics",
-                        "stamp", "what_if", "mutants", "soak", "museum"),
+                        "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
+                        "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -145,7 +149,9 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
-            "float8": float8_table(root), "float8_numerics": float8_numerics_table(root)}
+            "float8": float8_table(root), "float8_numerics": float8_numerics_table(root),
+            "float8_steps": choices_table(root, "float8_h200x2.jsonl"), "offload": choices_table(root, "offload_h200x2.jsonl"),
+            "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl"), "chunked_loss": chunked_loss_table(root)}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -260,6 +266,57 @@ def gpu_steps_table(root: Path, name: str) -> str:
     return f"{table(heads, rows)}\n\n{where}."
 
 
+def choice_of(line: dict[str, Any]) -> str:
+    """What a line's recipe chooses beside the passes that all of its table have: joint passes, offloading, the step."""
+    if said := (PEERS | TORCHAO).get(line["variant"]):
+        return said
+    recipe = line["recipe"]
+    said = []
+    for each in (*recipe.get("joint_passes", ()), *recipe["passes"]):
+        name, options = (each, {}) if isinstance(each, str) else (each["name"], each)
+        if name in CHOICES:
+            told = [f"{key} {value if not isinstance(value, list) else ', '.join(value)}".lower()
+                    for key, value in options.items() if key not in ("name", "device")]
+            said.append(f"`{name}`" + (f" ({'; '.join(told)})" if told else ""))
+    return (", ".join(said) or "as it is") + (f"; {REPLAY}" if "cudagraph" in recipe["passes"] else "") + (
+        "; the whole step in one graph" if recipe["training"].get("step") == "whole" else "")
+
+
+CHOICES = ("float8_matmul", "memory_budget", "reshard_after_forward", "activation_checkpointing", "chunked_loss",
+           "offload_activations")
+REPLAY = "replayed"
+
+
+def choices_table(root: Path, name: str) -> str:
+    """Steps of benchmarks/step_time.py that differ in a choice of memory or precision: time beside memory."""
+    path = root / "benchmarks" / "results" / name
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "step_ms" in line:
+            runs.setdefault(choice_of(line), []).append(line)
+    rows = [[said, each_run(found, "step_ms"), each_run(found, "kernels_ms"),
+             each_run(found, "exposed_nccl_ms"), each_run(found, "exposed_copies_ms") if found[0].get("copies_ms") else "",
+             f"{saved:.1f} GiB" if (saved := found[0].get("saved_gib")) else "",
+             f"{max(max(run.get('first_peak_gib', 0.0), run['peak_gib']) for run in found):.1f} GiB"]
+            for said, found in runs.items()]
+    heads = ["choice", "a step, each run", "compute kernels", "NCCL exposed", "copies exposed", "saved", "peak"]
+    full = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+    where = f"{of_gpu(lines[0]).split(' (`')[0]}, {axes_of(lines[0]['recipe'])}"
+    return f"{table([heads[i] for i in full], [[row[i] for i in full] for row in rows])}\n\n{where}."
+
+
+def chunked_loss_table(root: Path = ROOT) -> str:
+    """The output layer and its loss alone, and in a step of two layers."""
+    found = json.loads((root / "benchmarks" / "results" / "chunked_loss_h200.json").read_text(encoding="utf-8"))
+    said = {"eager": "torch, eager", "compile": "`torch.compile`", "auto_chunker": "`torch.compile` with `auto_chunker`",
+            "whole": "ours, whole", "chunked_loss": "ours, `chunked_loss`"}
+    rows = [[said[row["way"]], f"{row['ms']:.1f} ms", f"{row['peak_gib']:.1f} GiB"] for row in found["rows"]]
+    sizes = f"{found['tokens']:,} tokens of {found['dim']:,}, vocabulary {found['vocabulary']:,}"
+    return (f"{table(['output layer and loss, both directions', 'time', 'peak'], rows)}\n\n{sizes}. {of_gpu(found)}.\n\n"
+            f"{choices_table(root, 'chunked_loss_h200x2.jsonl')}")
+
+
 FAMILIES = {  # of kernels, by their names
     "NCCL": "nccl", "matrix products": "nvjet|gemm", "attention": "sdpa", "SiLU": "silu_kernel",
     "loss": "log_softmax|LogSoftMax|nll", "optimizer and clipping": "FusedAdam|LpNorm|BinaryOpScalar",
@@ -346,7 +403,8 @@ def start_on(found: dict[str, Any]) -> str:
     rows = []
     for made in [row for row in found["rows"] if row["way"] == "compile"]:
         recipe = made["recipe"]
-        times = [f"{each(recipe, way, 'stages')} s ({each(recipe, way, 'command')} s)" for way in ways]
+        times = [f"{took} s ({each(recipe, way, 'command')} s)" if (took := each(recipe, way, "stages")) else NOT_MEASURED
+                 for way in ways]
         rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
     heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
     where = of_gpu(found) if found["machine"]["gpus"] else of_cpu(found)

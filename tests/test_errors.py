@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from workbench.authoring import families
 from workbench.authoring.author import author
 from workbench.authoring.families import register_model
 from workbench.cli import main
-from workbench.errors import WorkbenchError, no_exit
+from workbench.errors import WorkbenchError, is_library, no_exit
 from workbench.notebook.lessons.grading import GRADERS, grade
 from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
@@ -127,3 +128,13 @@ def test_a_function_on_ranks_that_exits_is_an_error(pool2: Any) -> None:
 def test_what_ends_well_ends_well() -> None:
     with no_exit():
         pass
+
+
+@pytest.mark.parametrize(("file", "library"), [
+    (os.__file__, True), ("<frozen importlib._bootstrap>", True),
+    ("/env/lib/python3.12/site-packages/torch/a.py", True), ("/usr/lib/python3/dist-packages/numpy/a.py", True),
+    ("/home/me/model.py", False), ("<ipython-input-3>", False),
+    ("<eval_with_key>.3 from /env/lib/python3.12/site-packages/torch/fx/a.py:9 in run", False),
+])
+def test_whose_a_source_file_is(file: str, library: bool) -> None:
+    assert is_library(file) is library

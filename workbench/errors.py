@@ -37,10 +37,16 @@ _LIBRARY = ("<frozen ", sysconfig.get_path("stdlib"))
 _PACKAGE = str(Path(__file__).parent)
 
 
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to Python or an installed package. A generated graph does not."""
+    return not file.startswith("<eval_with_key>") and (
+        file.startswith(_LIBRARY) or any(f"/{name}-packages/" in file for name in ("site", "dist")))
+
+
 def place_of(error: BaseException) -> str:
     """` (FILE, line N, in FUNCTION: SOURCE)` of the innermost line of user code in the traceback; "" if none."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*_LIBRARY, _PACKAGE))
-              and "site-packages" not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if not is_library(f.filename) and not f.filename.startswith(_PACKAGE)]
     if not frames:
         return ""
     last = frames[-1]

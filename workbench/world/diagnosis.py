@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from workbench.errors import WorkbenchError, shown_file
+from workbench.errors import WorkbenchError, is_library, shown_file
 from workbench.recipe.wording import counted
 from workbench.torch_api.distributed.flight_recorder import Launch
 
@@ -248,12 +248,7 @@ def _library(file: str) -> str:
     """The package that a frame's file belongs to, or "Python"; empty for the user's code."""
     if not is_library(file):
         return ""
-    _, found, inside = file.rpartition("/site-packages/")
-    return inside.split("/")[0].removesuffix(".py") if found else "Python"
+    *_, inside = re.split("/(?:site|dist)-packages/", file)
+    return inside.split("/")[0].removesuffix(".py") if inside != file else "Python"
 
 
-def is_library(file: str) -> bool:
-    """Whether a frame's file belongs to Python or an installed package. A generated graph does not."""
-    if file.startswith("<eval_with_key>"):
-        return False
-    return "/site-packages/" in file or file.startswith((os.path.dirname(os.__file__), "<frozen"))

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from workbench.errors import is_library
 from workbench.torch_api.distributed.flight_recorder import Launch
-from workbench.world.diagnosis import by_text, file_name, is_library, ranks_text, source_line
+from workbench.world.diagnosis import by_text, file_name, ranks_text, source_line
 
 _UNEVEN = ("scatter", "gather", "all_to_all", "alltoall")
 """Prefixes of the collectives whose inputs may differ between ranks."""

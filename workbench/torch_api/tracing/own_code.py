@@ -11,7 +11,6 @@ import contextlib
 import dis
 import os
 import sys
-import sysconfig
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,9 @@ from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TensorVar
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._subclasses.fake_tensor import FakeTensorConverter
 
-_LIBRARIES = ("<frozen ", sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__), str(Path(__file__).parents[2]))
+from workbench.errors import is_library
+
+_SOURCES = (os.path.dirname(torch.__file__), str(Path(__file__).parents[2]))  # which may be checkouts
 _DRAW = "_call_random" if hasattr(misc.RandomVariable, "_call_random") else "call_method"  # by torch version
 _IS_TRACED = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting,
               torch._dynamo.external_utils.is_compiling, torch._utils.is_compiling)
@@ -41,7 +42,7 @@ _SEEDED = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_stat
 
 def is_own(file: str) -> bool:
     """Whether a source file is the user's: not of Python, torch, this package, or another installed one."""
-    return not file.startswith(_LIBRARIES) and "site-packages" not in file and "dist-packages" not in file
+    return not is_library(file) and not file.startswith(_SOURCES)
 
 
 @contextlib.contextmanager
