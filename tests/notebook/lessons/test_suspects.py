@@ -98,6 +98,12 @@ def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
         "oak: 8: embed | " + "no module | " * 6 + "output", "none: 4: embed | 3 weights | 3 weights | output"]
 
 
+def test_bisect_names_the_victim_of_trees_and_counts_the_shared_weight_once() -> None:
+    found = bisect(pipeline("trees"), world="fake", progress=False).found  # its partitioner merges equal gathers
+    assert found is not None and (found.record, found.problem) == (
+        "yew", "NO_EFFECT: 7 gathers of parameters, each alone in its bucket or in none")
+
+
 def test_trees_lose_less_metadata_than_lint_allows() -> None:
     joint = examined("trees")[0][1].after[0]
     operators = [n for n in joint.graph.nodes if n.op == "call_function"]

@@ -14,7 +14,7 @@ from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.recipe.wording import counted
 
 FILL = "#f8e0d2"  # RED, the colour of collectives, as a background
-_LABEL, _BOX, _ROW = 1.9, 1.0, 0.5  # inches
+_LABEL, _BOX, _ROW = 1.75, 0.86, 0.5  # inches
 
 
 def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of the forward") -> Picture:
@@ -24,7 +24,7 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
     """
     rows = {name: [_box(node, weights) for node, weights in _gathers(gm)] for name, gm in graphs.items()}
     most = max(1, *(sum(wide for _, wide in boxes) for boxes in rows.values()))
-    width, height = _LABEL + _BOX * most + 1.1, 0.4 + _ROW * len(rows)
+    width, height = _LABEL + _BOX * most + 0.95, 0.4 + _ROW * len(rows)
     figure = new_figure(width, height)
     axes = figure.add_subplot()
     axes.set(xlim=(0, width), ylim=(-height, 0))
@@ -40,7 +40,7 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
                 (x + 0.03, y - 0.17), _BOX * wide - 0.06, 0.34, boxstyle="round,pad=0,rounding_size=0.05",
                 facecolor=FILL if known else PAPER, edgecolor=RED if known else GREY,
                 linestyle="-" if known else "--"))
-            axes.text(x + _BOX * wide / 2, y, text, ha="center", va="center", fontsize=8, color=INK)
+            axes.text(x + _BOX * wide / 2, y, text, ha="center", va="center", fontsize=9, color=INK)
             x += _BOX * wide
         axes.text(_LABEL + _BOX * most + 0.1, y, counted(len(boxes), "gather"), va="center", fontsize=9, color=INK)
         lines.append(f"{name}: {len(boxes)}: " + " | ".join(text for text, _ in boxes))
@@ -50,7 +50,7 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
 def _gathers(gm: GraphModule) -> list[tuple[Node, int]]:
     """Each all-gather of the forward, and the number of parameters in it."""
     flow = Flow(gm)
-    return [(n, len(flow.parameters(n))) for n in parameter_gathers(gm, flow) if not is_backward(n)]
+    return [(n, len(flow.parameters(n) or ())) for n in parameter_gathers(gm, flow) if not is_backward(n)]
 
 
 def _box(node: Node, weights: int) -> tuple[str, int]:

@@ -76,7 +76,7 @@ def named(answer: Any, *, case: tuple[Sequence[PassRecord], ForwardBackward]) ->
 
     case: the records of a pipeline, and the pair that its last pass left.
     """
-    given = [getattr(name, "name", name) for name in answer] if isinstance(answer, tuple | list) else []
+    given: list[Any] = [getattr(name, "name", name) for name in answer] if isinstance(answer, tuple | list) else []
     if len(given) != 2 or not all(isinstance(name, str) for name in given):
         return 0.0, "give two texts: the pass, and what the task asks for"
     records, pair = case
