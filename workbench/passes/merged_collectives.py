@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
-from workbench.graph.gather_chains import gather_chains
+from workbench.graph.read.memory import parameter_gathers
 from workbench.passes.effect import Effect
 from workbench.passes.registry import Graphs
 from workbench.recipe.contracts import Options
@@ -28,11 +28,11 @@ def launches_saved(before: Graphs, after: Graphs, options: Options) -> Effect:
 
 
 def _why_none(graphs: Graphs) -> str:
-    gathers = sum(len(list(gather_chains(g))) for g in graphs)
+    gathers = sum(len(parameter_gathers(g)) for g in graphs)
     if not gathers:
         sizes = facts_of(graphs[0]).group_sizes
         return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
-    return f"{counted(gathers, 'gathered parameter')}, each already alone in its bucket"
+    return f"{counted(gathers, 'gather')} of parameters, each alone in its bucket or in none"
 
 
 def without_region(gm: GraphModule, names: set[str]) -> GraphModule:

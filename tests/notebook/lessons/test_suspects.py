@@ -9,6 +9,7 @@ import pytest
 from registrations import registrations_restored
 
 from workbench.authoring.author import author
+from workbench.checks import static
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
@@ -16,6 +17,7 @@ from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
+from workbench.notebook.lessons.gather_order import gather_order
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.suspects import PIPELINES, cause, pipeline
 from workbench.pipeline.run_passes import run_joint, run_partitioned
@@ -60,12 +62,14 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[PassRecord]
 def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
     name, records, pair = case
     assert cause(name, records, pair.graphs) == CAUSES[name]
-    check, given = "workbench.notebook.lessons.suspects:named", {"truth": CAUSES[name]}
+    check, given = "workbench.notebook.lessons.suspects:named", {"case": (records, pair)}
     culprit, place = CAUSES[name]
+    wrong = next(r for r in records if r.name == culprit)
     other = next(r.name for r in records if r.name != culprit)
-    assert grade(check, (culprit, place), given)[:2] == (1.0, "right")
-    assert grade(check, [culprit, "mm"], given)[:2] == (0.0, "the pass is right, the second name is not")
+    assert grade(check, (culprit, place), given)[:2] == grade(check, [wrong, f" {place}"], given)[:2] == (1.0, "right")
+    assert grade(check, [culprit, "mm"], given)[:2] == (0.5, "the pass is right, the second name is not")
     assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
+    assert grade(check, (place, culprit), given)[:2] == (0.0, "the pass comes first, then what the task asks for")
     for bad in (culprit, (culprit, 3), (culprit, place, place)):
         assert grade(check, bad, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
 
@@ -83,10 +87,28 @@ def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
     lost = [n for n in yew.before[0].graph.nodes if "all_gather" in n.name and not provenance(n).module]
     assert len(lost) == 6
     assert yew.verdict("effect").message == (  # type: ignore[union-attr]
-        "7 gathered parameters, each already alone in its bucket")
-    healed = examined("trees", {"oak": None})[0][-1].verdict("effect")
-    assert healed is not None and (str(healed.outcome), healed.message) == (
+        "8 gathers of parameters, each alone in its bucket or in none")
+    control = examined("trees", {"elm": None})[0][-1].verdict("effect")
+    assert control is not None and control.outcome == "NO_EFFECT"
+    healed, pair = examined("trees", {"oak": None})
+    verdict = healed[-1].verdict("effect")
+    assert verdict is not None and (str(verdict.outcome), verdict.message) == (
         "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")  # as the forward runs
+    assert gather_order({"oak": yew.before[0], "none": pair.forward}).text.splitlines()[1:] == [
+        "oak: 8: embed | " + "no module | " * 6 + "output", "none: 4: embed | 3 weights | 3 weights | output"]
+
+
+def test_bisect_names_the_victim_of_trees_and_counts_the_shared_weight_once() -> None:
+    found = bisect(pipeline("trees"), world="fake", progress=False).found  # its partitioner merges equal gathers
+    assert found is not None and (found.record, found.problem) == (
+        "yew", "NO_EFFECT: 7 gathers of parameters, each alone in its bucket or in none")
+
+
+def test_trees_lose_less_metadata_than_lint_allows() -> None:
+    joint = examined("trees")[0][1].after[0]
+    operators = [n for n in joint.graph.nodes if n.op == "call_function"]
+    lost = sum(not n.meta.get("stack_trace") for n in operators)
+    assert 0 < lost / len(operators) < static._MAY_LOSE == 0.1  # the lesson's text says 10%
 
 
 def test_winds_leave_a_layer_out() -> None:

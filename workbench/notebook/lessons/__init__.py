@@ -4,6 +4,7 @@
     course         runs all notebooks, and writes a page of results
     course_site    the executed lessons as pages without a kernel
     fewer_bits     what "Fewer bits, proved" measures and asks
+    gather_order   the gathers of a forward as boxes, each with its module
     grading        scores of guesses and answers
     headless       runs one lesson's notebook by papermill
     lesson         Lesson: question, parameters, checkpoints

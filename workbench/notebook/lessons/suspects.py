@@ -18,6 +18,7 @@ from workbench.authoring.models.loss import CrossEntropy
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
+from workbench.graph.partition import ForwardBackward
 from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
@@ -70,14 +71,23 @@ def pipeline(name: str, dim: int = 16) -> Recipe:
         "training.steps": 1, "joint_passes": list(joint), "passes": list(pair)})
 
 
-def named(answer: Any, *, truth: Any) -> tuple[float, str]:
-    """Grades (pass, place), both texts, against that of `cause`: right only where both are."""
-    if not (isinstance(answer, (tuple, list)) and len(answer) == 2 and all(isinstance(name, str) for name in answer)):
+def named(answer: Any, *, case: tuple[Sequence[PassRecord], ForwardBackward]) -> tuple[float, str]:
+    """Grades (pass, name) against `cause`: the pass alone is half. Records and nodes count as their names.
+
+    case: the records of a pipeline, and the pair that its last pass left.
+    """
+    given: list[Any] = [getattr(name, "name", name) for name in answer] if isinstance(answer, tuple | list) else []
+    if len(given) != 2 or not all(isinstance(name, str) for name in given):
         return 0.0, "give two texts: the pass, and what the task asks for"
-    same = isinstance(truth, tuple) and [name.strip() == wanted for name, wanted in zip(answer, truth, strict=True)]
-    if not same or not same[0]:
+    records, pair = case
+    pipeline = next(name for name, (first, _) in PIPELINES.items() if records[0].name in first)
+    culprit, place = cause(pipeline, records, pair.graphs)
+    first, second = (name.strip() for name in given)
+    if culprit not in (first, second):
         return 0.0, "another pass"
-    return (1.0, "right") if same[1] else (0.0, "the pass is right, the second name is not")
+    if culprit != first:
+        return 0.0, "the pass comes first, then what the task asks for"
+    return (1.0, "right") if second == place else (0.5, "the pass is right, the second name is not")
 
 
 def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()) -> tuple[str, str]:

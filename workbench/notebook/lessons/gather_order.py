@@ -1,0 +1,57 @@
+"""Each all-gather of a parameter as a box, in the order of the graph: its module, or that it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.patches import FancyBboxPatch
+from torch.fx import GraphModule, Node
+
+from workbench.graph.read.memory import Flow, parameter_gathers
+from workbench.graph.read.nodes import is_backward, provenance
+from workbench.notebook.draw.colors import GREY, INK, PAPER, RED
+from workbench.notebook.draw.picture import Picture, finish, new_figure
+from workbench.recipe.wording import counted
+
+FILL = "#f8e0d2"  # RED, the colour of collectives, as a background
+_LABEL, _BOX, _ROW = 1.75, 0.86, 0.5  # inches
+
+
+def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of the forward") -> Picture:
+    """A row for each graph. A gather of several weights, a bucket, is as wide as their own gathers would be.
+
+    Text: the boxes of each row.
+    """
+    rows = {name: [_box(node, weights) for node, weights in _gathers(gm)] for name, gm in graphs.items()}
+    most = max(1, *(sum(wide for _, wide in boxes) for boxes in rows.values()))
+    width, height = _LABEL + _BOX * most + 0.95, 0.4 + _ROW * len(rows)
+    figure = new_figure(width, height)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, width), ylim=(-height, 0))
+    axes.axis("off")
+    axes.text(_LABEL, -0.16, f"{title}: first to last, left to right", va="center", fontsize=9, color=INK)
+    lines = [title]
+    for i, (name, boxes) in enumerate(rows.items()):
+        y, x = -0.4 - _ROW * (i + 0.5), _LABEL
+        axes.text(x - 0.12, y, name, ha="right", va="center", fontsize=9, color=INK)
+        for text, wide in boxes:
+            known = text != "no module"
+            axes.add_patch(FancyBboxPatch(
+                (x + 0.03, y - 0.17), _BOX * wide - 0.06, 0.34, boxstyle="round,pad=0,rounding_size=0.05",
+                facecolor=FILL if known else PAPER, edgecolor=RED if known else GREY,
+                linestyle="-" if known else "--"))
+            axes.text(x + _BOX * wide / 2, y, text, ha="center", va="center", fontsize=9, color=INK)
+            x += _BOX * wide
+        axes.text(_LABEL + _BOX * most + 0.1, y, counted(len(boxes), "gather"), va="center", fontsize=9, color=INK)
+        lines.append(f"{name}: {len(boxes)}: " + " | ".join(text for text, _ in boxes))
+    return finish(figure, "Boxes in rows: " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def _gathers(gm: GraphModule) -> list[tuple[Node, int]]:
+    """Each all-gather of the forward, and the number of parameters in it."""
+    flow = Flow(gm)
+    return [(n, len(flow.parameters(n) or ())) for n in parameter_gathers(gm, flow) if not is_backward(n)]
+
+
+def _box(node: Node, weights: int) -> tuple[str, int]:
+    return (f"{weights} weights" if weights > 1 else provenance(node).module or "no module"), weights
