@@ -41,7 +41,7 @@ PEERS = {
 }
 TORCHAO = {
     "compile_float8_tensorwise": "torch: FSDP2, each block by `torch.compile`, torchao's float8, tensorwise",
-    "compile_float8_rowwise": "the same, rowwise",
+    "compile_float8_rowwise": "torch: FSDP2, each block by `torch.compile`, torchao's float8, rowwise",
 }
 STEPS = (  # what goes in, and the public function that takes it on
     ("Recipe", "author"), ("model on a World", "capture"), ("JointGraph", "run_joint"), ("JointGraph", "partition"),
@@ -54,7 +54,8 @@ DOCUMENTS = {  # the tables of each document
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
                         "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
-                        "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp", "what_if", "mutants", "soak", "museum"),
+                        "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp", "what_if", "mutants",
+                        "soak", "museum"),
 }
 
 
@@ -150,8 +151,9 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
             "float8": float8_table(root), "float8_numerics": float8_numerics_table(root),
-            "float8_steps": choices_table(root, "float8_h200x2.jsonl"), "offload": choices_table(root, "offload_h200x2.jsonl"),
-            "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl"), "chunked_loss": chunked_loss_table(root)}
+            "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
+            "offload": choices_table(root, "offload_h200x2.jsonl"),
+            "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl")}
 
 
 def lessons_table(root: Path = ROOT) -> str:
@@ -295,8 +297,8 @@ def choices_table(root: Path, name: str) -> str:
     for line in lines:
         if "step_ms" in line:
             runs.setdefault(choice_of(line), []).append(line)
-    rows = [[said, each_run(found, "step_ms"), each_run(found, "kernels_ms"),
-             each_run(found, "exposed_nccl_ms"), each_run(found, "exposed_copies_ms") if found[0].get("copies_ms") else "",
+    rows = [[said, *(each_run(found, key) for key in ("step_ms", "kernels_ms", "exposed_nccl_ms")),
+             each_run(found, "exposed_copies_ms") if found[0].get("copies_ms") else "",
              f"{saved:.1f} GiB" if (saved := found[0].get("saved_gib")) else "",
              f"{max(max(run.get('first_peak_gib', 0.0), run['peak_gib']) for run in found):.1f} GiB"]
             for said, found in runs.items()]
@@ -309,11 +311,13 @@ def choices_table(root: Path, name: str) -> str:
 def chunked_loss_table(root: Path = ROOT) -> str:
     """The output layer and its loss alone, and in a step of two layers."""
     found = json.loads((root / "benchmarks" / "results" / "chunked_loss_h200.json").read_text(encoding="utf-8"))
-    said = {"eager": "torch, eager", "compile": "`torch.compile`", "auto_chunker": "`torch.compile` with `auto_chunker`",
-            "whole": "ours, whole", "chunked_loss": "ours, `chunked_loss`"}
+    said = {"eager": "torch, eager", "compile": "`torch.compile`",
+            "auto_chunker": "`torch.compile` with `auto_chunker`", "whole": "ours, whole",
+            "chunked_loss": "ours, `chunked_loss`"}
     rows = [[said[row["way"]], f"{row['ms']:.1f} ms", f"{row['peak_gib']:.1f} GiB"] for row in found["rows"]]
     sizes = f"{found['tokens']:,} tokens of {found['dim']:,}, vocabulary {found['vocabulary']:,}"
-    return (f"{table(['output layer and loss, both directions', 'time', 'peak'], rows)}\n\n{sizes}. {of_gpu(found)}.\n\n"
+    alone = table(["output layer and loss, both directions", "time", "peak"], rows)
+    return (f"{alone}\n\n{sizes}. {of_gpu(found)}.\n\n"
             f"{choices_table(root, 'chunked_loss_h200x2.jsonl')}")
 
 
@@ -403,8 +407,8 @@ def start_on(found: dict[str, Any]) -> str:
     rows = []
     for made in [row for row in found["rows"] if row["way"] == "compile"]:
         recipe = made["recipe"]
-        times = [f"{took} s ({each(recipe, way, 'command')} s)" if (took := each(recipe, way, "stages")) else NOT_MEASURED
-                 for way in ways]
+        times = [f"{took} s ({each(recipe, way, 'command')} s)" if took else NOT_MEASURED
+                 for way in ways for took in [each(recipe, way, "stages")]]
         rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
     heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
     where = of_gpu(found) if found["machine"]["gpus"] else of_cpu(found)
