@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
@@ -23,7 +23,7 @@ class Cut:
     """
 
     share: float | None
-    saved: Mapping[str, int]
+    saved: Mapping[str, int] = field(repr=False)
     ms: float
 
     @property

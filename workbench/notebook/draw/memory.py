@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
 
@@ -99,12 +99,8 @@ def _holders(axes: Axes, top: MemoryProfile) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def pareto(found: Planned, measured: Sequence[Mapping[str, Any]] = ()) -> Picture:
-    """Bytes saved against time computed again: our plans, torch's own budgets, and steps that were measured.
-
-    found: of `memory_plan(..., front=True)`. measured: rows with `choice`, `saved MiB` and `step ms`; the first one is
-    the step without a budget, and the others are placed by how much longer they took.
-    """
+def pareto(found: Planned) -> Picture:
+    """Bytes saved against time computed again: plans and torch's own budgets, of `memory_plan(..., front=True)`."""
     figure, (axes,) = panels(7.6, 3.4)
     sets = {"plans": (BLUE, "o-", [(p.saved_bytes / 2**20, p.ms) for p in found.front]),
             "torch's budgets": (GREY, "s", [(c.bytes / 2**20, c.ms) for c in found.torch_front])}
@@ -113,12 +109,6 @@ def pareto(found: Planned, measured: Sequence[Mapping[str, Any]] = ()) -> Pictur
         if points:
             axes.plot(*zip(*points, strict=True), marker, color=color, markersize=5, linewidth=1.4, label=name)
             lines += [f"{name}: " + ", ".join(f"{x:,.0f} MiB {y:.2f} ms" for x, y in points)]
-    for row in measured:
-        x, y = row["saved MiB"], found.now.ms + row["step ms"] - measured[0]["step ms"]
-        axes.plot([x], [y], "*", color=ORANGE, markersize=14, zorder=5,
-                  label="measured on GPUs" if row is measured[0] else None)
-        axes.annotate(str(row["choice"]), (x, y), (8, 6), textcoords="offset points", fontsize=9)
-        lines.append(f"measured, {row['choice']}: {x:,.0f} MiB saved, step {row['step ms']} ms")
     axes.set(xlabel="MiB saved for the backward", ylabel="ms computed again", xlim=(0, None))
     axes.legend(frameon=False, fontsize=8, loc="upper right")
     title = f"{found.recipe}, estimated for {found.plan.device}"

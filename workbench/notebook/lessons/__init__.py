@@ -1,5 +1,6 @@
 """The course: lessons, their checkpoints, and running them without a browser.
 
+    budgets        memory budgets as estimated, and as they ran on GPUs
     commands       `workbench course`, `lessons`, `check`, `hint`
     course         runs all notebooks, and writes a page of results
     course_site    the executed lessons as pages without a kernel

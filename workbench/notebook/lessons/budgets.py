@@ -1,0 +1,70 @@
+"""Memory budgets as they were estimated and as they ran on GPUs, for "Split forward and backward"."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from statistics import mean
+
+from workbench.notebook.draw.colors import BLUE, INK, ORANGE
+from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench.tools.compatibility import results_dir
+
+MEASURED, ESTIMATED = "memory_budget_h200x2.jsonl", "budgets.json"
+GIB, RESHARD = 2**30, "_reshard"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A measured step. gib: saved for the backward. longer: milliseconds beyond the step without a budget. estimated:
+    the same by the plan; None where no plan chose. regathers: whether the backward gathers the weights again.
+    """
+
+    name: str
+    gib: float
+    longer: float
+    estimated: float | None
+    regathers: bool
+
+
+def measured_budgets() -> list[Budget]:
+    """The steps that were measured: without a budget first, then by the bytes saved."""
+    results = results_dir()
+    lines = [json.loads(line) for line in (results / MEASURED).read_text(encoding="utf-8").splitlines()]
+    estimated = {row["variant"]: row["ms"] for row in json.loads((results / ESTIMATED).read_text())["rows"]}
+    steps = {variant: mean(line["step_ms"] for line in lines if line["variant"] == variant)
+             for variant in dict.fromkeys(line["variant"] for line in lines)}
+    first, *_ = steps
+    saved = {line["variant"]: line["saved_gib"] for line in lines}
+    found = [Budget(_name(variant, variant == first), saved[variant], ms - steps[first], estimated.get(variant),
+                    variant.endswith(RESHARD)) for variant, ms in steps.items()]
+    return sorted(found, key=lambda each: -each.gib)
+
+
+def _name(variant: str, first: bool) -> str:
+    gib = variant.removesuffix(RESHARD).rpartition("_budget_")[2]
+    return "no budget" if first else f"{gib} GiB" if gib != variant else "full checkpointing"
+
+
+def draw_budgets() -> Picture:
+    """GiB saved against milliseconds longer: a line for the plans' estimates, and a star for each measured step."""
+    front = json.loads((results_dir() / ESTIMATED).read_text(encoding="utf-8"))["front"]
+    figure, (axes,) = panels(7.6, 3.2)
+    axes.plot([each["bytes"] / GIB for each in front], [each["ms"] for each in front], "-", color=BLUE, linewidth=1.4,
+              label="estimated, of each budget")
+    lines, shown = [], set()
+    for each in measured_budgets():
+        label = "measured, weights gathered again" if each.regathers else "measured"
+        axes.plot([each.gib], [each.longer], "*", color=ORANGE, markersize=13, zorder=5,
+                  markerfacecolor="none" if each.regathers else ORANGE, label=None if label in shown else label)
+        shown.add(label)
+        if not each.regathers:
+            axes.annotate(each.name, (each.gib, each.longer), (8, 4), textcoords="offset points", fontsize=9, color=INK)
+        told = "" if each.estimated is None else f", estimated {each.estimated:.1f} ms"
+        lines.append(f"{label}, {each.name}: {each.gib:.1f} GiB saved, {each.longer:.1f} ms longer{told}")
+    axes.set(xlabel="GiB saved for the backward", ylabel="ms longer than without a budget", xlim=(0, None),
+             ylim=(-5, None))
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    title = "llama3 1b on 2 H200: budgets, estimated and measured"
+    axes.set_title(title, fontsize=10)
+    return finish(figure, f"{title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]))
