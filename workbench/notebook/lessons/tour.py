@@ -12,6 +12,8 @@ from workbench.tools.compatibility import results_dir
 LISTS = {
     "llama3": "none", "llama3_block_bucketing": "bucketing", "llama3_checkpointing": "checkpointing",
     "llama3_checkpointing_block_bucketing": "checkpointing, bucketing", "tour": "all four of the tour",
+    "llama3_checkpointing_full_inductor_block_bucketing_cudagraph":
+        "decomposition, checkpointing, bucketing, Inductor, CUDA graphs",
 }
 RUNS = {"small model, 2 CPU ranks": ("llama3_debug_gloo", {"dp_shard": 2, "tp": 1}),
         "1B model, 4 H200": ("llama3_1b_h200x4", {"dp_shard": 2, "tp": 2})}
@@ -19,18 +21,19 @@ LOSS, GRADIENT = 0.01, 50  # percent: the most that a loss may differ, the least
 
 
 def recorded_steps() -> Table:
-    """The median step of each recorded run of some lists of passes, and the measured peak of a GPU."""
+    """The median step of each recorded run of some lists of passes; on GPUs also kernel launches and the peak."""
     rows = []
     for where, (name, mesh) in RUNS.items():
         text = (results_dir() / f"{name}.jsonl").read_text(encoding="utf-8")
         runs = [run for run in map(json.loads, text.splitlines()) if mesh.items() <= run["recipe"]["mesh"].items()]
         for variant, passes in LISTS.items():
             if found := [run for run in runs if run["variant"] == variant]:
+                steps = ", ".join(f"{ms:.0f}" for ms in sorted(run["step_ms"] for run in found))
                 peak = max(run["peak_gib"] for run in found)
-                rows.append((where, passes, ", ".join(f"{ms:.0f}" for ms in sorted(run["step_ms"] for run in found)),
-                             f"{peak:.1f}" if peak else "not measured"))
-    return Table("recorded training steps", ("where", "passes", "step, ms (a number for each run)", "peak, GiB"),
-                 tuple(rows))
+                of_gpu = (f"{found[0]['launches']:,}", f"{peak:.1f}") if peak else ("", "")
+                rows.append((where, passes, steps, *of_gpu))
+    columns = ("where", "passes", "step of each run, ms", "GPU launches", "peak, GiB")
+    return Table("recorded training steps", columns, tuple(rows))
 
 
 def saves_less(answer: Mapping[str, int], *, most: Mapping[str, int], smaller: Sequence[int]) -> tuple[float, str, Any]:
