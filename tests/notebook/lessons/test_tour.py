@@ -53,3 +53,6 @@ def test_an_unnoticed_pass_scores_each_condition(loss: float, gradient: float, f
     found = unnoticed({"loss": loss, "gradient": gradient, "failed": failed})
     assert found[0] == pytest.approx(score) and said in found[1]
     assert unnoticed({"stopped": "no"}) == (0.0, "the run stopped: no")
+    assert unnoticed(None) == unnoticed({"loss": "0"}) == (0.0, "give the figures of a run")
+    missing = "give a number for each of collective launches, bytes kept"
+    assert saves_less("4", most=MOST, smaller=[])[:2] == (0.0, missing)

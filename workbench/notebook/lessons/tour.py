@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.notebook.draw.picture import Table
@@ -36,8 +36,14 @@ def recorded_steps() -> Table:
     return Table("recorded training steps", columns, tuple(rows))
 
 
-def saves_less(answer: Mapping[str, int], *, most: Mapping[str, int], smaller: Sequence[int]) -> tuple[float, str, Any]:
+def _numbers(answer: Any, names: Iterable[str]) -> bool:
+    return isinstance(answer, Mapping) and all(isinstance(answer.get(name), int | float) for name in names)
+
+
+def saves_less(answer: Any, *, most: Mapping[str, int], smaller: Sequence[int]) -> tuple[float, str, Any]:
     """Grades launches and kept bytes; a third condition counts once both are met: no `smaller` value is enough."""
+    if not _numbers(answer, most):
+        return 0.0, f"give a number for each of {', '.join(most)}", ()
     over = [name for name, limit in most.items() if answer[name] > limit]
     said = [f"{answer[name]:,} {name}, {most[name]:,} allowed" for name in most]
     if not over:
@@ -46,13 +52,15 @@ def saves_less(answer: Mapping[str, int], *, most: Mapping[str, int], smaller: S
     return met / (len(most) + 1), "; ".join(said), tuple((name, answer[name], most[name]) for name in most)
 
 
-def unnoticed(answer: Mapping[str, Any]) -> tuple[float, str]:
+def unnoticed(answer: Any) -> tuple[float, str]:
     """Grades a wrong pass: the largest difference of a loss and of a gradient in percent, and the other checks.
 
     An answer with `stopped` did not run.
     """
-    if "stopped" in answer:
+    if isinstance(answer, Mapping) and "stopped" in answer:
         return 0.0, f"the run stopped: {answer['stopped']}"
+    if not _numbers(answer, ("loss", "gradient")):
+        return 0.0, "give the figures of a run"
     loss, gradient, failed = answer["loss"], answer["gradient"], answer["failed"]
     hidden = loss <= LOSS
     wrong = gradient >= GRADIENT - 0.5  # a gradient times 1.5 is wrong by 50 % but for rounding
