@@ -13,6 +13,7 @@
     schemas        JSON schemas for editors
     scores         a reader's best scores
     suspects       the pipelines of "Find the wrong pass"
+    tour           what "The tour" shows and asks
     traces         what "Read your own trace" reads
     traces_graded  its graders
     two_captures   what "Two captures" looks up: wrong modules, readers of saved tensors
