@@ -15,6 +15,7 @@ def test_all_measured_steps_are_there_with_their_estimates() -> None:
     assert found[0].name == "no budget" and found[0].longer == 0 and found[0].estimated is None
     assert [each.gib for each in found] == sorted((each.gib for each in found), reverse=True)
     planned = [each for each in found if each.estimated is not None]
+    assert found[-1].regathers
     assert len(planned) >= 4 and all(each.name.endswith(" GiB") for each in planned)
     assert {each.regathers for each in planned} == {True, False}
     assert found[-1].name == "full checkpointing" and found[-1].estimated is None

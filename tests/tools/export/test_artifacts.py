@@ -15,7 +15,7 @@ from workbench import Recipe, WorkbenchError, compile_recipe, load_recipe, run, 
 from workbench.cli import main
 from workbench.tools.export import artifact, loaded
 from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
-from workbench.tools.export.code import Code
+from workbench.tools.export.code import Code, text_of
 from workbench.tools.export.compiled import transform
 from workbench.tools.export.load_once import load_once
 from workbench.tools.export.source_code import import_file
@@ -99,6 +99,15 @@ def test_inductors_code_and_kernels_train_as_a_build_does(name: str, tmp_path: P
 def test_four_ranks_train_as_a_build_does(name: str, tmp_path: Path, pool4: RankPool) -> None:
     layers = 2 if name.startswith("deepseek") else 1  # its first layer has no experts
     _trained(tiny(name, mesh__dp_shard=2, mesh__tp=2, model__n_layers=layers), tmp_path / "out", pool4)
+
+
+@pytest.mark.integration
+def test_what_is_compared_between_processes_has_no_address() -> None:
+    """Dropless experts sum sizes that are known on the ranks alone, by a Python function."""
+    with fake_world(4) as world:
+        made = transform(tiny("deepseek_v3", mesh__dp_shard=2, mesh__tp=2, model__n_layers=2), world)
+    texts = list(map(text_of, made.state.graphs))
+    assert "sym_sum" in texts[0] and not any(" at 0x" in text for text in texts)
 
 
 @pytest.mark.integration

@@ -113,7 +113,8 @@ def pareto(found: Planned) -> Picture:
     axes.legend(frameon=False, fontsize=8, loc="upper right")
     title = f"{found.recipe}, estimated for {found.plan.device}"
     axes.set_title(title, fontsize=9)
-    return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]))
+    return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]),
+                  colors=64)
 
 
 def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:

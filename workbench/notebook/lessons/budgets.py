@@ -11,13 +11,14 @@ from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.tools.compatibility import results_dir
 
 MEASURED, ESTIMATED = "memory_budget_h200x2.jsonl", "budgets.json"
-GIB, RESHARD = 2**30, "_reshard"
+GIB, RESHARD, FULL = 2**30, "_reshard", "full_checkpointing"
 
 
 @dataclass(frozen=True)
 class Budget:
     """A measured step. gib: saved for the backward. longer: milliseconds beyond the step without a budget. estimated:
-    the same by the plan; None where no plan chose. regathers: whether the backward gathers the weights again.
+    the same by the plan; None where no plan chose. regathers: whether the backward gathers the weights again, as full
+    checkpointing does.
     """
 
     name: str
@@ -37,7 +38,7 @@ def measured_budgets() -> list[Budget]:
     first, *_ = steps
     saved = {line["variant"]: line["saved_gib"] for line in lines}
     found = [Budget(_name(variant, variant == first), saved[variant], ms - steps[first], estimated.get(variant),
-                    variant.endswith(RESHARD)) for variant, ms in steps.items()]
+                    variant.endswith((RESHARD, FULL))) for variant, ms in steps.items()]
     return sorted(found, key=lambda each: -each.gib)
 
 
@@ -58,7 +59,7 @@ def draw_budgets() -> Picture:
         axes.plot([each.gib], [each.longer], "*", color=ORANGE, markersize=13, zorder=5,
                   markerfacecolor="none" if each.regathers else ORANGE, label=None if label in shown else label)
         shown.add(label)
-        if not each.regathers:
+        if each.estimated is None or not each.regathers:
             axes.annotate(each.name, (each.gib, each.longer), (8, 4), textcoords="offset points", fontsize=9, color=INK)
         told = "" if each.estimated is None else f", estimated {each.estimated:.1f} ms"
         lines.append(f"{label}, {each.name}: {each.gib:.1f} GiB saved, {each.longer:.1f} ms longer{told}")
@@ -67,4 +68,4 @@ def draw_budgets() -> Picture:
     axes.legend(frameon=False, fontsize=9, loc="upper right")
     title = "llama3 1b on 2 H200: budgets, estimated and measured"
     axes.set_title(title, fontsize=10)
-    return finish(figure, f"{title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]))
+    return finish(figure, f"{title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]), colors=64)

@@ -127,12 +127,17 @@ def text_of(graph: GraphModule) -> str:
     lines = []
     for node in graph.graph.nodes:
         what = _input(node, facts_of(graph).part).of if node.op == "placeholder" else (
-            _text(graph, node) if node.op == "get_attr" else node.target)
+            _text(graph, node) if node.op == "get_attr" else _name(node.target))
         if (made := made_of_region(node.target)) is not None:
             what = "".join(text_for_any_gpu(each.source_code) for each in made)
         given = for_any_gpu(str(map_arg((node.args, node.kwargs), number.__getitem__)))
         lines.append(f"{number[node]} {node.op} {what} {given} {_tensor(node)}")
     return "\n".join([*lines, str(_outputs(graph))])
+
+
+def _name(target: Any) -> str:
+    """An operator's name; a Python function's own text has its address."""
+    return f"{target.__module__}.{target.__qualname__}" if isinstance(target, types.FunctionType) else str(target)
 
 
 def written_out(graph: GraphModule, body: Any = None) -> Code:
