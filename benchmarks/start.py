@@ -1,6 +1,6 @@
 """What a start costs, until the first step is done: built on the ranks, or loaded from an artifact.
 
-    python benchmarks/start.py [RECIPE ...] [--repeats 2] [--set KEY=VALUE ...] [--json FILE]
+    python benchmarks/start.py [RECIPE ...] [--repeats 2] [--ways artifact ...] [--set KEY=VALUE ...] [--json FILE]
     python benchmarks/start.py --gpus [--json FILE]          # a 1b model on two GPUs, replayed as CUDA graphs
 
 Each row is one command in processes of its own. stages: seconds on rank 0 of author, capture, passes and compilation,
@@ -35,6 +35,7 @@ ON_GPUS = {"llama3_full_inductor_block_bucketing_cudagraph": ("llama3_full_induc
 """What a row is called: the recipe, and what it changes."""
 OF_1B = ("model.flavor=1b", "data.seq_len=2048", "data.batch_per_rank=4", "precision.param=bfloat16",
          "mesh.dp_shard=2", "mesh.tp=1", "training.steps=6")
+WAYS = ("artifact", "cold", "warm")
 LIMIT = 240.0
 
 
@@ -67,8 +68,8 @@ def compiled(name: str, recipe: str, changes: list[str], folder: Path, gpu: int 
             "bytes": sum(path.stat().st_size for path in out.rglob("*") if path.is_file())}
 
 
-def rows(recipes: dict[str, tuple[str, list[str]]], changes: list[str], repeats: int, folder: Path, on_gpus: bool
-         ) -> Iterator[dict[str, Any]]:
+def rows(recipes: dict[str, tuple[str, list[str]]], changes: list[str], repeats: int, ways: list[str], folder: Path,
+         on_gpus: bool) -> Iterator[dict[str, Any]]:
     """All rows, in the order in which they ran. Each recipe is compiled on a GPU of its own, if there are GPUs."""
     places = {name: folder / str(i) for i, name in enumerate(recipes)}
     for place in places.values():
@@ -78,7 +79,7 @@ def rows(recipes: dict[str, tuple[str, list[str]]], changes: list[str], repeats:
             each[1], "compile", compiled, each[1], recipes[each[1]][0], [*changes, *recipes[each[1]][1]],
             places[each[1]], each[0] % gpus() if on_gpus else None), enumerate(recipes))
     order = [(name, "artifact") for name in recipes] + [(name, way) for name in recipes for way in ("cold", "warm")]
-    for turn, (name, way) in itertools.product(range(repeats), order):
+    for turn, (name, way) in itertools.product(range(repeats), [each for each in order if each[1] in ways]):
         recipe, own = recipes[name]
         words = ["run", recipe, "--world", "nccl" if on_gpus else "gloo", "--set", *changes, *own]
         if way == "artifact":
@@ -106,16 +107,19 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*")
     parser.add_argument("--gpus", action="store_true")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--set", nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if "warm" in args.ways and "cold" not in args.ways:
+        parser.error("--ways warm needs cold, too, which fills Inductor's cache for it")
     known = ON_GPUS if args.gpus else RECIPES
     recipes = {name: known.get(name, (name, [])) for name in args.recipes} or known
     changes = latest([*(OF_1B if args.gpus else CHANGES), *args.set])
     found: dict[str, Any] = {"command": "python benchmarks/start.py " + " ".join(sys.argv[1:]), "machine": machine(),
                              "versions": versions(), "changes": changes, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
-        for row in rows(recipes, changes, args.repeats, Path(folder), args.gpus):
+        for row in rows(recipes, changes, args.repeats, args.ways, Path(folder), args.gpus):
             print(json.dumps(row), flush=True)
             found["rows"].append(row)
             if args.json is not None:
