@@ -41,8 +41,11 @@ def emulate_on_cpu() -> Any:
     return library
 
 
-_KERNELS = re.compile(r"^aten::_scaled_mm$|e4m3|e5m2|^nvjet_(?:sm\d+_)?q|^triton_\w*_scaled_mm")
-"""The operator on a CPU; on a GPU, kernels of cuBLAS, CUTLASS and Inductor."""
+_KERNELS = re.compile(r"^aten::_scaled_mm$|^nvjet_(?:sm\d+_)?q|^triton_tem_\w*_scaled_mm"
+                      r"|^(?!.*elementwise)(?=.*(?:gemm|cutlass|tensorop)).*(?:e4m3|e5m2)")
+"""The operator on a CPU; on a GPU, kernels of cuBLAS, Inductor's template, CUTLASS. A copy or a cast of float8 has the
+type in its name, and a pointwise kernel of Inductor's the product that reads its result.
+"""
 
 
 def scaled_products(names: Counter[str]) -> int:
