@@ -106,6 +106,8 @@ def budget(gib: float) -> dict[str, Any]:
 
 OWN |= {f"llama3_budget_{gib}": joint(budget(gib)) for gib in (10.0, 8.5, 7.0, 5.0)}
 OWN |= {f"llama3_budget_{gib}_reshard": joint("reshard_after_forward", budget(gib)) for gib in (8.5, 7.0, 5.0, 3.0)}
+OWN |= {f"llama3_float8_budget_{gib}": ("llama3_float8", {
+    "joint_passes": [*FLOAT8, budget(gib)], "passes": [BLOCKS, H200X2, *LOWERED]}) for gib in (7.0, 5.0)}
 OWN["llama3_8b_plain"] = joint()[0], joint()[1] | {"passes": [BLOCKS, LOWERED[0]]}
 OWN["llama3_8b_budget"] = BUCKETED, joint("reshard_after_forward", budget(45.0))[1] | {"passes": [BLOCKS, LOWERED[0]]}
 OWN["llama3_full_checkpointing"] = joint({"name": "activation_checkpointing", "policy": "full"})

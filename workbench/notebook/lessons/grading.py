@@ -60,13 +60,13 @@ class CheckResult:
             full = max(size, limit) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
             mark = LABEL + round(BAR * (limit / full))
-            says = percent(got) if name == "score" else f"{got:,} of at most {limit:,}"
+            says = percent(got) if i == 0 else f"{got:,} of at most {limit:,}"
+            line = f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>' if i else ""
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
                          f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
                          f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
                          f'fill="{"#009e73" if good else "#e69f00"}"/>'
-                         f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>'
-                         f'<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
+                         f'{line}<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
         width, height = LABEL + BAR + 220, LINE * len(rows)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
                 f'font-size="13"><rect width="{width}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>')
