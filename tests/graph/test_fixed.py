@@ -133,3 +133,18 @@ def test_a_change_inside_is_seen_in_the_copy():
     assert watched._same(copied, kept)
     kept["a"][1].add(3)
     assert not watched._same(copied, kept)
+
+
+class Makes(dict):
+    """As a table of activations of transformers: what it holds are classes, and what it gives are their instances."""
+
+    def __getitem__(self, key: str) -> object:
+        return super().__getitem__(key)()
+
+
+def test_a_dictionary_that_makes_what_it_gives_is_as_it_was() -> None:
+    made = Makes(relu=torch.nn.ReLU)
+    copied = watched._copy(made)
+    assert watched._same(copied, made)
+    made["relu"] = torch.nn.GELU
+    assert not watched._same(copied, made)

@@ -172,7 +172,8 @@ def _same(was: Any, now: Any) -> bool:
     if isinstance(now, np.ndarray) and isinstance(was, np.ndarray):
         return np.array_equal(was, now)
     if isinstance(was, dict) and isinstance(now, dict):
-        return was.keys() == now.keys() and all(_same(held, now[key]) for key, held in was.items())
+        held = dict(now.items())  # not `now[key]`: a subclass may make something new at each
+        return was.keys() == held.keys() and all(_same(value, held[key]) for key, value in was.items())
     if isinstance(was, list) and isinstance(now, list | tuple | deque):
         return len(was) == len(now) and all(map(_same, was, now))
     if isinstance(was, set) and isinstance(now, set | frozenset):
