@@ -7,11 +7,11 @@
     gather_order   the gathers of a forward as boxes, each with its module
     grading        scores of guesses and answers
     headless       runs one lesson's notebook by papermill
-    kept_for_backward  what "Capture a joint graph" draws and grades: bytes alive by kind
     lesson         Lesson: question, parameters, checkpoints
     link_costs     graders of "Bucket and overlap"
     schemas        JSON schemas for editors
     scores         a reader's best scores
+    step_memory    what "Capture a joint graph" draws and grades: bytes alive by kind
     suspects       the pipelines of "Find the wrong pass"
     traces         what "Read your own trace" reads
     traces_graded  its graders

@@ -1,10 +1,9 @@
-"""What "Capture a joint graph" draws and grades: bytes alive over a step by kind, names of tensors, a fall in percent."""
+"""What "Capture a joint graph" draws and grades: bytes alive over a step by kind, and names of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -156,7 +155,7 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
 
 def fall(answer: Any, *, low: float, high: float) -> tuple[float, str]:
     """Grades a fall in percent that must lie between two limits: 1 or 0."""
-    if not isinstance(answer, Real):
+    if not isinstance(answer, int | float):
         return 0.0, f"not a number: {answer!r}"
     said = f"the peak falls by {answer:.1f} %, wanted {low:g} to {high:g} %"
     return float(low <= answer <= high), said + (": too much" if answer > high else ": too little" if answer < low
