@@ -93,6 +93,7 @@ KINDS = {"x": "an activation", "w": "a weight", "relu": "an activation"}
     (["x", "t", "relu", "mm"], 2 / 3, "1 not read by the backward"),
     (["mm"], 0, "3 missing; 1 not read by the backward"),
     (["y"], 0, "no tensor of this program is called 'y'"),
+    ([["x"]], 0, "no tensor of this program is called ['x']"),
     (3, 0, "no tensor of this program is called 3"),
 ])
 def test_names_score_a_share_each(answer: object, score: float, message: str) -> None:
@@ -103,7 +104,8 @@ def test_names_score_a_share_each(answer: object, score: float, message: str) ->
     (8.0, 1, "the peak falls by 8.0 %, wanted 8 to 10 %"),
     (13.94, 0, "the peak falls by 13.9 %, wanted 8 to 10 %: too much"),
     (7.9, 0, "the peak falls by 7.9 %, wanted 8 to 10 %: too little"),
-    ("9", 0, "not a number: '9'"),
+    ("9", 0, "not a percentage: '9'"),
+    (float("nan"), 0, "not a percentage: nan"),
 ])
 def test_a_fall_must_lie_between_its_limits(answer: object, score: float, message: str) -> None:
     assert fall(answer, low=8, high=10) == (score, message)

@@ -141,8 +141,8 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
     """
     if isinstance(answer, str):
         answer = answer.replace(",", " ").split()
-    given = list(answer) if isinstance(answer, Collection) else [answer]
-    unknown = [name for name in given if name not in owner]
+    given = list(answer) if isinstance(answer, list | tuple | set | dict) else [answer]
+    unknown = [name for name in given if not isinstance(name, str) or name not in owner]
     if unknown:
         return 0.0, f"no tensor of this program is called {unknown[0]!r}"
     named = {owner[name] for name in given} - set(ignored)
@@ -155,8 +155,8 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
 
 def fall(answer: Any, *, low: float, high: float) -> tuple[float, str]:
     """Grades a fall in percent that must lie between two limits: 1 or 0."""
-    if not isinstance(answer, int | float):
-        return 0.0, f"not a number: {answer!r}"
+    if not isinstance(answer, int | float) or not abs(answer) <= 100:
+        return 0.0, f"not a percentage: {answer!r}"
     said = f"the peak falls by {answer:.1f} %, wanted {low:g} to {high:g} %"
     return float(low <= answer <= high), said + (": too much" if answer > high else ": too little" if answer < low
                                                  else "")
