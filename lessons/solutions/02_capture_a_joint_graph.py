@@ -7,18 +7,17 @@ def reads() -> list[str]:
 
 
 def saved_bytes(rows) -> int:
-    """Activations grow with the sequence, from 64 tokens to 512; gathered parameters do not."""
+    """Activations grow with the sequence, from 80 tokens to 640; gathered parameters do not."""
     return sum(row.held_bytes * (1 if row.gathered else 8) for row in rows)
 
 
 def find_gathered():
-    """Follow the views to the owner of the memory, whatever they are called."""
-    return lambda row: row.root.startswith("all_gather")
+    """Follow the views to the owner of the memory, and ask whether that all-gather gathers a parameter."""
+    return lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, "")
 
 
-def worth_it(rows, pair, live_bytes) -> int:
-    """Solve g / (inputs + g + a n) = 9 % for n; g: the gathered bytes, a: the bytes for one of the 64 tokens."""
-    gathered = sum(row.held_bytes for row in rows if row.gathered)
-    at = live_bytes(pair.forward)
-    for_a_token = (at.peak_bytes - at.input_bytes - gathered) / 64
-    return round((gathered / 0.09 - at.input_bytes - gathered) / for_a_token / 4) * 4
+def worth_it(memory) -> int:
+    """Solve g / (inputs + g + a n) = 9 % for n; g: the gathered bytes, a: the bytes for one of the 80 tokens."""
+    inputs, gathered = memory.at_backward["inputs"], memory.at_backward["gathered parameters"]
+    for_a_token = (memory.peak - inputs - gathered) / 80
+    return round((gathered / 0.09 - inputs - gathered) / for_a_token)

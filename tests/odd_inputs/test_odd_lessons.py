@@ -161,6 +161,7 @@ def _graphs() -> dict[str, Any]:
     spec = device_spec("h100")
     return {"takes_twice": {"spec": spec}, "saves": {"before": [gather, gather], "after": [gather], "spec": spec},
             "hides": {"layer": [gather], "products_ms": 1.0, "tokens": 64, "spec": spec},
+            "names": {"owner": {"t": "mm"}, "kinds": {"mm": "an activation"}}, "fall": {"low": 8, "high": 10},
             "counts_casts": {"of": empty.graph},
             "counts_bytes": {"of": SimpleNamespace(before=(empty.graph,), after=(empty.graph,))},
             "counts_inputs": {"of": empty}, "saves_bytes": {"without": empty, "fused": empty},

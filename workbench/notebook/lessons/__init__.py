@@ -12,6 +12,7 @@
     link_costs     graders of "Bucket and overlap"
     schemas        JSON schemas for editors
     scores         a reader's best scores
+    step_memory    what "Capture a joint graph" draws and grades: bytes alive by kind
     suspects       the pipelines of "Find the wrong pass"
     tour           what "The tour" shows and asks
     traces         what "Read your own trace" reads
