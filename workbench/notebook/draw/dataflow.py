@@ -30,9 +30,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
     operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
-    these. narrow: higher boxes with shorter lines, so that a long row fits on a page. A graph without a backward has one
-    row. Text: the operators, each arrow
-    from the forward to the backward, and the operators of each name. WorkbenchError above 40 boxes.
+    these. narrow: higher boxes with shorter lines, so that a long row fits on a page. A graph without a backward has
+    one row. Text: the operators, each arrow from the forward to the backward, and the operators of each name.
+    WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
     at, arrows = places(gm, owner)
