@@ -139,9 +139,9 @@ def test_options_reach_their_region(pair, monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"regions": ("ffn",)}, "pass 'regional_inductor': no region 'ffn' in the model: it has feed_forward, norm"),
+    ({"regions": ("ffn",)}, "pass 'regional_inductor': no region 'ffn' in the model: it has 'feed_forward', 'norm'"),
     ({"region_config": {"attn": {}}},
-     "pass 'regional_inductor': no region 'attn' in the model: it has feed_forward, norm"),
+     "pass 'regional_inductor': no region 'attn' in the model: it has 'feed_forward', 'norm'"),
     ({"config": {"max_autotun": True}},
      "pass 'regional_inductor': Inductor has no option 'max_autotun': did you mean 'max_autotune'?"),
     ({"config": {"max_autotune": "no"}},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import WorkbenchError, author, author_module, capture, fake_world, load_recipe
+from workbench import WorkbenchError, author, author_module, capture, fake_world, load_recipe, partition
 from workbench.graph.capture import JointGraph
 from workbench.notebook import draw
 
@@ -45,6 +45,13 @@ def test_boxes_can_have_the_colour_of_a_name() -> None:
     assert picture.png != draw.dataflow(captured(1).graph).png
     narrow = draw.dataflow(captured(1).graph, name_of=lambda node: "", rest="not kept", narrow=True)
     assert narrow.text.splitlines()[-1].startswith("not kept: ")
+
+
+def test_a_graph_without_a_backward_has_one_row() -> None:
+    both, alone = captured(1).graph, partition(captured(1)).forward
+    for node in [n for n in alone.graph.nodes if "backward" in n.meta.get("partitioner_tag", "")]:
+        node.meta["partitioner_tag"] = "is_forward"
+    assert draw.dataflow(alone, views=False).height < draw.dataflow(both, views=False).height
 
 
 def test_a_large_graph_is_refused() -> None:

@@ -30,8 +30,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
     operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
-    these. narrow: higher boxes with shorter lines, so that a long row fits on a page. Text: the operators, each arrow
-    from the forward to the backward, and the operators of each name. WorkbenchError above 40 boxes.
+    these. narrow: higher boxes with shorter lines, so that a long row fits on a page. A graph without a backward has
+    one row. Text: the operators, each arrow from the forward to the backward, and the operators of each name.
+    WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
     at, arrows = places(gm, owner)
@@ -41,11 +42,13 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
     palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
     other = PALE if name_of else GREY
-    figure = new_figure(max(8.0, (0.8 if narrow else 1.12) * width), 4.2 if narrow else 3.4)
+    one_row = all(y for _, y in at.values())
+    height = (4.2 if narrow else 3.4) * (0.6 if one_row else 1)
+    figure = new_figure(max(8.0, (0.8 if narrow else 1.12) * width), height)
     axes = figure.subplots()
     longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
     low = -0.8 - 0.07 * max(0, longest - 5)
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(low - 0.15, 1.95))
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(0.6 if one_row else low - 0.15, 1.95))
     axes.axis("off")
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
@@ -58,11 +61,13 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
-    axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
+    if not one_row:
+        axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [Patch(facecolor=palette.get(name, other), label=name or rest) for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
-                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result"),
-                Line2D([], [], color=INK, linewidth=2, label="backward reads from forward")]
+                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result")]
+    if not one_row:
+        handles.append(Line2D([], [], color=INK, linewidth=2, label="backward reads from forward"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     axes.set_title(title, fontsize=10)
     across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]

@@ -108,7 +108,7 @@ def regional_inductor(gm: GraphModule, example_inputs: list[Any], *, options: Re
     asked = [*options.regions, *options.region_config]
     if unknown := [name for name in asked if name not in named]:
         raise WorkbenchError(f"pass 'regional_inductor': no region {unknown[0]!r} in the model: "
-                             f"{'it has ' + ', '.join(sorted(named)) if named else 'it names none'}")
+                             f"{'it has ' + ', '.join(map(repr, sorted(named))) if named else 'it names none'}")
     regions.check_operators(options.fallback, "pass 'regional_inductor': fallback")
     regions.check_options(options.config, "pass 'regional_inductor'")
     for name, config in options.region_config.items():
