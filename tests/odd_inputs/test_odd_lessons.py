@@ -159,7 +159,9 @@ def _graphs() -> dict[str, Any]:
     empty = SimpleNamespace(graph=torch.fx.GraphModule({}, graph), gradients={})
     gather = SimpleNamespace(kind="all_gather", group_size=2, payload=2**20)
     spec = device_spec("h100")
-    return {"takes_twice": {"spec": spec}, "saves": {"before": [gather, gather], "after": [gather], "spec": spec},
+    south = SimpleNamespace(name="south", options=SimpleNamespace(buckets=("layers.0", "layer.1")))
+    return {"named": {"case": ([SimpleNamespace(name="north"), south], SimpleNamespace(graphs=()))},
+            "takes_twice": {"spec": spec}, "saves": {"before": [gather, gather], "after": [gather], "spec": spec},
             "hides": {"layer": [gather], "products_ms": 1.0, "tokens": 64, "spec": spec},
             "names": {"owner": {"t": "mm"}, "kinds": {"mm": "an activation"}}, "fall": {"low": 8, "high": 10},
             "counts_casts": {"of": empty.graph},
