@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 Look = Callable[[str], object]
 NOTEBOOKS = sorted(p.stem for p in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 FIRST_RESULT_SECONDS, RUN_SECONDS = 60, 180
-RESULT = ".jp-OutputArea .jp-RenderedImage img, .jp-OutputArea .jp-RenderedHTMLCommon table"
+RESULT = ".jp-OutputArea .jp-RenderedImage img:visible, .jp-OutputArea .jp-RenderedHTMLCommon table:visible"
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
