@@ -147,8 +147,8 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
           ignored: Collection[str] = ()) -> tuple[float, str]:
     """Grades names of tensors: a share for each right one, less one for each wrong one.
 
-    owner: the root of each name's memory. kinds: the wanted roots, each with its kind; the message names the kind of the
-    last missing one. ignored: names that count neither way.
+    owner: the root of each name's memory. kinds: the wanted roots, each with its kind; the message names the kind of
+    the last missing one. ignored: names that count neither way.
     """
     if isinstance(answer, str):
         answer = answer.replace(",", " ").split()
