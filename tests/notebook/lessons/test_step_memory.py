@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from workbench import author_module, capture, fake_world, partition, run_joint
 from workbench.graph.capture import JointGraph
 from workbench.graph.read.memory import live_bytes, saved_tensors
-from workbench.notebook.lessons.step_memory import draw_memory, fall, gathered_from, names, step_memory
+from workbench.notebook.lessons.step_memory import draw_memory, fall, finds, gathered_from, names, step_memory
 
 
 class Summed(nn.Sequential):
@@ -52,6 +52,7 @@ def test_the_bands_hold_what_is_saved_and_inputs_stay_to_the_end() -> None:
     assert found.at_backward["gathered parameters"] == 16 * 32 * 4 and found.share == 2048 / (2048 + 1024)
     assert found.forward_peak == live_bytes(pair.forward).peak_bytes and len(set(found.alive["inputs"])) == 1
     assert found.peak == max(found.forward_peak, found.backward_peak)
+    assert sum(found.at_peak.values()) == found.peak and found.at_peak["inputs"] == found.at_backward["inputs"]
     # the gradients, shards again, are alive at the end
     assert found.total[-1] == found.at_backward["inputs"] + 2 * 16 * 16 * 4
 
@@ -62,10 +63,10 @@ def test_the_bands_hold_what_is_saved_and_inputs_stay_to_the_end() -> None:
 
     assert draw_memory({"as captured": found, "resharded": resharded}).text.splitlines() == [
         "as captured: 5,636 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
-        "  2,048 gathered parameters", "  4 other values", "  gathered parameters: 67% of what is saved",
+        "  2,048 gathered parameters", "  4 other values", "  of activations + gathered parameters, 67% are gathered",
         f"  peak: {found.forward_peak:,} in the forward, {found.backward_peak:,} in the backward",
         "resharded: 3,588 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
-        "  0 gathered parameters", "  4 other values", "  gathered parameters: 0% of what is saved",
+        "  0 gathered parameters", "  4 other values", "  of activations + gathered parameters, 0% are gathered",
         f"  peak: {resharded.forward_peak:,} in the forward, {resharded.backward_peak:,} in the backward"]
 
 
@@ -78,6 +79,14 @@ def test_a_gathered_activation_is_told_from_a_gathered_parameter() -> None:
     by_root = [row.name for row in rows if row.root in gathers]
     of_parameters = [row.name for row in rows if "ParamAOTInput" in gathers.get(row.root, "")]
     assert len(by_root) == 2 and of_parameters == [row.name for row in rows if row.gathered]
+
+    graded = {"saved": {"tokens": rows}, "gathers": {"tokens": gathers}}
+    tokens, = set(by_root) - set(of_parameters)
+    assert finds(lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, ""), **graded) == (1, "right")
+    assert finds(lambda row, gathers: row.root in gathers, **graded) == (
+        0.5, f"tokens: false alarms 1, such as {tokens}")
+    assert finds(lambda row, gathers: False, **graded) == (0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
+    assert finds(None, **graded) == (0, "not a function: None")
 
 
 OWNER = {"x": "x", "t": "w", "w": "w", "relu": "relu", "tangent": "tangent", "mm": "mm"}

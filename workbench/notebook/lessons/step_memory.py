@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.memory import item_roots, parameter_gathers, roots
-from workbench.notebook.draw.colors import INK, RED, YELLOW
+from workbench.graph.read.memory import SavedTensor, item_roots, parameter_gathers, roots
+from workbench.notebook.draw.colors import INK, PAPER, RED, YELLOW
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.torch_api.aot import is_tangent
 from workbench.torch_api.ops import own_bytes
 
-COLORS = {"inputs": "#b3bac1", "activations": YELLOW, "gathered parameters": RED, "other values": "#e9ecef"}
+# inputs are white in `draw.dataflow`, too
+COLORS = {"inputs": PAPER, "activations": YELLOW, "gathered parameters": RED, "other values": "#dde1e6"}
 KB = 1000
 
 
@@ -38,6 +39,12 @@ class StepMemory:
     def at_backward(self) -> dict[str, int]:
         """The bytes of each kind after the forward, before the backward's first operator."""
         return {kind: sizes[self.start - 1] for kind, sizes in self.alive.items()}
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """The bytes of each kind at the first operator where most bytes are alive."""
+        at = self.total.index(self.peak)
+        return {kind: sizes[at] for kind, sizes in self.alive.items()}
 
     @property
     def share(self) -> float:
@@ -93,23 +100,27 @@ def step_memory(pair: ForwardBackward) -> StepMemory:
 
 
 def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
-    """A panel for each step, with a band for each kind of value.
+    """A panel for each step, with a band for each kind of value; the backward begins at 0.
 
     Text: the bytes where the backward begins, and both peaks.
     """
     figure, axes = panels(9.2 if len(found) > 1 else 7.6, 3.5, columns=len(found), sharey=True)
     lines = []
     for ax, (title, step) in zip(axes, found.items(), strict=True):
-        xs = range(len(step.total))
+        xs = range(-step.start, len(step.total) - step.start)
         bands = [[size / KB for size in sizes] for sizes in step.alive.values()]
         drawn = ax.stackplot(xs, *bands, colors=list(COLORS.values()), labels=list(COLORS), step="mid", linewidth=0)
+        drawn[0].set(edgecolor=INK, linewidth=0.8)
         ax.plot(xs, [size / KB for size in step.total], color=INK, linewidth=0.8, drawstyle="steps-mid")
-        ax.axvline(step.start - 0.5, color=INK, linestyle="--", linewidth=1.1)
-        for x, word in ((0, "forward"), (step.start, "backward")):
+        ax.axvline(-0.5, color=INK, linestyle="--", linewidth=1.1)
+        ax.annotate("peak", (xs[step.total.index(step.peak)], step.peak / KB), (18, 4), textcoords="offset points",
+                    fontsize=9, arrowprops={"arrowstyle": "->", "color": INK})
+        for x, word in ((xs[0], "forward"), (0, "backward")):
             ax.text(x, 1.0, f" {word}", transform=ax.get_xaxis_transform(), fontsize=9, va="bottom", style="italic")
-        share = f"gathered parameters: {step.share:.0%} of what is saved"
-        ax.set_title(f"{title}\n{share}", fontsize=10, pad=16)
-        ax.set(xlabel="operators, in their order", xlim=(0, len(xs)), ylim=(0, None))
+        share = f"of activations + gathered parameters, {step.share:.0%} are gathered"
+        ax.set_title(f"{title}\n{share}", fontsize=9, pad=16)
+        ax.set(xlabel="operators before and after the backward begins", xlim=(xs[0], xs[-1]),
+               ylim=(0, max(each.peak for each in found.values()) / KB * 1.08))
         lines.append(f"{title}: {sum(step.at_backward.values()):,} bytes alive where the backward begins")
         lines += [f"  {size:,} {kind}" for kind, size in step.at_backward.items()]
         lines.append(f"  {share}")
@@ -136,8 +147,8 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
           ignored: Collection[str] = ()) -> tuple[float, str]:
     """Grades names of tensors: a share for each right one, less one for each wrong one.
 
-    owner: whose memory each name is. kinds: the wanted owners, each with its kind; the message names the kind of the
-    last missing one. ignored: names that count neither way.
+    owner: the root of each name's memory. kinds: the wanted roots, each with its kind; the message names the kind of
+    the last missing one. ignored: names that count neither way.
     """
     if isinstance(answer, str):
         answer = answer.replace(",", " ").split()
@@ -151,6 +162,27 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
     if len(missing) == 1:
         told[0] += f", {kinds[missing[0]]}"
     return max(0, len(kinds) - len(missing) - len(extra)) / len(kinds), "; ".join(told) or "right"
+
+
+def finds(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
+          gathers: Mapping[str, Mapping[str, str]]) -> tuple[float, str]:
+    """Grades a function of a row and its graph's gathers, which is to be true where a gathered parameter is kept.
+
+    saved, gathers: by the name of the graph. The score is the share of hits among all that is wanted or found.
+    """
+    if not callable(answer):
+        return 0.0, f"not a function: {answer!r}"
+    hits, total, told = 0, 0, []
+    for graph, rows in saved.items():
+        found = {row.name for row in rows if answer(row, gathers[graph])}
+        wanted = {row.name: row.gathered is not None for row in rows}
+        missed = [name for name, kept in wanted.items() if kept and name not in found]
+        alarms = [name for name, kept in wanted.items() if not kept and name in found]
+        hits += sum(wanted.values()) - len(missed)
+        total += sum(wanted.values()) + len(alarms)
+        told += [f"{graph}: missed {len(missed)} of {sum(wanted.values())}, such as {missed[0]}"] if missed else []
+        told += [f"{graph}: false alarms {len(alarms)}, such as {alarms[0]}"] if alarms else []
+    return hits / total, "; ".join(told) or "right"
 
 
 def fall(answer: Any, *, low: float, high: float) -> tuple[float, str]:
