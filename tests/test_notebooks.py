@@ -177,22 +177,22 @@ def test_the_budget_of_lesson_03_can_be_met(n_layers: int, seq_len: int, tmp_pat
 
 
 def test_the_recorded_figures_are_as_lesson_06_says() -> None:
-    """A third of the time on one GPU; with collectives three times ordinary attention, and compiled about the same."""
+    """A third of the time on one GPU; with collectives the noise of the runs, and what is larger than it."""
     results = ROOT / "benchmarks" / "results"
     course = json.loads((results / "course" / "06_compile_regions.json").read_text(encoding="utf-8"))
     plain, compiled = (row["a step, ms"] for row in course["flex_attention"]["rows"])
     assert 0.28 < compiled / plain < 0.38
     lines = (results / "llama3_1b_h200x4.jsonl").read_text(encoding="utf-8").splitlines()
-    steps: dict[str, list[dict[str, Any]]] = {}
-    for run in (json.loads(line) for line in lines):
-        if run["round"] < 2:
-            steps.setdefault(run["variant"], []).append(run)
-    usual, flex, region = (steps[name] for name in (
-        "llama3_block_bucketing", "llama3_flex", "llama3_flex_block_bucketing_regional"))
-    assert len(usual) == len(flex) == len(region) == 2
-    assert all(2.7 < a["step_ms"] / b["step_ms"] < 3.4 for a in flex for b in usual)
-    assert all(max(min(a["steps_ms"][1:]), min(b["steps_ms"][1:])) < min(max(a["steps_ms"][1:]), max(b["steps_ms"][1:]))
-               for a in region for b in usual)
+    steps: dict[str, list[float]] = {}
+    for run in map(json.loads, lines):
+        steps.setdefault(run["variant"], []).append(run["step_ms"])
+    usual, flex = steps["llama3"], steps["llama3_flex"]
+    assert len(usual) == 4 and max(usual) > 1.5 * min(usual) and min(flex) > 2 * max(usual)
+    for name in ("llama3_block_bucketing", "llama3_flex_block_bucketing_regional"):
+        assert all(min(usual) < ms < max(usual) for ms in steps[name])
+    replayed = steps["llama3_block_bucketing_cudagraph"], steps["llama3_flex_block_bucketing_regional_cudagraph"]
+    assert all(max(runs) - min(runs) < 1 for runs in replayed)
+    assert all(2 < slow - fast < 5 for fast in replayed[0] for slow in replayed[1])
 
 
 def solved(path: Path) -> dict[str, str]:

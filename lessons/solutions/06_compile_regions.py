@@ -17,6 +17,6 @@ def one_part(region: Any) -> Callable[..., Any]:
     return named
 
 
-def bitwise() -> list[str]:
-    """silu is a formula with an exponential, and so is its gradient."""
-    return ["silu", "silu_backward"]
+def bitwise() -> dict[str, Any]:
+    """silu and its gradient are formulas. Without silu the forward has two parts; Autograd's sums cut the backward."""
+    return {"names": ["silu", "silu_backward"], "parts": (2, 2)}
