@@ -21,7 +21,7 @@ _LABEL, _BOX, _ROW = 1.75, 0.86, 0.5  # inches
 def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of the forward") -> Picture:
     """A row for each graph. A gather of several weights, a bucket, is as wide as their own gathers would be.
 
-    A legend stands below. Text: the boxes of each row.
+    The legend below tells the kinds of box that are drawn. Text: the boxes of each row.
     """
     rows = {name: [_box(node, weights) for node, weights in _gathers(gm)] for name, gm in graphs.items()}
     most = max(1, *(sum(wide for _, wide in boxes) for boxes in rows.values()))
@@ -42,8 +42,10 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
         axes.text(_LABEL + _BOX * most + 0.1, y, counted(len(boxes), "gather"), va="center", fontsize=9, color=INK)
         lines.append(f"{name}: {len(boxes)}: " + " | ".join(text for text, _ in boxes))
     y, x = 0.2 - height, _LABEL
-    for text, wide, known in (("one weight", 0.3, True), ("a bucket of weights", 0.9, True),
-                              ("no module in its metadata", 0.3, False)):
+    drawn = {(text != "no module", wide > 1) for boxes in rows.values() for text, wide in boxes}
+    legend = (("one weight", 0.3, (True, False)), ("a bucket of weights", 0.9, (True, True)),
+              ("no module in its metadata", 0.3, (False, False)))
+    for text, wide, (known, _) in (each for each in legend if each[2] in drawn):
         _frame(axes, x + 0.03, y, wide - 0.06, 0.2, known)
         axes.text(x + wide + 0.05, y, text, va="center", fontsize=9, color=INK)
         x += wide + 0.4 + 0.075 * len(text)
