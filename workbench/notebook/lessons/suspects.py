@@ -1,4 +1,4 @@
-"""The pipelines of "Find the wrong pass": a healthy one, and five with a planted fault. Reading on spoils the lesson."""
+"""The pipelines of "Find the wrong pass": a healthy one, and five with a planted fault each. It spoils the lesson."""
 
 from __future__ import annotations
 
