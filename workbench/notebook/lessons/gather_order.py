@@ -45,10 +45,10 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
     drawn = {(text != "no module", wide > 1) for boxes in rows.values() for text, wide in boxes}
     legend = (("one weight", 0.3, (True, False)), ("a bucket of weights", 0.9, (True, True)),
               ("no module in its metadata", 0.3, (False, False)))
-    for text, wide, (known, _) in (each for each in legend if each[2] in drawn):
-        _frame(axes, x + 0.03, y, wide - 0.06, 0.2, known)
-        axes.text(x + wide + 0.05, y, text, va="center", fontsize=9, color=INK)
-        x += wide + 0.4 + 0.075 * len(text)
+    for text, length, (known, _) in (each for each in legend if each[2] in drawn):
+        _frame(axes, x + 0.03, y, length - 0.06, 0.2, known)
+        axes.text(x + length + 0.05, y, text, va="center", fontsize=9, color=INK)
+        x += length + 0.4 + 0.075 * len(text)
     return finish(figure, "Boxes in rows: " + "; ".join(lines) + ".", "\n".join(lines))
 
 
