@@ -1,4 +1,4 @@
-"""The pipelines of "Find the wrong pass": neutral names, and one planted fault each. Reading on spoils the lesson."""
+"""The pipelines of "Find the wrong pass": a healthy one, and five with a planted fault each. It spoils the lesson."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from workbench.recipe.recipe import Recipe, load_recipe
 
 VOCABULARY, LENGTH = 64, 16
 PIPELINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "healthy": (("inductor_decomposition",), ("transformer_block_bucketing",)),
     "trees": (("elm", "oak"), ("yew",)),
     "winds": (("north", "east"), ("south", "west")),
     "stones": (("amber", "coral", "beryl"), ("topaz",)),
@@ -58,14 +59,20 @@ class Suspect(nn.Module):
         return self.loss(self.output(x), targets)  # type: ignore[no-any-return]
 
 
-def pipeline(name: str, dim: int = 16) -> Recipe:
-    """One of `PIPELINES` as a recipe: FSDP over 2 ranks, a model of width `dim`. WorkbenchError for another name."""
+def pipeline(name: str, dim: int = 16, without: str = "") -> Recipe:
+    """One of `PIPELINES` as a recipe: FSDP over 2 ranks, a model of width `dim`, without one of its passes.
+
+    WorkbenchError for another pipeline, and for a pass that this one does not have.
+    """
     if name not in PIPELINES:
         raise WorkbenchError(f"no pipeline {name!r}: one of {', '.join(PIPELINES)}")
     register_model("suspect", sizes={"vocab_size": VOCABULARY, "max_seq_len": LENGTH, "dim": dim},
                    plan=ParallelPlan(units=("layers.*",)))(lambda sizes: Suspect(sizes["dim"]))
     _register()
     joint, pair = PIPELINES[name]
+    if without and without not in joint + pair:
+        raise WorkbenchError(f"{name} has no pass {without!r}: one of {', '.join(joint + pair)}")
+    joint, pair = (tuple(each for each in names if each != without) for names in (joint, pair))
     return load_recipe("llama3").override({
         "name": name, "model.family": "suspect", "mesh.dp_shard": 2, "mesh.tp": 1, "data.seq_len": LENGTH,
         "training.steps": 1, "joint_passes": list(joint), "passes": list(pair)})
