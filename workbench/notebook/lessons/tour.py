@@ -15,8 +15,8 @@ LISTS = {
     "llama3_checkpointing_full_inductor_block_bucketing_cudagraph":
         "decomposition, checkpointing, bucketing, Inductor, CUDA graphs",
 }
-RUNS = {"debug model, dp_shard 2: 2 CPU ranks": ("llama3_debug_gloo", {"dp_shard": 2, "tp": 1}),
-        "1B model, dp_shard 2 x tp 2: 4 H200": ("llama3_1b_h200x4", {"dp_shard": 2, "tp": 2})}
+RUNS = {"debug model, 2 CPU ranks": ("llama3_debug_gloo", {"dp_shard": 2, "tp": 1}),
+        "1B model, 4 H200": ("llama3_1b_h200x4", {"dp_shard": 2, "tp": 2})}
 LOSS, GRADIENT = 0.01, 50  # percent: the most that a loss may differ, the least that a gradient must
 ROUNDING = 1e-4  # percent: a first loss that differs by more has another forward
 
@@ -36,7 +36,7 @@ def recorded_steps() -> Table:
                 rows.append((where, passes, steps, *of_gpu))
     columns = ("where", "passes", "step of each run, ms", "kernel launches", "peak, GiB")
     steps = " or ".join(map(str, sorted(lengths)))
-    return Table(f"recorded training: the median of {steps} steps of each run", columns, tuple(rows))
+    return Table(f"recorded runs: median of {steps} steps; dp_shard 2, on GPUs with tp 2", columns, tuple(rows))
 
 
 def _numbers(answer: Any, names: Iterable[str]) -> bool:
