@@ -5,7 +5,7 @@ from typing import Any
 
 
 def save_less() -> dict[str, Any]:
-    """Of seven products only the fourth is kept: `wo`, whose sum is kept anyway. With 3 it is `wv` and `w3`."""
+    """Of seven products only the fourth is kept: `wo`, whose sum is kept anyway. So 7 and all from 8 are right, too."""
     return {"policy": "selective", "every_nth_matmul": 4}
 
 

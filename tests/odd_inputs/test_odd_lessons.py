@@ -167,7 +167,7 @@ def _graphs() -> dict[str, Any]:
             "counts_casts": {"of": empty.graph},
             "counts_bytes": {"of": SimpleNamespace(before=(empty.graph,), after=(empty.graph,))},
             "counts_inputs": {"of": empty}, "saves_bytes": {"without": empty, "fused": empty},
-            "saves_less": {"most": {"bytes": 4}, "smaller": []},
+            "saves_less": {"most": {"bytes": 4}},
             "tips_at": {"size": 1000, "tail": Tail(3, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 0.0)}}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.notebook.lessons.tour import recorded_steps, saves_less, unnoticed
 
-MOST = {"collective launches": 27, "bytes kept": 169_632}
+MOST = {"collectives": 27, "saved bytes": 169_632}
 
 
 def test_the_recorded_steps_hold_what_the_notebook_says() -> None:
@@ -19,7 +19,7 @@ def test_the_recorded_steps_hold_what_the_notebook_says() -> None:
     none, bucketed = steps["H200", "none"], steps["H200", "bucketing"]
     assert min(none) < min(bucketed) and max(bucketed) < max(none)  # "inside the range of the runs without"
     checkpointed = steps["H200", "checkpointing"] + steps["H200", "checkpointing, bucketing"]
-    assert min(checkpointed) >= max(none)
+    assert max(none) <= min(checkpointed) <= max(checkpointed) < 1.05 * max(none)  # "next to the slowest run"
     assert min(steps["H200", "all four of the tour"]) > 2 * max(none + checkpointed)
     assert 0.6 * peaks["none"] < peaks["checkpointing"] < 2 / 3 * peaks["none"]
     tour, compiled = "all four of the tour", list(peaks)[-1]
@@ -29,20 +29,18 @@ def test_the_recorded_steps_hold_what_the_notebook_says() -> None:
     assert peaks[compiled] == min(peaks.values())
 
 
-@pytest.mark.parametrize(("launches", "kept", "smaller", "score", "said"), [
-    (29, 118_656, [], 1 / 3, "29 collective launches, 27 allowed; 118,656 bytes kept, 169,632 allowed"),
-    (27, 226_176, [], 1 / 3, "27 collective launches, 27 allowed; 226,176 bytes kept, 169,632 allowed"),
-    (27, 168_832, [4], 2 / 3, "a smaller every_nth_matmul is enough"),
-    (27, 168_832, [], 1.0, "no smaller"),
+@pytest.mark.parametrize(("collectives", "saved", "score", "said"), [
+    (29, 118_656, 0.5, "29 collectives, 27 allowed: the backward repeats the layer's reduce-scatters; 118,656 saved b"),
+    (27, 226_176, 0.5, "27 collectives, 27 allowed; 226,176 saved bytes, 169,632 allowed"),
+    (27, 168_832, 1.0, "27 collectives, 27 allowed; 168,832 saved bytes, 169,632 allowed"),
 ])
-def test_keeping_less_scores_each_condition(launches: int, kept: int, smaller: list[int], score: float, said: str
-                                            ) -> None:
-    got = saves_less(dict(zip(MOST, (launches, kept), strict=True)), most=MOST, smaller=smaller)
+def test_saving_less_scores_each_condition(collectives: int, saved: int, score: float, said: str) -> None:
+    got = saves_less(dict(zip(MOST, (collectives, saved), strict=True)), most=MOST)
     assert got[0] == pytest.approx(score) and said in got[1] and len(got[2]) == 2
 
 
 @pytest.mark.parametrize(("loss", "gradient", "failed", "score", "said"), [
-    (0.067, 12.7, [], 1 / 3, "up to 0.067 %, 0.01 % allowed; the worst gradient is wrong by 13 % of its norm, 50 % w"),
+    (0.067, 12.7, [], 1 / 3, "AdamW takes other steps; the worst gradient is wrong by 13 % of its norm, 50 % wanted"),
     (0.0, 100.0, ["effect"], 2 / 3, "effect did not pass"),
     (0.0001, 50.0, [], 1.0, "no loss differs by more than 0.000 %"),
     (0.0, 2.0, [], 2 / 3, "50 % wanted"),
@@ -50,9 +48,11 @@ def test_keeping_less_scores_each_condition(launches: int, kept: int, smaller: l
 ])
 def test_an_unnoticed_pass_scores_each_condition(loss: float, gradient: float, failed: list[str], score: float,
                                                  said: str) -> None:
-    found = unnoticed({"loss": loss, "gradient": gradient, "failed": failed})
+    given = {"loss": loss, "first loss": 0.0, "gradient": gradient, "failed": failed}
+    found = unnoticed(given)
     assert found[0] == pytest.approx(score) and said in found[1]
+    assert "change only what follows `# backward`" in unnoticed(given | {"loss": 0.067, "first loss": 0.013})[1]
     assert unnoticed({"stopped": "no"}) == (0.0, "the run stopped: no")
     assert unnoticed(None) == unnoticed({"loss": "0"}) == (0.0, "give the figures of a run")
-    missing = "give a number for each of collective launches, bytes kept"
-    assert saves_less("4", most=MOST, smaller=[])[:2] == (0.0, missing)
+    missing = "give a number for each of collectives, saved bytes"
+    assert saves_less("4", most=MOST)[:2] == (0.0, missing)
