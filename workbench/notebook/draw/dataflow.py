@@ -24,15 +24,15 @@ PALE = "#dddddd"  # operators without a name
 
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
-             name_of: Callable[[Node], str] | None = None, rest: str = "no name",
-             narrow: bool = False) -> Picture:
+             name_of: Callable[[Node], str] | None = None, rest: str = "no name", narrow: bool = False,
+             rows: tuple[str, str] = ("forward", "backward")) -> Picture:
     """A box for each tensor of a joint graph, and an arrow to each operator that reads it.
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
     operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
     these. narrow: higher boxes with shorter lines, so that a long row fits on a page. A graph without a backward has
-    one row. Text: the operators, each arrow from the forward to the backward, and the operators of each name.
-    WorkbenchError above 40 boxes.
+    one row. rows: what the upper and the lower row are called. Text: the operators, each arrow from the upper row to
+    the lower, and the operators of each name. WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
     at, arrows = places(gm, owner)
@@ -60,18 +60,19 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
                   color=PAPER if fill in DARK else INK)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
-    axes.text(-0.5, 1.9, "forward, to the right", fontsize=9, style="italic", va="top")
+    upper, lower = rows
+    axes.text(-0.5, 1.9, f"{upper}, to the right", fontsize=9, style="italic", va="top")
     if not one_row:
-        axes.text(width - 0.5, low - 0.15, "backward, to the left", fontsize=9, style="italic", ha="right", va="bottom")
+        axes.text(width - 0.5, low - 0.15, f"{lower}, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [Patch(facecolor=palette.get(name, other), label=name or rest) for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
                 Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result")]
     if not one_row:
-        handles.append(Line2D([], [], color=INK, linewidth=2, label="backward reads from forward"))
+        handles.append(Line2D([], [], color=INK, linewidth=2, label=f"read by the {lower}"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     axes.set_title(title, fontsize=10)
     across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
-    text = [f"{title}: {len(operators)} operators, {len(across)} arrows from forward to backward", *across]
+    text = [f"{title}: {len(operators)} operators, {len(across)} arrows from {upper} to {lower}", *across]
     if name_of is not None:
         text += [f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
