@@ -163,7 +163,7 @@ def _graphs() -> dict[str, Any]:
     return {"named": {"case": ([SimpleNamespace(name="north"), south], SimpleNamespace(graphs=()))},
             "takes_twice": {"spec": spec}, "saves": {"before": [gather, gather], "after": [gather], "spec": spec},
             "hides": {"layer": [gather], "products_ms": 1.0, "tokens": 64, "spec": spec},
-            "finds": {"saved": {"g": [SimpleNamespace(name="t", gathered="w")]}, "gathers": {"g": {}}},
+            "finds_gathered": {"saved": {"g": [SimpleNamespace(name="t", gathered="w")]}, "gathers": {"g": {}}},
             "names": {"owner": {"t": "mm"}, "kinds": {"mm": "an activation"}}, "fall": {"low": 8, "high": 10},
             "counts_casts": {"of": empty.graph},
             "counts_bytes": {"of": SimpleNamespace(before=(empty.graph,), after=(empty.graph,))},

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from workbench import author_module, capture, fake_world, partition, run_joint
 from workbench.graph.capture import JointGraph
 from workbench.graph.read.memory import live_bytes, saved_tensors
-from workbench.notebook.lessons.step_memory import draw_memory, fall, finds, gathered_from, names, step_memory
+from workbench.notebook.lessons.step_memory import draw_memory, fall, finds_gathered, gathered_from, names, step_memory
 
 
 class Summed(nn.Sequential):
@@ -82,11 +82,12 @@ def test_a_gathered_activation_is_told_from_a_gathered_parameter() -> None:
 
     graded = {"saved": {"tokens": rows}, "gathers": {"tokens": gathers}}
     tokens, = set(by_root) - set(of_parameters)
-    assert finds(lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, ""), **graded) == (1, "right")
-    assert finds(lambda row, gathers: row.root in gathers, **graded) == (
+    assert finds_gathered(lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, ""), **graded) == (1, "right")
+    assert finds_gathered(lambda row, gathers: row.root in gathers, **graded) == (
         0.5, f"tokens: false alarms 1, such as {tokens}")
-    assert finds(lambda row, gathers: False, **graded) == (0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
-    assert finds(None, **graded) == (0, "not a function: None")
+    assert finds_gathered(lambda row, gathers: False, **graded) == (0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
+    assert finds_gathered(None, **graded) == (0, "not a function: None")
+    assert finds_gathered(lambda row, gathers: row.rot, **graded)[1].startswith("tokens: the function raised AttributeError: ")
 
 
 OWNER = {"x": "x", "t": "w", "w": "w", "relu": "relu", "tangent": "tangent", "mm": "mm"}

@@ -164,8 +164,8 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
     return max(0, len(kinds) - len(missing) - len(extra)) / len(kinds), "; ".join(told) or "right"
 
 
-def finds(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
-          gathers: Mapping[str, Mapping[str, str]]) -> tuple[float, str]:
+def finds_gathered(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
+                   gathers: Mapping[str, Mapping[str, str]]) -> tuple[float, str]:
     """Grades a function of a row and its graph's gathers, which is to be true where a gathered parameter is kept.
 
     saved, gathers: by the name of the graph. The score is the share of hits among all that is wanted or found.
@@ -174,7 +174,10 @@ def finds(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
         return 0.0, f"not a function: {answer!r}"
     hits, total, told = 0, 0, []
     for graph, rows in saved.items():
-        found = {row.name for row in rows if answer(row, gathers[graph])}
+        try:
+            found = {row.name for row in rows if answer(row, gathers[graph])}
+        except Exception as error:
+            return 0.0, f"{graph}: the function raised {type(error).__name__}: {error}"
         wanted = {row.name: row.gathered is not None for row in rows}
         missed = [name for name, kept in wanted.items() if kept and name not in found]
         alarms = [name for name, kept in wanted.items() if not kept and name in found]
