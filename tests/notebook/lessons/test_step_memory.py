@@ -85,9 +85,11 @@ def test_a_gathered_activation_is_told_from_a_gathered_parameter() -> None:
     assert finds_gathered(lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, ""), **graded) == (1, "right")
     assert finds_gathered(lambda row, gathers: row.root in gathers, **graded) == (
         0.5, f"tokens: false alarms 1, such as {tokens}")
-    assert finds_gathered(lambda row, gathers: False, **graded) == (0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
+    assert finds_gathered(lambda row, gathers: False, **graded) == (
+        0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
     assert finds_gathered(None, **graded) == (0, "not a function: None")
-    assert finds_gathered(lambda row, gathers: row.rot, **graded)[1].startswith("tokens: the function raised AttributeError: ")
+    score, said = finds_gathered(lambda row, gathers: row.rot, **graded)
+    assert score == 0 and said.startswith("tokens: the function raised AttributeError: ")
 
 
 OWNER = {"x": "x", "t": "w", "w": "w", "relu": "relu", "tangent": "tangent", "mm": "mm"}
