@@ -10,7 +10,6 @@ other budgets, and `rows` those of each measured budget. All milliseconds are be
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.result import tell
 from benchmarks.step_time import recipe_of
 from workbench import memory_plan
+from workbench.recipe.files import json_lines
 
 MEASURED = Path(__file__).parent / "results" / "memory_budget_h200x2.jsonl"
 FRONT = "llama3_budget_7.0"
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    lines = {line["variant"]: line for line in map(json.loads, MEASURED.read_text(encoding="utf-8").splitlines())}
+    lines = {line["variant"]: line for line in json_lines(MEASURED)}
     found: dict[str, list[object]] = {"front": [], "rows": []}
     for variant, line in lines.items():
         recipe = recipe_of(variant, line["family"], line["changes"])

@@ -27,6 +27,7 @@ from workbench.graph.saving.peak import StepPeak
 from workbench.pipeline.route import route, upto, walk
 from workbench.pipeline.run import peak_by
 from workbench.recipe.contracts import Stage
+from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
@@ -46,7 +47,7 @@ def predicted(recipe: Recipe) -> StepPeak:
 
 def recorded(path: Path) -> Iterator[dict[str, Any]]:
     """The round with the highest peak of each variant of ours with these changes."""
-    lines = sorted(map(json.loads, path.read_text(encoding="utf-8").splitlines()), key=highest)
+    lines = sorted(json_lines(path), key=highest)
     own = {(line["variant"], json.dumps(line["changes"])): line for line in lines
            if line.get("peak_gib") and line["variant"] not in (*PEERS, *TORCH)
            and not line["variant"].startswith("reference")}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from workbench.notebook.lessons.lesson import load_lesson  # noqa: E402
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
+from workbench.recipe.files import json_lines  # noqa: E402
 from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe.rules import cuda_reasons  # noqa: E402
 from workbench.tools.timing.order import read_order  # noqa: E402
@@ -97,7 +99,7 @@ def step_times(path: Path) -> dict[str, str]:
 
     A recipe that has axes of its own says them.
     """
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = json_lines(path) if path.exists() else []
     times: dict[str, list[str]] = {}
     axes = {}
     for line in lines:
@@ -201,7 +203,7 @@ def experts_table(root: Path = ROOT) -> str:
     """DeepSeek v3 beside its peers, from benchmarks/results/deepseek_v3_*.jsonl: each run of a variant in order."""
     parts = []
     for path in sorted((root / "benchmarks" / "results").glob("deepseek_v3_*.jsonl")):
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = json_lines(path)
         runs: dict[str, list[dict[str, Any]]] = {}
         for line in lines:
             if "step_ms" in line:
@@ -233,15 +235,15 @@ def said_of(line: dict[str, Any]) -> str:
 Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
-def steps_of(root: Path, name: str) -> tuple[Runs, str]:
-    """The rounds of a file of benchmarks/step_time.py by mesh axes and variant; and where they ran."""
+def steps_of(root: Path, name: str, said: Callable[[dict[str, Any]], str] = said_of) -> tuple[Runs, str]:
+    """The rounds of a file of benchmarks/step_time.py by mesh axes and what is said of them; and where they ran."""
     path = root / "benchmarks" / "results" / name
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = json_lines(path)
     runs: Runs = {}
     axes = ""
     for line in lines:
         axes = axes_of(line["recipe"]) if "recipe" in line else axes
-        runs.setdefault((axes, said_of(line)), []).append(line)
+        runs.setdefault((axes, said(line)), []).append(line)
     machine, torch = lines[0]["machine"], lines[0]["versions"]["torch"].split("+")[0]
     gpus = machine["gpus"]
     where = f"{len(gpus)} {gpus[0]}" if gpus else f"{machine['cores']} cores of {machine['cpu']}"
@@ -268,10 +270,14 @@ def gpu_steps_table(root: Path, name: str) -> str:
     return f"{table(heads, rows)}\n\n{where}."
 
 
+CHOICES = ("float8_matmul", "memory_budget", "reshard_after_forward", "activation_checkpointing", "chunked_loss",
+           "offload_activations")
+
+
 def choice_of(line: dict[str, Any]) -> str:
     """What a line's recipe chooses beside the passes that all of its table have: joint passes, offloading, the step."""
-    if said := (PEERS | TORCHAO).get(line["variant"]):
-        return said
+    if line["variant"] in PEERS | TORCHAO or "recipe" not in line:
+        return (PEERS | TORCHAO).get(line["variant"], line["variant"])
     recipe = line["recipe"]
     said = []
     for each in (*recipe.get("joint_passes", ()), *recipe["passes"]):
@@ -280,32 +286,22 @@ def choice_of(line: dict[str, Any]) -> str:
             told = [f"{key} {value if not isinstance(value, list) else ', '.join(value)}".lower()
                     for key, value in options.items() if key not in ("name", "device")]
             said.append(f"`{name}`" + (f" ({'; '.join(told)})" if told else ""))
-    return (", ".join(said) or "as it is") + (f"; {REPLAY}" if "cudagraph" in recipe["passes"] else "") + (
+    return (", ".join(said) or "as it is") + ("; replayed" if "cudagraph" in recipe["passes"] else "") + (
         "; the whole step in one graph" if recipe["training"].get("step") == "whole" else "")
-
-
-CHOICES = ("float8_matmul", "memory_budget", "reshard_after_forward", "activation_checkpointing", "chunked_loss",
-           "offload_activations")
-REPLAY = "replayed"
 
 
 def choices_table(root: Path, name: str) -> str:
     """Steps of benchmarks/step_time.py that differ in a choice of memory or precision: time beside memory."""
-    path = root / "benchmarks" / "results" / name
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for line in lines:
-        if "step_ms" in line:
-            runs.setdefault(choice_of(line), []).append(line)
+    runs, where = steps_of(root, name, choice_of)
     rows = [[said, *(each_run(found, key) for key in ("step_ms", "kernels_ms", "exposed_nccl_ms")),
              each_run(found, "exposed_copies_ms") if found[0].get("copies_ms") else "",
              f"{saved:.1f} GiB" if (saved := found[0].get("saved_gib")) else "",
              f"{max(max(run.get('first_peak_gib', 0.0), run['peak_gib']) for run in found):.1f} GiB"]
-            for said, found in runs.items()]
+            for (_, said), found in runs.items() if "step_ms" in found[0]]
     heads = ["choice", "a step, each run", "compute kernels", "NCCL exposed", "copies exposed", "saved", "peak"]
     full = [i for i in range(len(heads)) if any(row[i] for row in rows)]
-    where = f"{of_gpu(lines[0]).split(' (`')[0]}, {axes_of(lines[0]['recipe'])}"
-    return f"{table([heads[i] for i in full], [[row[i] for i in full] for row in rows])}\n\n{where}."
+    (axes, _), *_ = runs
+    return f"{table([heads[i] for i in full], [[row[i] for i in full] for row in rows])}\n\n{where}, {axes}."
 
 
 def chunked_loss_table(root: Path = ROOT) -> str:
@@ -618,7 +614,7 @@ def one_gpu_table(root: Path = ROOT) -> str:
     folder = root / "benchmarks" / "results" / "traces_h200"
     said = PEERS | {"llama3_full_inductor": "ours: full Inductor",
                     "llama3_full_inductor_cudagraph": "ours: full Inductor and cudagraph"}
-    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = json_lines(folder / "steps.jsonl")
     rows = []
     for line in lines:
         traced = read_order([folder / f"{line['variant']}.rank0.json.gz"]).steps[-1]
@@ -632,7 +628,7 @@ def one_gpu_table(root: Path = ROOT) -> str:
 def whole_step_table(root: Path = ROOT) -> str:
     """The optimizer inside the graph and outside, from benchmarks/results/whole_step_h200x1.jsonl."""
     path = root / "benchmarks" / "results" / "whole_step_h200x1.jsonl"
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = json_lines(path)
     rows = [["in the graph" if row["step"] == "whole" else "outside", ", ".join(f"`{name}`" for name in row["passes"]),
              f"{row['step_ms']:.1f} ms", str(row["launches"]), f"{row['peak_bytes'] / 2**30:.1f} GiB"] for row in found]
     heads = ["clipping and AdamW", "lowered by", "a step", "launches of its graphs", "peak"]

@@ -97,6 +97,11 @@ def _placeholders(graph: Graph, parameters: Sequence[Node]) -> list[list[Node]]:
     return made
 
 
+def clipping(norm: torch.Tensor, limit: float) -> torch.Tensor:
+    """What scales gradients of this norm to one of at most `limit`, as `torch.nn.utils.clip_grads_with_norm_` does."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0)
+
+
 def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient with its parameter's strides, as autograd accumulates it: the fused AdamW walks through memory."""
     if gradient.stride() == parameter.stride():
@@ -118,7 +123,7 @@ def _step(update: Update, copies: Sequence[int]) -> Any:
             total = torch.ops._c10d_functional.wait_tensor(total)
         norm = total.sqrt().to(gradients[0].dtype)
         if update.clip is not None:
-            scale = torch.clamp(update.clip / (norm + 1e-6), max=1.0)
+            scale = clipping(norm, update.clip)
             gradients = [gradient * scale for gradient in gradients]
         found = None
         if update.skip:

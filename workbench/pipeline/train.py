@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from workbench.authoring.author import Authored
 from workbench.authoring.microbatches import accumulate
 from workbench.errors import WorkbenchError
-from workbench.graph.update import copies_of, scalar_dtype, squares
+from workbench.graph.update import clipping, copies_of, scalar_dtype, squares
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.checkpoints import Checkpoints, check_saving
 from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
@@ -126,13 +126,12 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 def clip(authored: Authored, limit: float | None) -> torch.Tensor:
     """Scale the gradients to a norm of at most `limit`; returns the norm before, which is not read yet.
 
-    As `torch.nn.utils.clip_grads_with_norm_` does, on each rank's shards: DTensor's rules for lists are slow.
+    Each rank scales its shards: DTensor's rules for lists are slow.
     """
     gradients = [p.grad for p in authored.module.parameters() if p.grad is not None]
     norm = total_norm(gradients)
     if limit is not None:
-        scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
-        torch.ops.aten._foreach_mul_.Tensor([shard_of(gradient) for gradient in gradients], scale)
+        torch.ops.aten._foreach_mul_.Tensor([shard_of(gradient) for gradient in gradients], clipping(norm, limit))
     return norm
 
 

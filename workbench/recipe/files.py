@@ -60,3 +60,8 @@ def write_whole(path: Path | str, text: str) -> None:
         with suppress(OSError):
             part.unlink()
         raise WorkbenchError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON object of each line of a file of results."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

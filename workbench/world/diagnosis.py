@@ -250,5 +250,3 @@ def _library(file: str) -> str:
         return ""
     *_, inside = re.split("/(?:site|dist)-packages/", file)
     return inside.split("/")[0].removesuffix(".py") if inside != file else "Python"
-
-

@@ -8,6 +8,7 @@ from statistics import mean
 
 from workbench.notebook.draw.colors import BLUE, INK, ORANGE
 from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 
 MEASURED, ESTIMATED = "memory_budget_h200x2.jsonl", "budgets.json"
@@ -31,7 +32,7 @@ class Budget:
 def measured_budgets() -> list[Budget]:
     """The steps that were measured: without a budget first, then by the bytes saved."""
     results = results_dir()
-    lines = [json.loads(line) for line in (results / MEASURED).read_text(encoding="utf-8").splitlines()]
+    lines = json_lines(results / MEASURED)
     estimated = {row["variant"]: row["ms"] for row in json.loads((results / ESTIMATED).read_text())["rows"]}
     steps = {variant: mean(line["step_ms"] for line in lines if line["variant"] == variant)
              for variant in dict.fromkeys(line["variant"] for line in lines)}

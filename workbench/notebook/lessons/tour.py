@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workbench.notebook.draw.picture import Table
+from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 
 LISTS = {
@@ -25,8 +25,8 @@ def recorded_steps() -> Table:
     """The median step of each recorded run of some lists of passes; on GPUs also kernel launches and the peak."""
     rows, lengths = [], set()
     for where, (name, mesh) in RUNS.items():
-        text = (results_dir() / f"{name}.jsonl").read_text(encoding="utf-8")
-        runs = [run for run in map(json.loads, text.splitlines()) if mesh.items() <= run["recipe"]["mesh"].items()]
+        runs = [run for run in json_lines(results_dir() / f"{name}.jsonl")
+                if mesh.items() <= run["recipe"]["mesh"].items()]
         for variant, passes in LISTS.items():
             if found := [run for run in runs if run["variant"] == variant]:
                 steps = ", ".join(f"{ms:.0f}" for ms in sorted(run["step_ms"] for run in found))

@@ -14,6 +14,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, overlap, union
+from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 from workbench.tools.timing.order import StepOrder, TracedCollective, read_order
 from workbench.tools.timing.trace_file import TracedStep
@@ -43,9 +44,8 @@ def recorded(name: str, rank: int = 0, gpus: int = 1) -> Path:
 
 def timed(name: str, gpus: int = 1) -> list[float]:
     """Milliseconds of each step that the benchmark timed without a profiler, in all its runs of this job."""
-    lines = map(json.loads, (RESULTS / FOLDERS[gpus][1]).read_text(encoding="utf-8").splitlines())
-    return [ms for line in lines if line["variant"] == name and line["changes"]["mesh.tp"] == "1"
-            for ms in line["steps_ms"]]
+    return [ms for line in json_lines(RESULTS / FOLDERS[gpus][1])
+            if line["variant"] == name and line["changes"]["mesh.tp"] == "1" for ms in line["steps_ms"]]
 
 
 def save_spans(spans: Sequence[Span], path: Path | str) -> Path:

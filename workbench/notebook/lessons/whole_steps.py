@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import textwrap
@@ -25,6 +24,7 @@ from workbench.notebook.lessons.grading import by_cases, exact
 from workbench.notebook.lessons.traces import gaps_of, late_ms
 from workbench.notebook.lessons.traces_graded import near
 from workbench.pipeline.gpu_communication import union
+from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
@@ -80,14 +80,13 @@ def recorded() -> list[dict[str, Any]]:
     """The steps recorded on one GPU, with clipping and AdamW outside of the graphs and inside."""
     if not RECORDED.is_file():
         raise WorkbenchError(f"{RECORDED}: no such file: run from a checkout")
-    return [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
+    return json_lines(RECORDED)
 
 
 def on_two_gpus(flavor: str) -> dict[str, list[dict[str, Any]]]:
     """The timed runs of llama3 on two GPUs, 2-way FSDP, by variant; a variant that was not measured is missing."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in RECORDED.with_name(f"llama3_{flavor}_h200x2.jsonl").read_text(encoding="utf-8").splitlines():
-        run = json.loads(line)
+    for run in json_lines(RECORDED.with_name(f"llama3_{flavor}_h200x2.jsonl")):
         if "step_ms" in run and run["changes"]["mesh.tp"] == "1":
             found.setdefault(run["variant"], []).append(run)
     return found

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from workbench.torch_api.unchanged import shard_of
+
 
 class ShardedAdamW(torch.optim.AdamW):
     """`torch.optim.AdamW` whose operators run on each rank's shards, with the same bits and the same state.
@@ -20,7 +22,7 @@ class ShardedAdamW(torch.optim.AdamW):
         parameters, gradients = lists[:2]
         if all(map(same_layout, parameters, gradients)):
             for held in lists:
-                held[:] = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in held]
+                held[:] = map(shard_of, held)
         return has_complex
 
 
