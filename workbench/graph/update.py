@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench.authoring.author import Authored
 from workbench.torch_api.determinism import norm_of
+from workbench.torch_api.distributed.adamw import FUSED
 from workbench.torch_api.inductor import lowering
 
 STATE = ("exp_avg", "exp_avg_sq")
@@ -131,7 +132,7 @@ def _step(update: Update, copies: Sequence[int]) -> Any:
             step.add_(1 - found)
         else:
             step.add_(1)
-        torch.ops.aten._fused_adamw_.tensor_lr(
+        FUSED(
             parameters, gradients, exp_avg, exp_avg_sq, [], [step] * len(parameters), lr=lr, beta1=update.betas[0],
             beta2=update.betas[1], weight_decay=update.weight_decay, eps=update.eps, amsgrad=False, maximize=False,
             found_inf=found)

@@ -15,7 +15,7 @@ from workbench.graph.microbatches import PAIR
 from workbench.graph.step_graph import StepGraph
 from workbench.graph.update import STATE, Update, scalar_dtype
 from workbench.torch_api import aot
-from workbench.torch_api.distributed.sharded_adamw import ShardedAdamW
+from workbench.torch_api.distributed.adamw import ShardedAdamW
 from workbench.torch_api.unchanged import shard_of
 
 

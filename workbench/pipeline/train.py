@@ -24,7 +24,7 @@ from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
 from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import deterministic
-from workbench.torch_api.distributed.sharded_adamw import ShardedAdamW
+from workbench.torch_api.distributed.adamw import ShardedAdamW
 from workbench.torch_api.unchanged import shard_of
 from workbench.world.mesh import coordinates
 

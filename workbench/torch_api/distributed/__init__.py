@@ -1,5 +1,6 @@
 """Private names of DTensor, process groups and their backends.
 
+    adamw             AdamW's operators: on shards, on fake tensors
     dtensor           DTensor and DeviceMesh
     experts           all-to-all with gradients, grouped products
     fake              fake process groups and fake tensors
@@ -7,7 +8,6 @@
     gloo              gloo with one thread a group
     named_groups      process groups under chosen names
     preload           what a rank imports before its first call
-    sharded_adamw     AdamW on shards
     simulated         torch's local-tensor mode
     symmetric_memory  products that send while they multiply
 """

@@ -1,4 +1,4 @@
-"""AdamW on shards: torch's bits, and no list of DTensors in its operators."""
+"""AdamW on shards: torch's bits, and no list of DTensors in its operators. The fused one on fake tensors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.torch_api.distributed.sharded_adamw import ShardedAdamW, same_layout
+from workbench.torch_api.distributed.adamw import FUSED, ShardedAdamW, same_layout
 from workbench.world.fake import fake_world
 
 pytestmark = [pytest.mark.integration, pytest.mark.ranks]
@@ -70,3 +71,13 @@ def test_layouts_that_differ_are_told_apart() -> None:
                           for placement in (Shard(0), Replicate()))
         assert same_layout(plain, plain) and same_layout(sharded, sharded)
         assert not same_layout(sharded, whole) and not same_layout(plain, sharded)
+
+
+def test_fake_tensors_take_no_memory() -> None:
+    """Four lists of 4 TiB, which no machine holds: torch without a meta kernel runs the operator on zeros."""
+    with FakeTensorMode():
+        lists = [[torch.empty(2**40)] for _ in range(4)]
+        scalar = torch.empty(())
+        found = FUSED(*lists, [], [scalar], lr=scalar, beta1=0.9, beta2=0.9, weight_decay=0.1, eps=1e-8,
+                      amsgrad=False, maximize=False)
+    assert found is None

@@ -1,4 +1,4 @@
-"""AdamW on shards: its operators take lists of tensors, for which DTensor's rules are slow."""
+"""AdamW's operators on shards, for which DTensor's rules for lists are slow, and the fused one on fake tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from workbench.torch_api.unchanged import shard_of
+
+FUSED = torch.ops.aten._fused_adamw_.tensor_lr
+_ATEN = torch.library.Library("aten", "IMPL")
+if not torch._C._dispatch_has_kernel_for_dispatch_key(FUSED.name(), "Meta"):
+    # or a fake mode runs it on real zeros: the model's size four times, at each tracing and each lowering
+    _ATEN.impl("_fused_adamw_.tensor_lr", lambda *_, **__: None, "Meta")
 
 
 class ShardedAdamW(torch.optim.AdamW):
