@@ -80,8 +80,9 @@ def choose(producers: Sequence[Producer], budget: int, device: str) -> MemoryPla
         if best is not None and best.ms <= (1 + ENOUGH) * bound:
             break
     assert best is not None
+    decided = sum(made.ms for made in producers if made.decided and made in best.repeated)
     return MemoryPlan(budget, fewest.bytes, min(bound, best.ms), device, tuple(_rows(producers, best)),
-                      best.exposed_ms)
+                      best.exposed_ms, decided)
 
 
 def _rows(producers: Sequence[Producer], chosen: Solution) -> Iterator[Choice]:

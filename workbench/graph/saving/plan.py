@@ -34,7 +34,9 @@ class Choice:
 class MemoryPlan:
     """budget, least: bytes that may be saved on the device, and the fewest that could be. bound_ms: no plan within the
     budget adds less time than this; it covers plans that treat alike layers differently, too. device: of the times.
-    exposed_ms: what the step waits for copies to the host and back. note: what could not be offered, and why.
+    exposed_ms: what the step waits for copies to the host and back. decided_ms: what the backward computes again because
+    an earlier pass said so, where no collective is hidden; no plan pays for it, and `ms` leaves it out. note: what could
+    not be offered, and why.
     """
 
     budget: int
@@ -43,6 +45,7 @@ class MemoryPlan:
     device: str
     choices: tuple[Choice, ...] = field(repr=False)
     exposed_ms: float = 0.0
+    decided_ms: float = 0.0
     note: str = ""
 
     @property
@@ -77,6 +80,8 @@ class MemoryPlan:
         sent = (f", sends {sum(c.bytes for c in self.offloaded):,} to the host with {self.exposed_ms:.4g} ms of copies "
                 "exposed") if self.offloaded else ""
         best = f"no plan {'adds' if sent else 'computes'} less than {self.bound_ms:.4g} ms"
+        if self.decided_ms:
+            best += f"; by earlier passes, at most {self.decided_ms:.4g} ms more"
         return (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}){sent}, and "
                 f"computes {self.ms:.4g} ms again on {self.device}; {best}{'; ' if self.note else ''}{self.note}")
 
