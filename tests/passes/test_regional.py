@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import networkx as nx
 import pytest
 import torch
 from on_ranks import FSDP4, FSDP_TP, small
@@ -54,6 +55,27 @@ def uncompiled(monkeypatch):
 
 def calls(graph):
     return [n for n in graph.graph.nodes if COMPILED_REGION in n.meta]
+
+
+def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch):
+    """As torch 2.11 sorts after it has cut regions out: what is ready last comes first."""
+    fuse = regions.fuse_by_partitions
+
+    def sorted_anew(graph, *args, **options):
+        fuse(graph, *args, **options)
+        output = graph.graph.output_node()
+        needs = nx.DiGraph((given, node) for node in graph.graph.nodes for given in node.all_input_nodes)
+        late = {node: -i for i, node in enumerate(graph.graph.nodes)}
+        for node in nx.lexicographical_topological_sort(needs, late.__getitem__):
+            if node is not output:
+                output.prepend(node)
+
+    def names(graphs):
+        return [[n.name for n in graph.graph.nodes] for graph in graphs]
+
+    wanted = names(pair(spec(), n_layers=2)[0].graphs)
+    monkeypatch.setattr(regions, "fuse_by_partitions", sorted_anew)
+    assert names(pair(spec(), n_layers=2)[0].graphs) == wanted
 
 
 def test_regions_are_calls_of_functions_and_the_rest_stays(pair):

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.inductor.carried import for_any_gpu, install_kernels, kernels_for, rebuild
+from workbench.torch_api.inductor.carried import (
+    for_any_gpu,
+    install_kernels,
+    kernels_for,
+    rebuild,
+    text_for_any_gpu,
+)
 
 WRITTEN = """
     with torch.cuda._DeviceGuard(0):
@@ -89,3 +95,12 @@ def test_kernels_are_built_again_with_the_chosen_configurations(tmp_path: Path) 
     rebuild(tmp_path, [sys.executable, "-c", BUILDS])
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
         "cd/chosen.best_config", "triton/NEW/kernel.cubin"]
+
+
+def test_code_written_on_another_gpu_compares_equal_and_other_code_does_not() -> None:
+    lines = "y = rand((2, 4), device='cuda:0')\nkernel.run(x, stream=stream0)  # {0}\n# of process 0\n" + WRITTEN
+    other = lines.replace("cuda:0", "cuda:1").replace("stream0", "stream1").replace("index=0", "index=1").replace(
+        "Guard(0)", "Guard(1)").replace("device(0)", "device(1)").replace("stream(0)", "stream(1)").replace(
+        "of process 0", "of process 1")
+    assert other != lines and text_for_any_gpu(other) == text_for_any_gpu(lines)
+    assert text_for_any_gpu(lines.replace("(2, 4)", "(2, 5)")) != text_for_any_gpu(lines)

@@ -30,6 +30,7 @@ from workbench.torch_api.inductor.lowering import configured
 RANK_GPU = "RANK_GPU"
 _NAMED = re.compile(r"(\btorch\.cuda\.(?:_DeviceGuard|set_device)\(|\bget_raw_stream\(|"
                     r"\bdevice\(type='cuda', index=)\d+(?=\))")
+_NUMBERED = re.compile(r"(\bindex=|\bstream|\bcuda:)\d+\b")
 _LEFT = ("fxgraph", "aotautograd", "locks", "precompiled_headers")
 """Pickled graphs, which nothing here loads, and what belongs to one process."""
 _CHOSEN, _GROUP = ".best_config", "__grp__"
@@ -43,8 +44,10 @@ def for_any_gpu(source: str) -> str:
 
 
 def text_for_any_gpu(source: str) -> str:
-    """Inductor's code, to be compared: without comments, which tell of the process, and with kernels for any GPU."""
-    return re.sub(r"\bindex=\d+", f"index={RANK_GPU}", re.sub(r"(?m)^\s*#.*$", "", for_any_gpu(source)))
+    """Inductor's code, to be compared: without comments, which tell of the process, and with kernels and their
+    benchmarks for any GPU.
+    """
+    return _NUMBERED.sub(rf"\g<1>{RANK_GPU}", re.sub(r"(?m)^\s*#.*$", "", for_any_gpu(source)))
 
 
 @contextlib.contextmanager

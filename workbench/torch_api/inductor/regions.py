@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+import networkx as nx
 import torch
 import torch.fx.traceback
 from torch.fx import GraphModule, Node
@@ -112,7 +113,12 @@ def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
 
 
 def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, Node]]:
-    """Replace each part by a call of a submodule: (group, call), in the order of the parts."""
+    """Replace each part by a call of a submodule: (group, call), in the order of the parts.
+
+    A call stands where the last node of its part stood, and the others keep their order: torch 2.11 sorts them anew.
+    """
+    place = {node.name: i for i, node in enumerate(graph.graph.nodes)}
+    last = [max(place[node.name] for node in nodes) for _, nodes in parts]
     with torch.fx.traceback.preserve_node_meta(enable=False):
         whole = [dict.fromkeys(_with_modules(graph, nodes)) for _, nodes in parts]
         for node in graph.graph.find_nodes(op="get_attr"):
@@ -121,7 +127,15 @@ def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list
         fuse_by_partitions(graph, whole, _PREFIX, always_return_tuple=True)
         graph.delete_all_unused_submodules()
     calls = {str(node.target): node for node in graph.graph.find_nodes(op="call_module")}
-    return [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
+    made = [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
+    place |= {call.name: at for (_, call), at in zip(made, last, strict=True)}
+    output, needs = graph.graph.output_node(), nx.DiGraph()
+    needs.add_nodes_from(graph.graph.nodes)
+    needs.add_edges_from((given, node) for node in graph.graph.nodes for given in node.all_input_nodes)
+    for node in nx.lexicographical_topological_sort(needs, lambda n: (place.get(n.name, -1), n.name)):
+        if node is not output:
+            output.prepend(node)
+    return made
 
 
 def compile_call(graph: GraphModule, call: Node, name: str, config: dict[str, Any]) -> Node:
