@@ -138,7 +138,7 @@ def test_an_assert_behind_a_kernel_names_it(tmp_path):
 
     with pytest.raises(AssertionError) as caught:
         scope["call"](Kernel(), X * float("nan"))
-    assert str(_explained(caught.value, {})).startswith("buf1, which triton_poi_log_0 reads or writes holds NaN")
+    assert str(_explained(caught.value, {})).startswith("buf1, which triton_poi_log_0 reads or writes, holds NaN")
     other = AssertionError("of something else")
     with pytest.raises(AssertionError):
         raise other

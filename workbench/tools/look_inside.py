@@ -110,7 +110,7 @@ def _explained(error: AssertionError, names: Mapping[str, str]) -> Exception:
         where = f"output {at} of the graph"
     elif name.startswith("buf"):
         before = [text for i in range(1, line) if ".run(" in (text := linecache.getline(file, i).strip())]
-        where = f"{name}, which {before[-1].partition('.run(')[0] if before else 'a kernel'} reads or writes"
+        where = f"{name}, which {before[-1].partition('.run(')[0] if before else 'a kernel'} reads or writes,"
     else:
         where = f"input {names.get(name, name)} of the graph"
     return WorkbenchError(f"{where} holds {what}: the option nan_asserts put `{found.group(0)}` into the code")

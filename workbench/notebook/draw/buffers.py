@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from workbench.graph.read.buffers import Buffers
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PAPER, SKY
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, PINK, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 
-COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": ORANGE}
+COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": PINK}
 
 
-def buffers(found: Buffers, title: str = "buffers") -> Picture:
+def buffers(found: Buffers, title: str = "buffers", *, most: int = 0) -> Picture:
     """A row for each piece of memory, a column for each kernel call; below, the bytes alive at each call.
 
     A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
+    most: bytes at the top of the lower axis, so that two pictures have one scale; 0 leaves it to the peak.
     """
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
     curve = found.peak > 0
@@ -35,6 +38,8 @@ def buffers(found: Buffers, title: str = "buffers") -> Picture:
         below.set_ylabel("bytes held", fontsize=8)
         below.yaxis.set_major_formatter("{x:,.0f}")
         below.tick_params(axis="y", labelsize=8)
+        if most:
+            below.set_ylim(0, 1.05 * most)
     last = [lanes, *under][-1]
     last.set(xlim=(0, columns))
     names = [f"{i}: {_short(name)}" if columns < 10 else _short(name) for i, name in enumerate(found.calls)]
@@ -53,5 +58,6 @@ def _bytes(size: int | None) -> str:
 
 
 def _short(name: str) -> str:
-    """`mm` for `extern_kernels.mm`; of a long generated name the end, which differs from other names."""
-    return shortened(name.removeprefix("extern_kernels.").removeprefix("torch.ops.aten.").removesuffix(".default"), 12)
+    """`mm` for `extern_kernels.mm`, `relu_1` for `cpp_fused_relu_1`; of a long name the end, where names differ."""
+    said = re.sub(r"^(extern_kernels\.|torch\.ops\.aten\.|(cpp|triton_\w+?)_fused_)|\.default$", "", name)
+    return shortened(said, 14)
