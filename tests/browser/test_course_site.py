@@ -55,10 +55,10 @@ def test_each_view_is_used(name, site, page, alone) -> None:  # type: ignore[no-
     page.goto((site / f"{name}.html").as_uri(), wait_until="domcontentloaded")
     view = page.wait_for_selector(f".wb[data-view={VIEWS[name]}][data-ready]")
     figure = {"chips": "launches", "placement": "bytes", "partitioner": "bytes", "order": "exposed",
-              "counters": "deadlock"}[VIEWS[name]]
+              "counters": "waits"}[VIEWS[name]]
     before = view.get_attribute(f"data-{figure}")
     key, press = {"chips": ("transformer_block_bucketing", "Enter"), "placement": ("w_0", "Enter"),
-                  "partitioner": ("silu", "Enter"), "counters": ("0: tp", "Escape")}.get(VIEWS[name], ("", ""))
+                  "partitioner": ("silu", "Enter"), "counters": ("0: tp", "Enter")}.get(VIEWS[name], ("", ""))
     if key:
         on(view, key, press)
     else:

@@ -10,7 +10,7 @@ import traitlets
 from ipywidgets import Button
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.picture import Picture
+from workbench.notebook.draw.picture import Picture, Table
 from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.moments.moment import Moment
 from workbench.world.diagnosis import RankError
@@ -111,9 +111,15 @@ class ProgramCounters(Moment):
         back.on_click(lambda _: setattr(self, "launched", []))
         self.add(back)
 
-    def picture(self) -> Picture:
-        """What a reader sees where no script runs: a recorded deadlock."""
-        return lanes(next(iter(self.reports.values())))
+    def picture(self) -> Picture | Table:
+        """What a reader sees where no script runs: the deadlock after these clicks, else who shares each all-reduce."""
+        state = self.rules.after(self.launched)
+        if state in self.reports:
+            return lanes(self.reports[state])
+        heads = ("rank", *(f"all_reduce over {axis}" for axis in self.axes))
+        return Table("the ranks of each all-reduce", heads, tuple(
+            (f"rank {rank}", *("ranks " + " and ".join(map(str, self.rules.group(rank, axis))) for axis in self.axes))
+            for rank in range(self.size)))
 
     @traitlets.observe("launched")
     def _clicked(self, change: Any) -> None:
