@@ -12,10 +12,10 @@ def latency_saved(before, after) -> float:
     return (len(before) - len(after)) * 5.6e-3
 
 
-def tokens_to_hide(weights, layer) -> float:
+def tokens_to_hide(weights, rates, tflops) -> float:
     """A weight is gathered twice in 2 bytes and reduced in 4; a token costs 2 FLOP a weight, three times."""
-    collectives = len(layer) * 5.6e-6 + (2 + 2 + 4) * weights / 420e9
-    a_token = 3 * 2 * weights / 700e12
+    collectives = (2 + 2) * weights / (rates["all_gather"] * 1e9) + 4 * weights / (rates["reduce_scatter"] * 1e9)
+    a_token = 3 * 2 * weights / (tflops * 1e12)
     return collectives / a_token
 
 

@@ -19,15 +19,25 @@ def sent(kind: str, payload: int, count: int = 1) -> list[Any]:
     return [SimpleNamespace(kind=kind, group_size=2, payload=payload) for _ in range(count)]
 
 
-def test_twice_the_latency_is_the_latency_times_the_bandwidth() -> None:
-    assert takes_twice(PROBE // 4, spec=SPEC) == (1.0, "right")
-    assert takes_twice(PROBE, spec=SPEC)[1] == "too high"
+@pytest.mark.parametrize(("answer", "said"), [
+    (PROBE // 4, "right"), (PROBE // 2, "twice the bytes"), (PROBE / 5, "the latency is in the bandwidth"),
+    (PROBE / 4e6, "megabytes"), (PROBE, "too high"), (0.01, "too low")])
+def test_twice_the_latency_is_the_latency_times_the_bandwidth(answer: float, said: str) -> None:
+    assert takes_twice(answer, spec=SPEC) == (float(said == "right"), said)
+    reacts = load_lesson(LESSON).checkpoint("twice_the_latency").reacts
+    assert len([words for words in reacts if words in said]) == (said != "right")
 
 
-def test_merging_two_saves_one_latency() -> None:
-    apart, merged = sent("all_gather", PROBE, 2), sent("all_gather", 2 * PROBE)
-    assert saves(1.0, before=apart, after=merged, spec=SPEC) == (1.0, "right")
-    assert saves(2.0, before=apart, after=merged, spec=SPEC)[1] == "too high"
+@pytest.mark.parametrize(("answer", "said"), [
+    (3.0, "right"), (3000.0, "microseconds"), (13.0, "the time that is left"), (1.0, "the gathers alone"),
+    (20.0, "too high"), (0.1, "too low")])
+def test_merging_saves_latencies(answer: float, said: str) -> None:
+    apart = sent("all_gather", PROBE, 2) + sent("reduce_scatter", PROBE // 4, 3)
+    merged = sent("all_gather", 2 * PROBE) + sent("reduce_scatter", 3 * PROBE // 4)
+    score, message = saves(answer, before=apart, after=merged, spec=SPEC)
+    assert (score, message) == (float(said == "right"), said)
+    reacts = load_lesson(LESSON).checkpoint("latency_saved").reacts
+    assert len([words for words in reacts if words in said]) == (said != "right")
 
 
 @pytest.mark.parametrize(("answer", "said"), [

@@ -70,13 +70,20 @@ def losses(what: Report | Mapping[str, Report]) -> Picture:
                   text)
 
 
-def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss") -> Picture:
-    """The loss of each run over its steps, or what `label` says, at most three runs; orange stays free for faults."""
+def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss", *, at: Sequence[float] = (),
+           axis: str = "step") -> Picture:
+    """The loss of each run over its steps, or what `label` says, at most three runs; orange stays free for faults.
+
+    at, axis: where the values lie and of what, if not at steps 1, 2, 3.
+    """
     figure, (axes,) = panels(8, 2.8)
     for (name, values), color, line in zip(runs.items(), (BLUE, GREEN, GREY), ("-", "--", ":"), strict=False):
-        axes.plot(range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name)
-    axes.set(xlabel="step", ylabel=label)
+        axes.plot(at or range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name,
+                  marker="o" if at else "", markersize=4)
+    axes.set(xlabel=axis, ylabel=label)
     axes.set_title(title, fontsize=10, color=INK)
     axes.legend(frameon=False, fontsize=8)
-    text = f"{title}: " + "; ".join(f"{name}, {len(values)} steps" for name, values in runs.items())
+    points = {name: ", ".join(f"{y:.0f} at {x:,}" for x, y in zip(at, values, strict=True)) if at
+              else f"{len(values)} steps" for name, values in runs.items()}
+    text = f"{title}: " + "; ".join(f"{name}, {said}" for name, said in points.items())
     return finish(figure, f"Curves of the {label}. {text}.", text, colors=64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workbench.graph.read.collectives import Collective
@@ -16,13 +16,21 @@ PROBE = 2**25
 def takes_twice(answer: Any, *, spec: DeviceSpec) -> tuple[float, str]:
     """Grades the bytes from which on an all-gather over 2 ranks takes twice its latency."""
     latency, ms = (spec.sending_ms("all_gather", 2, size) for size in (0, PROBE))
-    return close(answer, truth=latency / (ms - latency) * PROBE)
+    truth = latency / (ms - latency) * PROBE
+    return _named(answer, truth, {"twice the bytes": 2 * truth, "the latency is in the bandwidth": latency / ms * PROBE,
+                                  "megabytes": truth / 1e6})
 
 
 def saves(answer: Any, *, before: Iterable[Collective], after: Iterable[Collective],
           spec: DeviceSpec) -> tuple[float, str]:
     """Grades the milliseconds of communication that merging saves."""
-    return close(answer, truth=sent_ms(before, spec) - sent_ms(after, spec))
+    listed = [list(before), list(after)]
+    total, gathers = (
+        [sent_ms((c for c in each if c.kind == "all_gather" or not alone), spec) for each in listed]
+        for alone in (False, True))
+    truth = total[0] - total[1]
+    return _named(answer, truth, {"microseconds": 1e3 * truth, "the time that is left": total[1],
+                                  "the gathers alone": gathers[0] - gathers[1]})
 
 
 def hides(answer: Any, *, layer: Iterable[Collective], products_ms: float, tokens: int,
@@ -34,11 +42,21 @@ def hides(answer: Any, *, layer: Iterable[Collective], products_ms: float, token
     listed = list(layer)
     truth = tokens * sent_ms(listed, spec) / products_ms
     gathers = sent_ms((c for c in listed if c.kind == "all_gather"), spec) / sent_ms(listed, spec)
-    score, message = close(answer, truth=truth, within=0.15)
-    for factor, said in ((3.0, "about three times the tokens"), (gathers, "tokens for the gathers alone")):
-        if score < 1 and close(answer, truth=factor * truth, within=0.1)[0] >= 1:
-            return score, said
-    return score, message
+    return _named(answer, truth, {"about three times the tokens": 3 * truth,
+                                  "tokens for the gathers alone": gathers * truth}, within=0.15, near=0.1)
+
+
+def _named(answer: Any, truth: float, mistakes: Mapping[str, float], *, within: float = 0.05,
+           near: float = 0.02) -> tuple[float, str]:
+    """Grades a number as right or wrong: a share of the truth would give it away. The message names a likely mistake.
+
+    mistakes: by message, the number that it leads to.
+    """
+    score, message = close(answer, truth=truth, within=within)
+    if score >= 1:
+        return 1.0, message
+    return 0.0, next((said for said, wrong in mistakes.items() if close(answer, truth=wrong, within=near)[0] >= 1),
+                     message)
 
 
 def sent_ms(found: Iterable[Collective], spec: DeviceSpec) -> float:
