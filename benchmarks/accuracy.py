@@ -118,7 +118,7 @@ def measured_row(recipe: Recipe) -> dict[str, Any]:
             by_kind = dict.fromkeys(("matmul", "attention", "other"), 0.0)
             for event in events:
                 by_kind[kind_of(event.name)] += event.time_range.elapsed_us() / 1e3
-            samples.append((sum(by_kind.values()), by_kind, len(events), launches))
+            samples.append((sum(by_kind.values()), by_kind, len(events), len(launches)))
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(10):

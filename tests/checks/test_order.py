@@ -15,7 +15,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import ChosenOrder, facts_of
 from workbench.graph.read.fused_cost import fusion_groups
 from workbench.graph.read.order import between
-from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
+from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline
 from workbench.graph.read.timeline import costs_of
 from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
@@ -167,6 +167,27 @@ def test_a_profile_in_which_a_collective_was_not_hidden_fails():
     assert order.in_profile(chosen, profile(0.6, "a", "b"), [{"forward a": 0.45, "forward b": 0.45}]).outcome == "PASS"
     slow = order.in_profile(chosen, profile(0.6, "a", "b"), [{"forward a": 0.9, "forward b": 0.9}])
     assert slow.outcome == "FAIL" and "forward a, for 0.500 of its 0.900 ms" in slow.message
+
+
+
+def test_a_collective_that_was_over_before_the_cpu_had_launched_compute_tells_nothing():
+    """Five of twenty were late; with two more that compute could have hidden, the order is lost."""
+    names = [f"forward {i}" for i in range(20)]
+    chosen = ChosenOrder("places", partial(fused, None), dict.fromkeys(names, 1))
+
+    def verdict(late, bare):
+        limits = [CPU_LATE] * late + ["nothing computes meanwhile"] * bare
+        spans = [Span("gemm", COMPUTE, 0, 2), *(
+            Span(str(i), "dp", i, i + 1.0, float(i < len(limits)), limits[i] if i < len(limits) else HIDDEN,
+                 part="forward") for i in range(20))]
+        return order.in_profile(chosen, StepTimeline("measured on paper", tuple(spans), 2.0, 2.0))
+
+    assert verdict(0, 1).outcome is verdict(1, 0).outcome is Outcome.PASS
+    found = verdict(5, 1)
+    assert found.outcome is Outcome.UNKNOWN and (found.evidence["late"], found.evidence["lost"]) == (5, 1)
+    assert "14 of 20 collectives ran behind compute" in found.message and "5 were over before the CPU" in found.message
+    found = verdict(5, 2)
+    assert found.outcome is Outcome.FAIL and "the first exposed one is forward 5" in found.message
 
 
 def test_fused_kernels_cost_what_they_move(fake4):

@@ -18,7 +18,7 @@ from workbench.graph.callables import kernels_of
 from workbench.graph.read.nodes import kind_of
 from workbench.passes.regional_inductor import members, parts_to_compile
 from workbench.passes.regional_inductor import transform as module
-from workbench.recipe.recipe import RecipeError
+from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import regions
 from workbench.torch_api.ops import COMPILED_REGION
@@ -76,6 +76,16 @@ def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch)
     wanted = names(pair(spec(), n_layers=2)[0].graphs)
     monkeypatch.setattr(regions, "fuse_by_partitions", sorted_anew)
     assert names(pair(spec(), n_layers=2)[0].graphs) == wanted
+
+
+
+def test_a_region_s_product_still_hides_the_collectives_around_it(fake4, uncompiled):
+    """Attention's region has copies behind it that nobody needs soon: its call must not take their place."""
+    recipe = load_recipe("llama3_flex_autobucketing_regional").override({"mesh.dp_shard": 4, "mesh.tp": 1})
+    records = run_partitioned(partition(capture(author(recipe, fake4))), recipe.passes)[0]
+    chosen, kept = (record.verdict("order") for record in records)
+    assert chosen.outcome is kept.outcome is Outcome.PASS and kept.evidence["lost"] == 0
+    assert kept.evidence["hidden"] > 20
 
 
 def test_regions_are_calls_of_functions_and_the_rest_stays(pair):

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
 from workbench.checks.order import in_profile, times_of
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, simulated
+from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, measured, run_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -155,3 +155,12 @@ def test_groups_whose_collectives_are_alike_are_not_guessed_apart():
     kernels = [Kernel("ncclDevKernel_AllGather_RING_LL(x)", stream, at, at + 1) for stream, at in ((20, 0), (21, 5))]
     run = run_of_kernels(kernels, {"forward": gm}, "measured on paper")
     assert [(s.lane, s.label) for s in run.collectives] == [("stream 20", ""), ("stream 21", "")]
+
+
+@pytest.mark.parametrize(("launched", "limit"), [(4.0, "nothing computes meanwhile"), (5.5, CPU_LATE)])
+def test_compute_that_was_launched_in_the_second_half_of_a_collective_was_launched_too_late(graphs, launched, limit):
+    """One that waits in the stream since before lost its place to the collective's wait."""
+    kernels = [Kernel("gemm", 7, 0.0, 1.0, -1.0), Kernel("ncclDevKernel_AllGather_RING_LL(x)", 20, 2.0, 8.0),
+               Kernel("gemm", 7, 9.0, 10.0, launched)]
+    (found,) = run_of_kernels(kernels, graphs, "measured on paper").collectives
+    assert (found.limit, found.exposed) == (limit, 0.006)

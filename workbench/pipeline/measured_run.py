@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import COMPUTE, HIDDEN, Span, StepTimeline, simulated
+from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
 from workbench.pipeline import gpu_communication as gpu
 from workbench.pipeline.step_profile import profiled
 from workbench.torch_api.unchanged import unchanged
@@ -23,12 +24,13 @@ _NCCL = re.compile(r"^ncclDevKernel_([A-Za-z]+?)(?:_|\(|$)")
 
 
 class Kernel(NamedTuple):
-    """One kernel of a profile; begin and end in microseconds."""
+    """One kernel of a profile, in microseconds. launched: when the CPU's call for it ended, if the profile has it."""
 
     name: str
     stream: int
     begin: float
     end: float
+    launched: float = float("-inf")
 
 
 def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
@@ -41,8 +43,10 @@ def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
     with unchanged(pair.authored.module, pair.written):
-        events = profiled(step)[0]
-    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end) for e in events]
+        events, calls = profiled(step)
+    launched = {call.id: call.time_range.end for call in calls}
+    kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end,
+                      launched.get(e.id, float("-inf"))) for e in events]
     return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
 
 
@@ -84,7 +88,8 @@ def _match(nccl: Sequence[Kernel], lanes: dict[str, list[Span]]) -> dict[Kernel,
 
 
 def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> StepTimeline:
-    """The profile as a StepTimeline. A collective counts as hidden where compute covers 95 % of it.
+    """The profile as a StepTimeline. A collective counts as hidden where compute covers 95 % of it. Otherwise its limit
+    says whether the CPU launched the compute that follows after the middle of it.
 
     A kernel that fits no process group gets a lane of its stream, named by the stream's number.
     """
@@ -97,10 +102,13 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     for span in simulated(graphs).collectives:
         lanes.setdefault(span.lane, []).append(span)
     matched = _match(nccl, lanes)
+    compute.sort(key=lambda k: k.begin)
     for k in nccl:
         alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
         known = matched.get(k, Span(k.name, f"stream {k.stream}", 0.0, 0.0))
+        following = next((c.launched for c in compute[bisect(compute, k.begin, key=lambda c: c.begin):]), 0.0)
+        limit = CPU_LATE if following > (k.begin + k.end) / 2 else _ALONE
         spans.append(Span(known.name, known.lane, (k.begin - start) / 1e3, (k.end - start) / 1e3, alone,
-                          HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else _ALONE, known.label, known.part))
+                          HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else limit, known.label, known.part))
     end = max((k.end for k in kernels), default=start)
     return StepTimeline(source, tuple(spans), (end - start) / 1e3, gpu.length(busy) / 1e3)

@@ -80,8 +80,10 @@ def since(events: Sequence[Any], mark: str) -> list[Any]:
     return [e for e in events if e.name != mark and e.time_range.start >= begin]
 
 
-def profiled(step: Callable[[], Any]) -> tuple[list[Any], int]:
-    """Run `step` twice, the second time measured: events of its kernels, and how many calls launched them.
+def profiled(step: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+    """Run `step` twice, the second time measured: events of its kernels, and of the calls that launched them.
+
+    A kernel and its call have one `id`.
 
     The first run under the profiler pays for its start, which takes each rank another time: NCCL's kernels would
     wait for the slowest rank, and that would count as exposed. Needs a CUDA device.
@@ -94,14 +96,14 @@ def profiled(step: Callable[[], Any]) -> tuple[list[Any], int]:
             step()
             torch.cuda.synchronize()
     events = since(seen.events() or [], _MARK)
-    launches = sum("LaunchKernel" in e.name or "GraphLaunch" in e.name for e in events)
+    launches = [e for e in events if "LaunchKernel" in e.name or "GraphLaunch" in e.name]
     return [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation], launches
 
 
 def profile_of(step: Callable[[], Any]) -> StepProfile:
     """Run `step` twice, the second time profiled. Needs a CUDA device."""
     kernels, launches = profiled(step)
-    return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], launches)
+    return step_profile([(e.name, e.time_range.start, e.time_range.end) for e in kernels], len(launches))
 
 
 def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Collection[str] = ()) -> StepProfile:

@@ -20,6 +20,7 @@ from workbench.graph.read.timeline import Clock, Costs, costs_of
 COMPUTE = "compute"
 HIDDEN = "hidden"
 BEHIND_OTHERS = "behind an exposed collective"
+CPU_LATE = "the CPU launched the next compute too late"  # of a measured step
 
 
 class Span(NamedTuple):

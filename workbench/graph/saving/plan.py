@@ -34,9 +34,9 @@ class Choice:
 class MemoryPlan:
     """budget, least: bytes that may be saved on the device, and the fewest that could be. bound_ms: no plan within the
     budget adds less time than this; it covers plans that treat alike layers differently, too. device: of the times.
-    exposed_ms: what the step waits for copies to the host and back. decided_ms: what the backward computes again because
-    an earlier pass said so, where no collective is hidden; no plan pays for it, and `ms` leaves it out. note: what could
-    not be offered, and why.
+    exposed_ms: what the step waits for copies to the host and back. decided_ms: what the backward computes again, since
+    an earlier pass said so, where no collective is hidden; no plan pays for it, and `ms` leaves it out. note: what
+    could not be offered, and why.
     """
 
     budget: int

@@ -12,7 +12,7 @@ it.
     after:
       ...
       sigmoid: float32 [4, 4] = aten.sigmoid(mm)  # layers.0
-      to_host_default: float32 [4, 4] = workbench.to_host(sigmoid)  # layers.0
+      to_host_default: float32 [4, 4] = workbench.to_host(sigmoid, [4, 1])  # layers.0
       mm_1: float32 [4, 4] = aten.mm(sigmoid, primals_2)  # layers.1
       ...
       wait_copy_default: float32 [4, 4] = workbench.wait_copy(to_host_default, sigmoid)  # layers.0

@@ -72,7 +72,7 @@ def send(forward: GraphModule, nodes: dict[int, Node], costs: Costs) -> None:
     for place, node in sorted(nodes.items(), key=lambda each: clock.finish[each[1]]):
         free = max(free, clock.finish[node]) + costs.spec.copying_ms(tensor_bytes(node.meta["val"]))
         later = [n for n in order[order.index(node) + 1:] if n.op == "call_function" and clock.begin[n] >= free]
-        host = NodeMaker(forward.graph, node.next, mode, node)(TO_HOST, node)
+        host = NodeMaker(forward.graph, node.next, mode, node)(TO_HOST, node, list(node.meta["val"].stride()))
         until = later[0].next if later else output
         values[results + place] = NodeMaker(forward.graph, until, mode, node)(WAIT, host, node)
     output.args = (tuple(values),)

@@ -1,8 +1,10 @@
 """Copies between a GPU and pinned host memory on streams of their own, as operators with a wait like collectives'.
 
 `to_host` and `to_device` start a copy behind the work that the current stream has so far, and `wait_copy` lets the
-current stream wait for it. Inductor calls them as they stand. Pinned buffers are used again from step to step; those of
-a CUDA graph belong to it alone (`recorded`). Where there is no GPU, copies are plain ones and a wait does nothing.
+current stream wait for it. The CPU does not wait, so nothing on it may read a copy: `to_host` gives the strides that
+the graph promises, since Inductor, which lays tensors out as it likes, would restride the copy by a kernel of the CPU.
+Inductor calls the operators as they stand. Pinned buffers are used again from step to step; those of a CUDA graph
+belong to it alone (`recorded`). Where there is no GPU, copies are plain ones and a wait does nothing.
 
 torch._functorch._activation_offloading has such operators, too, in torch 2.13. Its wait frees the source by resizing
 its storage to 0, which a buffer that Inductor uses again, or a CUDA graph owns, does not survive.
@@ -12,7 +14,7 @@ Source: torch/csrc/Module.cpp (`current_stream`), torch/library.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch._functorch import config as functorch_config
 from workbench.errors import WorkbenchError
 
 _OPS = torch.library.Library("workbench", "DEF")
-_OPS.define("to_host(Tensor x) -> Tensor")
+_OPS.define("to_host(Tensor x, SymInt[] stride) -> Tensor")
 _OPS.define("to_device(Tensor host, Device device) -> Tensor")
 _OPS.define("wait_copy(Tensor(a) made, Tensor source) -> Tensor(a)")
 TO_HOST = torch.ops.workbench.to_host.default
@@ -31,7 +33,7 @@ WAIT = torch.ops.workbench.wait_copy.default
 
 _free: dict[tuple[Any, ...], list[torch.Tensor]] = {}  # pinned buffers by layout
 _streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
-_pending: dict[int, torch.cuda.Event] = {}  # by the address of what a copy writes
+_pending: dict[int, tuple[torch.cuda.Event, torch.Tensor]] = {}  # what a copy reads, by the address of what it writes
 _recordings: list[list[torch.Tensor]] = []  # the buffers of each recording under way
 
 
@@ -74,15 +76,17 @@ def _copy(source: torch.Tensor, made: torch.Tensor, device: torch.device, way: s
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         made.copy_(source, non_blocking=True)
-    _pending[made.data_ptr()] = stream.record_event()
+    _pending[made.data_ptr()] = stream.record_event(), source
     return made
 
 
-def _to_host(x: torch.Tensor) -> torch.Tensor:
+def _to_host(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     if not x.is_cuda:
-        return x.clone()
+        return torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x)
+    if x.stride() != tuple(stride):
+        x = torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
     free = _free.get(_layout(x)) if not _recordings else None
-    host = free.pop() if free else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, pin_memory=True)
+    host = free.pop() if free else torch.empty_strided(x.shape, stride, dtype=x.dtype, pin_memory=True)
     if _recordings:
         _recordings[-1].append(host)
     return _copy(x, host, x.device, "to host")
@@ -96,9 +100,9 @@ def _to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _wait(made: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    event = _pending.pop(made.data_ptr(), None)
-    if event is not None:
-        torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(event)
+    started = _pending.pop(made.data_ptr(), None)
+    if started is not None:
+        torch.cuda.current_stream((made if made.is_cuda else source).device).wait_event(started[0])
         if not source.is_cuda and not _recordings:  # it is on the GPU again: another copy may take its buffer
             _free.setdefault(_layout(source), []).append(source)
     return made
@@ -109,8 +113,8 @@ for _name, _function in (("to_host", _to_host), ("to_device", _to_device), ("wai
 
 
 @torch.library.register_fake("workbench::to_host", lib=_OPS)
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+def _(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device="cpu")
 
 
 @torch.library.register_fake("workbench::to_device", lib=_OPS)

@@ -112,13 +112,14 @@ def _with_modules(graph: GraphModule, nodes: Sequence[Node]) -> list[Node]:
     return out
 
 
-def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, Node]]:
+def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]], at: Sequence[Node]) -> list[tuple[str, Node]]:
     """Replace each part by a call of a submodule: (group, call), in the order of the parts.
 
-    A call stands where the last node of its part stood, and the others keep their order: torch 2.11 sorts them anew.
+    A call takes the place of its node of `at`, or the next one where its inputs are there. The nodes outside keep their
+    order, which torch changes, if they do not wait for a call.
     """
     place = {node.name: i for i, node in enumerate(graph.graph.nodes)}
-    last = [max(place[node.name] for node in nodes) for _, nodes in parts]
+    wanted = [place[node.name] for node in at]
     with torch.fx.traceback.preserve_node_meta(enable=False):
         whole = [dict.fromkeys(_with_modules(graph, nodes)) for _, nodes in parts]
         for node in graph.graph.find_nodes(op="get_attr"):
@@ -128,7 +129,7 @@ def cut_out(graph: GraphModule, parts: Sequence[tuple[str, list[Node]]]) -> list
         graph.delete_all_unused_submodules()
     calls = {str(node.target): node for node in graph.graph.find_nodes(op="call_module")}
     made = [(name, calls[f"{_PREFIX}{i}"]) for i, (name, _) in enumerate(parts)]
-    place |= {call.name: at for (_, call), at in zip(made, last, strict=True)}
+    place |= {call.name: at for (_, call), at in zip(made, wanted, strict=True)}
     output, needs = graph.graph.output_node(), nx.DiGraph()
     needs.add_nodes_from(graph.graph.nodes)
     needs.add_edges_from((given, node) for node in graph.graph.nodes for given in node.all_input_nodes)
