@@ -60,25 +60,27 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
         lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
                      f"{top.input_bytes:,} B of it inputs")
     last = list(found.values())[-1]
-    starts = {start: part for live in found.values() for part, start in _starts(live).items()}
+    starts = {start: (part, title) for title, live in found.items() for part, start in _starts(live).items()}
     longest = max(len(live.curve) for live in found.values())
-    for i, (start, part) in enumerate(starts.items()):
+    several = len(starts) > len(last.parts)
+    for start, (part, title) in starts.items():
+        color = BLUE if several and start and title == list(found)[-1] else GREY
         if start:
-            axes.axvline(start, color=GREY, linestyle="--", linewidth=0.9)
-        of = f" {list(found)[i - 1].split(' ')[0]}" if len(starts) > len(last.parts) and start else ""
+            axes.axvline(start, color=color, linestyle="--", linewidth=0.9)
+        said = f"{title.split(' ')[0]}: {part} begins" if several and start else part
         left = start and any(start < other < start + 0.3 * longest for other in starts)  # of its line, beside another
-        axes.text(start, 1.0, f" {part}{of} ", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
-                  ha="right" if left else "left", style="italic")
+        axes.text(start, 1.0, f" {said} ", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
+                  ha="right" if left else "left", style="italic", color=color if several and start else INK)
     if measured is not None:
         axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
     axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None), xlim=(0, longest))
     if len(found) > 1 or measured is not None:
         axes.legend(frameon=False, fontsize=8, loc="upper right")
     part, top = last.peak
-    _holders(names, top)
+    _holders(names, top, "the blue peak" if len(found) > 1 else "the peak")
     lines += [f"  {size:,} B  {name}  {module}".rstrip() for name, size, module in top.holders]
     alt = "Estimated memory along the graph. " + "; ".join(line.strip() for line in lines) + "."
-    return finish(figure, alt, "\n".join(lines))
+    return finish(figure, alt, "\n".join(lines), colors=64 if len(found) > 1 else 0)
 
 
 def _starts(live: Live) -> dict[str, int]:
@@ -87,7 +89,7 @@ def _starts(live: Live) -> dict[str, int]:
     return {part: sum(lengths[:i]) for i, part in enumerate(live.parts)}
 
 
-def _holders(axes: Axes, top: MemoryProfile) -> None:
+def _holders(axes: Axes, top: MemoryProfile, peak: str) -> None:
     sizes = [size / 2**20 for _, size, _ in top.holders]
     axes.barh(range(len(sizes)), sizes, 0.72, color="#bfdcee")
     for i, (name, _, module) in enumerate(top.holders):
@@ -95,7 +97,7 @@ def _holders(axes: Axes, top: MemoryProfile) -> None:
         axes.text(0, i, said, va="center", fontsize=7.5, linespacing=1.1, color=INK)
     axes.invert_yaxis()
     axes.set_yticks([])
-    axes.set_xlabel("MiB held at the peak ▼", fontsize=9)
+    axes.set_xlabel(f"MiB held at {peak} ▼", fontsize=9)
     axes.spines["left"].set_visible(False)
 
 
@@ -103,15 +105,18 @@ def pareto(found: Planned) -> Picture:
     """Bytes saved against time computed again: plans and torch's own budgets, of `memory_plan(..., front=True)`."""
     figure, (axes,) = panels(7.6, 3.4)
     sets = {"plans": (BLUE, "o-", [(p.saved_bytes / 2**20, p.ms) for p in found.front]),
-            "torch's budgets": (GREY, "s", [(c.bytes / 2**20, c.ms) for c in found.torch_front])}
+            "torch's budgets": (RED, "s", [(c.bytes / 2**20, c.ms) for c in found.torch_front])}
     lines = []
     for name, (color, marker, points) in sets.items():
         if points:
             axes.plot(*zip(*points, strict=True), marker, color=color, markersize=5, linewidth=1.4, label=name)
             lines += [f"{name}: " + ", ".join(f"{x:,.0f} MiB {y:.2f} ms" for x, y in points)]
-    axes.set(xlabel="MiB saved for the backward", ylabel="ms computed again", xlim=(0, None))
+    axes.plot([found.plan.saved_bytes / 2**20], [found.plan.ms], "o", markersize=12, markerfacecolor="none",
+              markeredgecolor=INK, markeredgewidth=1.5, label="the plan of this recipe", linestyle="none")
+    far = max(x for _, _, points in sets.values() for x, _ in points)
+    axes.set(xlabel="MiB saved for the backward", ylabel="ms computed again", xlim=(-0.03 * far, None))
     axes.legend(frameon=False, fontsize=8, loc="upper right")
-    title = f"{found.recipe}, estimated for {found.plan.device}"
+    title = f"{found.recipe}, estimated for {found.plan.device.partition(',')[0]}"
     axes.set_title(title, fontsize=9)
     return finish(figure, f"Memory against time: {title}. " + "; ".join(lines) + ".", "\n".join([title, *lines]),
                   colors=64)
