@@ -70,3 +70,11 @@ def test_show_draws_a_load_and_a_training_that_has_one():
     with_experts, without = (Training([1.0], [1.0], [1.0], 1, None, each) for each in (load(), None))
     assert outputs(load()) == [picture] == outputs(with_experts)
     assert outputs(without) == []
+
+
+def test_a_run_beside_another_has_its_scales():
+    low, high = load(), load()
+    high.tokens[0][0][0][1], high.dropped[0][0][0] = 50, 40
+    same, wider = draw.expert_load(low, [low, low]), draw.expert_load(low, [high])
+    assert draw.expert_load(low, [low]).png == same.png != wider.png
+    assert wider.text == draw.expert_load(low).text

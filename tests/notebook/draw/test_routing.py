@@ -49,6 +49,9 @@ def test_slots_are_told_before_and_after_the_exchange():
     assert picture.text.splitlines() == ["sent", "rank 0: 0 . | 1 0", "rank 1: 2 3 | . .",
                                          "received", "rank 0: 0 . | 2 3", "rank 1: 1 0 | . ."]
     assert "sent; received" in picture.alt
+    heads = ["e0", "e1"], ["from rank 0", "from rank 1"]
+    headed = draw.slots([("sent", sent), ("received", came)], 2, 2, heads=heads)
+    assert headed.text == picture.text and headed.height > picture.height
 
 
 def test_a_palette_keeps_the_size_and_saves_bytes():

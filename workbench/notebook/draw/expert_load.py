@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.colors import LinearSegmentedColormap
@@ -20,9 +21,10 @@ MOST = 4
 _SHADES = LinearSegmentedColormap.from_list("load", [PAPER, GREY, INK])
 
 
-def expert_load(load: ExpertLoad) -> Picture:
+def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = ()) -> Picture:
     """A row for each layer: its experts over the steps, the last step by rank, the imbalance and the dropped copies.
 
+    beside: runs of the same layers to compare with; the axes and the shades reach as far as their largest values.
     Text: `ExpertLoad.table()`, and the copies that each rank sent in the last step. WorkbenchError without any step.
     """
     if not load.tokens or not load.layers:
@@ -45,6 +47,8 @@ def expert_load(load: ExpertLoad) -> Picture:
         _course(panels["dropped"], [sum(step[layer]) for step in load.dropped], RED, "dropped")
         panels["dropped"].yaxis.set_major_locator(MaxNLocator(3, integer=True))
         panels["dropped"].set(ylim=(0, max(1, *(sum(step[layer]) for step in load.dropped)) * 1.1), xlabel="step")
+        if beside:
+            _same_scale(panels, [load, *beside], layer)
     lines = [f"experts' load of {last + 1} step{'s' * (last > 0)} on {ranks} rank{'s' * (ranks > 1)}: {load.summary()}",
              load.table(), f"sent in step {last}, by rank", *_sent(load, last)]
     if len(drawn) < len(load.layers):
@@ -65,6 +69,16 @@ def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
     _whole_steps(axes, len(counts))
     axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.figure.colorbar(shown, ax=axes, shrink=0.9).ax.set_title("copies", fontsize=8)
+
+
+def _same_scale(panels: Mapping[str, Axes], loads: Sequence[ExpertLoad], layer: int) -> None:
+    """Limits with room for the largest value of all loads, as matplotlib would choose them for that one."""
+    most = [max(load.by_expert(step, layer)) for load in loads for step in range(len(load.tokens))]
+    uneven = max(load.imbalance(step, layer) for load in loads for step in range(len(load.tokens)))
+    panels["steps"].images[0].set_clim(0, max(most))
+    panels["ranks"].set_xlim(0, 1.05 * max(max(load.by_expert(-1, layer)) for load in loads))
+    panels["uneven"].set_ylim(0.9, uneven + 0.05 * (uneven - 1))
+    panels["dropped"].set_ylim(0, 1.1 * max(1, *(sum(step[layer]) for load in loads for step in load.dropped)))
 
 
 def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:

@@ -64,7 +64,8 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
 
 
 def slots(
-    buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int, owner: str = "rank"
+    buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int, owner: str = "rank",
+    heads: Sequence[Sequence[str]] = (),
 ) -> Picture:
     """One panel for each of `buffers`, (title, slots int64): a slot holds the number of a token, or -1 for none.
 
@@ -74,11 +75,11 @@ def slots(
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
     color_of = _of if owner == "rank" else _of_sequence
-    low = 0.85 if owner == "sequence" else 0.55  # a legend
+    low = (0.85 if owner == "sequence" else 0.55) + 0.2 * len(heads)  # 0.85: a legend
     figure = new_figure(min(1.2 + 0.36 * wide, 13), low + sum(0.45 + 0.33 * len(held) for _, held in each))
     panels = figure.subplots(len(each), 1, squeeze=False)[:, 0]
     lines = []
-    for axes, (title, held) in zip(panels, each, strict=True):
+    for panel, (axes, (title, held)) in enumerate(zip(panels, each, strict=True)):
         lines.append(title)
         for row, (rank, own) in enumerate(held.items()):
             _row(axes, row, own.tolist(), capacity, per_rank, color_of)
@@ -90,6 +91,10 @@ def slots(
         if owner == "rank":
             for label, rank in zip(axes.get_yticklabels(), held, strict=True):
                 label.set_bbox({"facecolor": _of(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
+        if heads:
+            names = heads[panel]
+            axes.set_xticks([wide * (i + 0.5) / len(names) for i in range(len(names))], names, fontsize=8)
+            axes.xaxis.tick_top()
         axes.tick_params(length=0)
         axes.set_title(title, fontsize=10, loc="left")
         axes.spines[:].set_visible(False)
