@@ -98,20 +98,20 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms") -> Pictur
 
 
 def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str = "ms") -> Picture:
-    """A row of timed steps as dots with their median, and the traced steps' lengths as crosses: (timed, traced)."""
+    """A row of timed steps as dots with their median, below the traced steps' lengths as crosses: (timed, traced)."""
     if not rows or not all(timed for timed, _ in rows.values()):
         raise WorkbenchError("draw.dots: give one row or more, each with a timed step")
-    figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
+    figure, (axes,) = panels(9.6, 0.95 + 0.48 * len(rows))
     axes.set_facecolor(PAPER)
     lines = []
     for y, (title, (timed, traced)) in enumerate(rows.items()):
         axes.axhline(y, color=FAINT, linewidth=6, zorder=0)
         axes.plot(timed, [y] * len(timed), "o", color=GREY, alpha=0.45, markersize=5, markeredgewidth=0)
         axes.plot([median(timed)], [y], "|", color=INK, markersize=15, markeredgewidth=2)
-        axes.plot(traced, [y] * len(traced), "x", color=INK, markersize=7, markeredgewidth=2)
+        axes.plot(traced, [y - 0.33] * len(traced), "x", color=INK, markersize=7, markeredgewidth=2)
         lines.append(f"{title}: {len(timed)} timed steps, {len(traced)} traced")
     axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
-    axes.set(ylim=(len(rows) - 0.5, -0.5))
+    axes.set(ylim=(len(rows) - 0.5, -0.6))
     axes.set_xlabel(unit, fontsize=9)
     looks: dict[str, dict[str, Any]] = {
         "a timed step": {"marker": "o", "color": GREY, "alpha": 0.6},

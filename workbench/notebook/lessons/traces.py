@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, overlap, union
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
-from workbench.tools.timing.order import StepOrder, TracedCollective, read_order
+from workbench.tools.timing.order import StepOrder, TracedCollective, TraceOrder, read_order
 from workbench.tools.timing.trace_file import TracedStep
 
 RESULTS = results_dir()
@@ -28,6 +28,8 @@ KINDS = {
 }
 """Parts of a kernel's name that tell its kind; what has none of them is pointwise, a norm or the loss."""
 REST, FLOOR = "rest", ("products", "attention", "optimizer")
+THIRD, FUSED = "llama3_block_bucketing_cudagraph", "llama3_full_inductor_block_bucketing_cudagraph"
+"""The job of the checkpoint "remedy", and the job that differs from it in Inductor alone."""
 Span = tuple[str, int, float, float, float]
 """A kernel: its name, its stream, and in microseconds when the CPU launched it, when it began and when it ended."""
 
@@ -188,9 +190,27 @@ def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, floa
             for kind, (n, ms, exposed, least, most, empty) in found.items()]
 
 
-def least_wait(pairs: Iterable[tuple[TracedCollective, TracedCollective]]) -> float:
-    """Milliseconds that collectives expose while they wait, at least: each here, and the same on the other rank."""
-    return sum(max(0.0, here.exposed_ms - min(here.ms, there.ms)) for here, there in pairs)
+def causes(step: StepOrder, traced: TracedStep) -> tuple[int, float, float, float, float]:
+    """How many gathers a step has, and its sums of `exposed_by`: exposed, waits at least and at most, the CPU late."""
+    rows = exposed_by(step, traced)
+    gathers = sum(number for kind, number, *_ in rows if kind == "AllGather")
+    _, exposed, least, most, empty = (sum(parts) for parts in list(zip(*rows, strict=True))[2:]) if rows else [0.0] * 5
+    return gathers, exposed, least, most, empty
+
+
+def waits_of(pairs: Iterable[tuple[TracedCollective, TracedCollective]]) -> list[tuple[int, float, float, float]]:
+    """By collective, here and on the other rank: index, ms of the wait, what of it is exposed at least, and at most."""
+    rows = []
+    for here, there in pairs:
+        short = min(here.ms, there.ms)
+        wait = here.ms - short
+        rows.append((here.number, wait, max(0.0, here.exposed_ms - short), min(wait, here.exposed_ms)))
+    return rows
+
+
+def third_job() -> TraceOrder:
+    """Both ranks' traces of the job that the checkpoint asks for."""
+    return read_order([recorded(THIRD, rank, gpus=2) for rank in (0, 1)])
 
 
 def floor_kernels(step: TracedStep) -> Counter[str]:
@@ -209,11 +229,29 @@ def late_ms(step: TracedStep) -> float:
                if launched is not None and launched > begin) / 1e3
 
 
-def beside(step: TracedStep, other: TracedStep) -> tuple[tuple[int, float, float], tuple[int, float, float]]:
+def late_rows(
+    steps: Mapping[str, TracedStep], given: Mapping[str, tuple[float, float] | None]
+) -> list[tuple[str, ...]]:
+    """By step: idle ms, its `late_parts` and the rest; when the first kernel of clipping is launched, and begins.
+
+    given: parts that the reader computes, used in place of `late_parts`; "?" for None.
+    """
+    rows = []
+    for said, step in steps.items():
+        idle = sum(end - begin for begin, end, _ in gaps_of(step)) / 1e3
+        parts = given[said] if said in given else late_parts(step)
+        split = [f"{ms:.2f}" for ms in (*parts, idle - sum(parts))] if parts else ["?"] * 3
+        clipping = next(e for e in step.events if "multi_tensor_apply" in e.name)
+        times = (clipping.launched or clipping.begin, clipping.begin)
+        rows.append((said, f"{idle:.2f}", *split, *(f"{(at - step.events[0].begin) / 1e3:.1f}" for at in times)))
+    return rows
+
+
+def beside(step: TracedStep, other: TracedStep) -> list[tuple[int, float, float]]:
     """What collectives cost the products of `step`: how many products, their milliseconds here and on the other rank.
 
     First those beside collectives here (90 % of their time or more) and alone there (at most 10 %). Then those alone on
-    both, to compare.
+    both, to compare. Then all others.
     """
     rows = []
     for each in (step, other):
@@ -221,13 +259,12 @@ def beside(step: TracedStep, other: TracedStep) -> tuple[tuple[int, float, float
         products = [e for e in each.events if e.kind == COMPUTE and kind_of(e.name) == "products"]
         rows.append([(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin))
                      for e in products])
-    found = [[0, 0.0, 0.0], [0, 0.0, 0.0]]
+    found = [[0, 0.0, 0.0] for _ in range(3)]
     for (name, here, hidden), (same, there, alone) in zip(*rows, strict=True):
-        if name == same and alone <= 0.1 and not 0.1 < hidden < 0.9:
-            for i, more in enumerate((1, here / 1e3, there / 1e3)):
-                found[hidden < 0.5][i] += more
-    (n, here_ms, there_ms), (m, alone_ms, also_ms) = found
-    return (int(n), here_ms, there_ms), (int(m), alone_ms, also_ms)
+        clear = name == same and alone <= 0.1 and not 0.1 < hidden < 0.9
+        for i, more in enumerate((1, here / 1e3, there / 1e3)):
+            found[hidden < 0.5 if clear else 2][i] += more
+    return [(int(n), here, there) for n, here, there in found]
 
 
 def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
@@ -260,5 +297,5 @@ def report(paths: Sequence[Path | str]) -> str:
         known = all(c.waits_ms is not None for c in step.collectives)
         for kind, number, _, exposed, least, most, empty in exposed_by(step, traced):
             waits = f"waits for another rank {least:.2f} to {most:.2f} ms" if known else "waits: read all ranks' traces"
-            lines.append(f"{number} {kind}: exposed {exposed:.2f} ms; {waits}; no kernel in the queue {empty:.2f} ms")
+            lines.append(f"{number} {kind}: exposed {exposed:.2f} ms; {waits}; the CPU was late {empty:.2f} ms")
     return "\n".join(lines)

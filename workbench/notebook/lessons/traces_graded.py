@@ -6,11 +6,23 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from workbench.errors import temporary
 from workbench.notebook.lessons.grading import by_cases, close
-from workbench.notebook.lessons.traces import Span, floor_ms, late_parts, recorded, save_spans, spans_of
+from workbench.notebook.lessons.traces import (
+    FUSED,
+    THIRD,
+    Span,
+    floor_ms,
+    late_parts,
+    recorded,
+    save_spans,
+    spans_of,
+    third_job,
+    timed,
+)
 from workbench.tools.timing.order import read_order
 
 
@@ -31,6 +43,27 @@ def lateness(answer: Any) -> tuple[float, str]:
         ("in the first 2 ms", "later"), (first, later), truths, strict=True)}
     wrong = [f"{said} {message}" for said, (score, message) in parts.items() if score < 1]
     return 1 - len(wrong) / 2, "; ".join(wrong) or "right"
+
+
+def remedies(answer: Any) -> tuple[float, str]:
+    """Grades the remedy for `third_job`, and the most milliseconds that it can win; either rank's are right."""
+    try:
+        name, ms = str(answer[0]).lower(), float(answer[1])
+    except (TypeError, ValueError, LookupError):
+        return 0.0, "give a pair: (remedy, milliseconds)"
+    if chosen := next((each for each in ("cudagraph", "overlap", "bucket") if each in name), ""):
+        return 0.0, f"not {'overlap' if chosen == 'bucket' else chosen}"
+    if "fusion" not in name and "inductor" not in name:
+        return 0.0, "name a remedy of the first section's table"
+    order = third_job()
+    truths = [step.compute_ms - floor_ms(traced)
+              for step, traced in zip(order.steps, order.traced, strict=True) if step.step == order.steps[-1].step]
+    scores = [near(ms, truth=truth, within=0.02) for truth in truths]
+    score, message = max(scores)
+    if score < 1:
+        return 0.5, f"milliseconds {message}"
+    before, after = (median(timed(job, 2)) for job in (THIRD, FUSED))
+    return 1.0, f"right: with Inductor and nothing else changed, a step takes {after:.1f} ms instead of {before:.1f}"
 
 
 def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str]:
