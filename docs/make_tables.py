@@ -53,11 +53,11 @@ STEPS = (  # what goes in, and the public function that takes it on
 PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "same_passes", "steps_8b",
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
                         "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
-                        "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp", "what_if", "mutants",
-                        "soak", "museum"),
+                        "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
+                        "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -145,6 +145,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_launches": accuracy_launches_table(root),
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
+            "steps_tp2": gpu_steps_table(root, "llama3_1b_tp2_h100x2.jsonl"),
             "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
             "start": start_table(root),
             "same_passes": same_passes_table(root),
@@ -154,6 +155,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
             "float8": float8_table(root), "float8_numerics": float8_numerics_table(root),
             "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
+            "float8_budget": choices_table(root, "float8_h100x2.jsonl"),
             "offload": choices_table(root, "offload_h200x2.jsonl"),
             "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl")}
 
