@@ -59,6 +59,28 @@ def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(count):
     assert odd == [] and compared >= 12 * 4 and verdicts == JOINED
 
 
+
+def offloaded(repeats=5):
+    """The largest norm-relative difference of a gradient from eager's, in steps whose saved tensors go to the host."""
+    offload = {"name": "offload_activations", "choose": "all", "min_bytes": 0}
+    built = build(small({}, ("inductor_decomposition",), (offload, "full_inductor_compilation")), current_world())
+    batch, module, runs = built.authored.example_batch(), built.authored.module, []
+    for step in [module] + [built.step] * repeats:
+        module.zero_grad(set_to_none=True)
+        step(*batch).backward()
+        runs.append([p.grad.clone() for p in module.parameters()])
+    built.step.close()
+    return max(float((b - a).norm() / a.norm()) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+@pytest.mark.gpu
+def test_what_inductor_lays_out_otherwise_is_on_the_host_before_it_is_read():
+    """No CPU waits for a copy; once, from the second step on, some gradients were wrong."""
+    with ranks(1, backend="nccl", timeout=120, echo="none") as pool:
+        (found,) = pool.run(offloaded)
+    assert found < 1e-4
+
+
 def on_four(name: str) -> dict[str, str]:
     """What makes a recipe's mesh one of four ranks."""
     mesh = load_recipe(name).mesh
