@@ -143,16 +143,13 @@ def aligned(ranks: Sequence[TracedStep]) -> list[list[Span]]:
 def longest_late(step: TracedStep, most: int) -> tuple[list[tuple[str, str, str, str]], str]:
     """The longest gaps that the CPU causes, each with the next kernel; and how many gaps of each cause there are."""
     first, after = step.events[0].begin, {e.begin: e.name for e in reversed(step.events)}
-    found = list(gaps_of(step))
-    late = [gap for gap in found if gap[2] is not None and gap[2] > gap[0]]
-    queued = [end - begin for begin, end, launched in found if launched is not None and launched <= begin]
+    late = late_gaps(step)
+    queued = [end - begin for begin, end, launched in gaps_of(step) if launched is not None and launched <= begin]
     rows = [(f"{(begin - first) / 1e3:.1f}", f"{end - begin:.0f}", f"{launched - begin:+,.0f}", short(after[end]))
-            for begin, end, launched in sorted(late, key=lambda gap: gap[0] - gap[1])[:most] if launched is not None]
-    line = f"{len(late)} gaps in which the CPU was late: the longest {len(rows)} are listed"
-    if queued:
-        line += (f"; {len(queued)} in which the next kernel was in the queue: about "
-                 f"{sum(queued) / len(queued):.0f} µs each, {max(queued):.0f} µs at most")
-    return rows, line
+            for begin, end, launched in sorted(late, key=lambda gap: gap[0] - gap[1])[:most]]
+    also = (f"; {len(queued)} in which the next kernel was in the queue: about {sum(queued) / len(queued):.0f} µs "
+            f"each, {max(queued):.0f} µs at most") if queued else ""
+    return rows, f"{len(late)} gaps in which the CPU was late: the longest {len(rows)} are listed{also}"
 
 
 def short(name: str) -> str:
@@ -223,15 +220,18 @@ def floor_ms(step: TracedStep) -> float:
     return sum(ms for kind, ms in kinds_of(step).items() if kind in FLOOR)
 
 
+def late_gaps(step: TracedStep) -> list[tuple[float, float, float]]:
+    """The gaps in which the next kernel was not launched yet when the last one ended."""
+    return [(begin, end, by) for begin, end, by in gaps_of(step) if by is not None and by > begin]
+
+
 def late_ms(step: TracedStep) -> float:
-    """Milliseconds in which the GPU is idle because the next kernel was not launched yet when the last one ended."""
-    return sum(end - begin for begin, end, launched in gaps_of(step)
-               if launched is not None and launched > begin) / 1e3
+    """Milliseconds in which the GPU is idle because the CPU was late."""
+    return sum(end - begin for begin, end, _ in late_gaps(step)) / 1e3
 
 
-def late_rows(
-    steps: Mapping[str, TracedStep], given: Mapping[str, tuple[float, float] | None]
-) -> list[tuple[str, ...]]:
+def late_rows(steps: Mapping[str, TracedStep],
+              given: Mapping[str, tuple[float, float] | None]) -> list[tuple[str, ...]]:
     """By step: idle ms, its `late_parts` and the rest; when the first kernel of clipping is launched, and begins.
 
     given: parts that the reader computes, used in place of `late_parts`; "?" for None.
@@ -257,8 +257,7 @@ def beside(step: TracedStep, other: TracedStep) -> list[tuple[int, float, float]
     for each in (step, other):
         talk = union((e.begin, e.end) for e in each.events if e.kind != COMPUTE)
         products = [e for e in each.events if e.kind == COMPUTE and kind_of(e.name) == "products"]
-        rows.append([(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin))
-                     for e in products])
+        rows.append([(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin)) for e in products])
     found = [[0, 0.0, 0.0] for _ in range(3)]
     for (name, here, hidden), (same, there, alone) in zip(*rows, strict=True):
         clear = name == same and alone <= 0.1 and not 0.1 < hidden < 0.9
@@ -270,8 +269,7 @@ def beside(step: TracedStep, other: TracedStep) -> list[tuple[int, float, float]
 def late_parts(step: TracedStep, early_us: float = 2000) -> tuple[float, float]:
     """`late_ms` in two parts: in gaps that begin in the step's first microseconds, and in later ones."""
     early = step.events[0].begin + early_us
-    first = sum(end - begin for begin, end, launched in gaps_of(step)
-                if launched is not None and launched > begin and begin < early) / 1e3
+    first = sum(end - begin for begin, end, _ in late_gaps(step) if begin < early) / 1e3
     return first, late_ms(step) - first
 
 
