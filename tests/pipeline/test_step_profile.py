@@ -46,7 +46,7 @@ def test_a_measured_step_leaves_the_module_as_it_was(monkeypatch):
     module = torch.nn.BatchNorm1d(2)
     ran = []
     monkeypatch.setattr("workbench.pipeline.step_profile.profiled",
-                        lambda step: (ran.append([step(), step()]) or [], 0))
+                        lambda step: (ran.append([step(), step()]) or [], []))
     profile_step(lambda: module(torch.randn(3, 2)).sum().backward(), module)
     assert len(ran) == 1 and int(module.num_batches_tracked) == 0 and module.running_mean.tolist() == [0, 0]
     assert module.weight.grad is None
