@@ -126,13 +126,14 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
     exposed = {name: max(0.0, spans[name].exposed - (spans[name].ms - took[name])) for name in seen}
     alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
     bare = [name for name in alone if spans[name].limit != CPU_LATE]
+    late = len(alone) - len(bare)
     kept = f"{len(seen) - len(alone)} of {len(seen)} collectives ran behind compute ({step.source})"
-    evidence |= {"lost": len(bare), "late": len(alone) - len(bare), "exposed_ms": round(step.exposed_ms, 3)}
+    evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(step.exposed_ms, 3)}
     if len(seen) - len(alone) >= KEEPS * len(seen):
         return Verdict("order", Outcome.PASS, kept, evidence)
     if len(seen) - len(bare) >= KEEPS * len(seen):
         return Verdict("order", Outcome.UNKNOWN, (
-            f"{kept}; {len(alone) - len(bare)} were over before the CPU had launched the compute behind them: record "
+            f"{kept}; {late} were over before the CPU had launched the compute behind them: record "
             "and replay the step, or give it more work"), evidence)
     return Verdict("order", Outcome.FAIL, (
         f"{kept}, where {order.by} had hidden {len(seen)}; the first exposed one is {bare[0]}, for "

@@ -110,7 +110,8 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     for k in nccl:
         alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
         known = matched.get(k, Span(k.name, f"stream {k.stream}", 0.0, 0.0))
-        following = next((c.launched for c in compute[bisect(compute, k.begin, key=lambda c: c.begin):]), 0.0)
+        after = bisect(compute, k.begin, key=lambda c: c.begin)
+        following = compute[after].launched if after < len(compute) else float("-inf")
         limit = CPU_LATE if following + START_US > (k.begin + k.end) / 2 else _ALONE
         spans.append(Span(known.name, known.lane, (k.begin - start) / 1e3, (k.end - start) / 1e3, alone,
                           HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else limit, known.label, known.part))
