@@ -11,7 +11,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tour lab lint check unit tests notebooks small test test-all test-fast execute schemas clean
+.PHONY: help venv tour lab lint check unit tests notebooks small other-cpu test test-all test-fast execute schemas clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -48,7 +48,10 @@ test: ## linter, types, tests and notebooks: what to run before a commit
 	@$(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory notebooks
 
-test-all: test small ## and what takes long
+other-cpu: venv ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs
+	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest $(NBVAL) -n 2 --dist loadscope notebooks
+
+test-all: test small other-cpu ## and what takes long
 	@$(BIN)/pytest tests -m slow $(TWO)
 
 test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.11.0
