@@ -156,7 +156,7 @@ def _graphs() -> dict[str, Any]:
 
     graph = torch.fx.Graph()
     graph.output(())
-    empty = SimpleNamespace(graph=torch.fx.GraphModule({}, graph), gradients={})
+    empty = SimpleNamespace(graph=torch.fx.GraphModule({}, graph), gradients={}, trained=())
     gather = SimpleNamespace(kind="all_gather", group_size=2, payload=2**20)
     spec = device_spec("h100")
     south = SimpleNamespace(name="south", options=SimpleNamespace(buckets=("layers.0", "layer.1")))

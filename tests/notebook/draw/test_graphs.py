@@ -9,6 +9,7 @@ import pytest
 
 from workbench import author, build, capture, fake_world, load_recipe, partition, run_joint
 from workbench.authoring.models import layers
+from workbench.errors import WorkbenchError
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook import draw
@@ -75,3 +76,19 @@ def test_what_layers_save_alike_is_one_row_with_its_policy_and_line() -> None:
     assert mixed[2] == "float32" and mixed[6] == "MUST_SAVE"
     file, line = mixed[7].split(":")
     assert file == "layers.py" and "self.w3(x)" in Path(layers.__file__).read_text().splitlines()[int(line) - 1]
+
+
+KINDS = {"R": "reads", "M": "another", "U": "an update"}
+
+
+def test_rows_are_one_below_the_other_and_another_order_is_another_picture():
+    picture = draw.order({"before": ".RMU", "after the pass": ".RUM"}, KINDS)
+    assert picture.text.splitlines() == ["before          .RMU", "after the pass  .RUM"]
+    assert "before: .RMU; after the pass: .RUM" in picture.alt
+    assert picture.png != draw.order({"before": ".RMU", "after the pass": ".RMU"}, KINDS).png
+
+
+@pytest.mark.parametrize(("rows", "kinds"), [({}, KINDS), ({"a": "R"}, {**KINDS, "X": "one more"})])
+def test_no_row_and_a_fourth_kind_are_refused(rows, kinds):
+    with pytest.raises(WorkbenchError, match="give one row or more"):
+        draw.order(rows, kinds)

@@ -29,12 +29,12 @@ def test_another_step_is_another_picture():
 
 
 def test_work_before_a_part_is_told_apart():
-    tail = replace(SLOW, what="tail", before_us=6.0)
+    tail = Pace(ON, 2, 1e4, 4e3, 1.2e4, ((0.0, 5e3), (5e3, 1e4)), ((5e3, 7e3), (1e4, 1.2e4)), "tail", 6e3)
     picture = draw.pace({"a": tail}, one_scale=False)
     assert picture.text.splitlines() == [
         "pace of a tail, simulated on h100, not calibrated, 5 µs a launch",
-        "a: 2 launches, CPU 10 µs; behind the work before it the tail takes 6 µs, the device waits 3 µs of it"]
-    assert picture.png != draw.pace({"a": replace(tail, before_us=5.5)}, one_scale=False).png
+        "a: 2 launches, CPU 10.00 ms; behind the work before it the tail takes 6.00 ms, the device waits 3.00 ms of it"]
+    assert picture.png != draw.pace({"a": replace(tail, before_us=5.5e3)}, one_scale=False).png
 
 
 def test_nothing_to_draw_is_refused():

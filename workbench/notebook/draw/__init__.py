@@ -5,7 +5,7 @@
     dataflow      a small graph as boxes and arrows
     difference    figures before and after a change
     expert_load   tokens for each expert, step by step
-    graphs        a graph, its collectives, saved tensors
+    graphs        a graph, small graphs as rows of letters, collectives, saved tensors
     kernels       kernels with their nodes; replays and their addresses
     memory        live bytes and the peak; saved against recomputed; budgets
     mesh          the slice of a tensor on each rank
@@ -26,7 +26,7 @@ from workbench.notebook.draw.buffers import buffers
 from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
-from workbench.notebook.draw.graphs import graph, launches, saved
+from workbench.notebook.draw.graphs import graph, launches, order, saved
 from workbench.notebook.draw.kernels import addresses, kernel_code, kernel_table, kernels, replay
 from workbench.notebook.draw.memory import frontier, memory, pareto
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
@@ -43,6 +43,6 @@ from workbench.notebook.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "ablation", "addresses", "buffers", "changes", "curves", "dataflow", "difference",
            "dots", "expert_load", "float8_grid", "frontier", "graph", "kernel_code", "kernel_table", "kernels",
-           "lanes", "launches", "losses", "memory", "pace", "parameters", "pareto", "pipeline", "placements",
-           "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "spans", "stacked", "step",
-           "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]
+           "lanes", "launches", "losses", "memory", "order", "pace", "parameters", "pareto", "pipeline",
+           "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "spans",
+           "stacked", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]

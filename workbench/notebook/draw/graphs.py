@@ -1,24 +1,28 @@
-"""An overview of a graph, its collectives before and after a pass, and the tensors that the forward saves."""
+"""An overview of a graph, rows of letters for small ones, collectives around a pass, and what the forward saves."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from matplotlib.patches import Patch, Rectangle
 from torch.fx import GraphModule
 
+from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read import collectives
 from workbench.graph.read.memory import SavedTensor, saved_tensors
 from workbench.graph.read.nodes import kind_of
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY
 from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.pipeline.run_passes import PassRecord
+from workbench.recipe.wording import aligned
 from workbench.torch_api.aot import is_tangent
 
 LANES = {"collective": RED, "matmul": BLUE, "attention": PINK, "pointwise": GREEN, "reduction": ORANGE, "view": GREY,
          "copy": SKY}
+_ORDERED = BLUE, SKY, ORANGE
 
 
 def by_title(what: GraphModule | ForwardBackward | PassRecord, title: str) -> dict[str, Mapping[str, GraphModule]]:
@@ -63,6 +67,32 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
         lines[0] += f", {len(later) - sum(later)} forward and {sum(later)} backward"
     lines += [f"{kind}: {fw + bw if whole else f'{fw} forward, {bw} backward'}" for kind, (fw, bw) in counts.items()]
     return finish(figure, "Operators of a graph in lanes by kind. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def order(rows: Mapping[str, str], kinds: Mapping[str, str]) -> Picture:
+    """A row for each graph, a box for each operator, from the first to the last.
+
+    rows: title -> a letter for each operator. kinds: letter -> what it stands for, at most three; any other letter is
+    an empty box. Text: the letters, one below the other. Raises WorkbenchError without any row, or for more kinds.
+    """
+    if not rows or len(kinds) > len(_ORDERED):
+        raise WorkbenchError(f"draw.order: give one row or more, by title, and at most {len(_ORDERED)} kinds")
+    colors = dict(zip(kinds, _ORDERED, strict=False))
+    figure, (axes,) = panels(9.6, 0.5 + 0.42 * len(rows))
+    for y, letters in enumerate(rows.values()):
+        for x, letter in enumerate(letters):
+            axes.add_patch(Rectangle((x + 0.06, y - 0.36), 0.88, 0.72, facecolor=colors.get(letter, FAINT)))
+            if letter in colors:
+                ink = PAPER if colors[letter] == BLUE else INK
+                axes.text(x + 0.5, y, letter, ha="center", va="center", fontsize=8.5, color=ink)
+    axes.set(xlim=(0, max(map(len, rows.values()))), ylim=(len(rows) - 0.5, -0.5), xticks=[])
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    handles = [Patch(facecolor=color, label=f"{letter}: {kinds[letter]}") for letter, color in colors.items()]
+    axes.legend(handles=handles, frameon=False, fontsize=8, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1))
+    alt = "Operators in their order. " + "; ".join(f"{title}: {letters}" for title, letters in rows.items()) + "."
+    return finish(figure, alt, "\n".join(aligned([*rows.items()])), colors=64)
 
 
 def launches(record: PassRecord) -> Picture:

@@ -144,7 +144,9 @@ def pace(paces: Mapping[str, Pace], *, one_scale: bool = True) -> Picture:
               Patch(facecolor=PAPER, edgecolor=GREY, label="the device waits"),
               Line2D([], [], color=INK, linewidth=1.6, label=f"end of the {first.what}")]
     figure.legend(handles=legend, loc="outside upper right", ncols=len(legend), fontsize=8, frameon=False)
-    shown[-1].set_xlabel(f"µs, {first.source}", fontsize=9)
+    for axes in shown if first.before_us else ():
+        axes.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g}")
+    shown[-1].set_xlabel(f"{'ms' if first.before_us else 'µs'}, {first.source}", fontsize=9)
     text = [f"pace of a {first.what}, {first.source}", *lines]
     return finish(figure, "Launches of the CPU above the device's work, on one clock. " + "; ".join(lines) + ".",
                   "\n".join(text))

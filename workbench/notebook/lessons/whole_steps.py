@@ -33,6 +33,8 @@ RECORDED = results_dir() / "whole_step_h200x1.jsonl"
 LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch
 Row = tuple[str, str, tuple[str, ...]]
 """A line of a small program: its name, its kind (input, view, compute or update), and the names that it takes."""
+TASK: list[Row] = [("w", "input", ()), ("g", "input", ()), ("t", "view", ("w",)), ("t_1", "view", ("t",)),
+                   ("up", "update", ("w", "g")), ("mm", "compute", ("t_1", "g"))]
 
 
 def lines_of(gm: GraphModule, *, after: str = "", upto: str = "") -> str:
@@ -100,8 +102,8 @@ def added_passes(run: dict[str, Any], base: dict[str, Any]) -> str:
     return " + ".join(["P", *(name for name in names if name not in known)])
 
 
-def calls_of_loop(parameters: Iterable[torch.Tensor]) -> int:
-    """How many operators the loop's clipping and AdamW call on a CPU. They run on copies of the parameters."""
+def calls_of_loop(parameters: Iterable[torch.Tensor]) -> list[str]:
+    """The operators that the loop's clipping and AdamW call on a CPU. They run on copies of the parameters."""
     copies = [p.detach().clone().requires_grad_() for p in parameters]
     optimizer = torch.optim.AdamW(copies, fused=True)
 
@@ -112,7 +114,8 @@ def calls_of_loop(parameters: Iterable[torch.Tensor]) -> int:
     for copy in copies:
         copy.grad = torch.ones_like(copy)
     tail()  # the first call makes the states
-    return sum(str(node.target).startswith("aten.") for node in make_fx(tail)().graph.nodes)
+    return [str(node.target).split(".")[1] for node in make_fx(tail)().graph.nodes
+            if str(node.target).startswith("aten.")]
 
 
 @dataclass(frozen=True)
@@ -185,18 +188,34 @@ def even_size(size: int, tail: Tail) -> float:
 
 def counts_inputs(answer: Any, *, of: StepGraph) -> tuple[float, str]:
     """Grades a number of inputs of a joined graph."""
-    return exact(answer, truth=len(of.graph.graph.find_nodes(op="placeholder")))
+    truth, trained = len(of.graph.graph.find_nodes(op="placeholder")), len(of.trained)
+    return _told(answer, exact(answer, truth=truth), {
+        "too low: one state for each parameter": truth - trained,
+        "too high: a step count for each parameter": truth + trained - 1})
 
 
 def saves_bytes(answer: Any, *, without: StepGraph, fused: StepGraph) -> tuple[float, str]:
     """Grades a number of bytes by the traffic of two joined graphs."""
     moved = [sum(map(sum, traffic(joined).values())) for joined in (without, fused)]
-    return exact(answer, truth=moved[0] - moved[1])
+    saved = moved[0] - moved[1]
+    return _told(answer, exact(answer, truth=saved), {
+        "too low: elements, not bytes": saved / 4, "too high: a write of each gradient is left": 2 * saved})
 
 
 def tips_at(answer: Any, *, size: int, tail: Tail) -> tuple[float, str]:
     """Grades a number of elements by `even_size`."""
-    return near(answer, truth=even_size(size, tail), within=0.02)
+    truth = even_size(size, tail)
+    return _told(answer, near(answer, truth=truth, within=0.02), {
+        "a share of the traced model, not a number of elements": truth / size,
+        "too high: the ratio of the two times is the other way round": size * size / truth}, within=0.02)
+
+
+def _told(
+    answer: Any, graded: tuple[float, str], known: dict[str, float], within: float = 0.0
+) -> tuple[float, str]:
+    """The grade of a number; where it is a known wrong one, with the message that names the mistake."""
+    said = (message for message, value in known.items() if near(answer, truth=value, within=within)[0])
+    return graded if graded[0] >= 1 else (graded[0], next(said, graded[1]))
 
 
 def late_reads(rows: Sequence[Row]) -> dict[str, str]:
@@ -218,20 +237,18 @@ def late_reads(rows: Sequence[Row]) -> dict[str, str]:
     return {match[1]: match[2] for match in found if match}
 
 
-def _cases() -> Iterator[tuple[str, list[Row]]]:
+def _cases() -> Iterator[tuple[str, list[list[Row]]]]:
+    """Programs by what they test; the programs of a case count as one."""
     inputs: list[Row] = [("w", "input", ()), ("v", "input", ()), ("g", "input", ())]
     update: Row = ("up", "update", ("w", "g"))
-    yield "a read after the update", [*inputs, update, ("mm", "compute", ("w",))]
-    yield "a read before the update", [*inputs, ("mm", "compute", ("w", "g")), update]
-    yield "another input", [*inputs, update, ("mm", "compute", ("v",))]
-    yield "two reads after the update", [*inputs, update, ("mm", "compute", ("v", "w")), ("mm_1", "compute", ("w",))]
-    yield "a view from before the update", [*inputs, ("t", "view", ("w",)), update, ("mm", "compute", ("t",))]
-    yield "a view of a view", [*inputs, ("t", "view", ("w",)), ("t_1", "view", ("t",)), update,
-                               ("mm", "compute", ("v", "t_1"))]
-    yield "a view that nobody reads", [*inputs, update, ("t", "view", ("w",)), ("mm", "compute", ("v",))]
+    yield "a read after the update", [[*inputs, update, ("mm", "compute", ("w",))]]
+    yield "the program of the task", [TASK]
+    yield "a read before the update", [[*inputs, ("mm", "compute", ("w", "g")), update]]
+    yield "another input", [[*inputs, update, ("mm", "compute", ("v",))]]
+    yield "two reads after the update", [[*inputs, update, ("mm", "compute", ("v", "w")), ("mm_1", "compute", ("w",))]]
+    yield "a view that nobody reads", [[*inputs, update, ("t", "view", ("w",)), ("mm", "compute", ("v",))]]
     seed = random.Random(15)
-    for _ in range(20):
-        yield "a program at random", [*inputs, *_at_random(seed)]
+    yield "programs at random", [[*inputs, *_at_random(seed)] for _ in range(20)]
 
 
 def _at_random(seed: random.Random) -> Iterator[Row]:
@@ -257,10 +274,13 @@ def finds(answer: Any) -> tuple[float, str]:
     return by_cases(answer, _cases(), _problem, "a read after the update")
 
 
-def _problem(answer: Callable[[list[Row]], Any], rows: list[Row]) -> str:
-    wanted = late_reads(rows)
-    try:
-        got = answer(list(rows))
-    except Exception as error:  # the reader's code
-        return f"{type(error).__name__}: {error}"
-    return "" if got == wanted else f"got {got}, wanted {wanted}"
+def _problem(answer: Callable[[list[Row]], Any], programs: list[list[Row]]) -> str:
+    for rows in programs:
+        wanted = late_reads(rows)
+        try:
+            got = answer(list(rows))
+        except Exception as error:  # the reader's code
+            return f"{type(error).__name__}: {error}"
+        if got != wanted:
+            return f"got {got}, wanted {wanted}"
+    return ""
