@@ -153,7 +153,7 @@ def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
     text = (ROOT / "notebooks" / f"{LESSON}.ipynb").read_text(encoding="utf-8")
     sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     names: dict[str, Any] = {"dim": dim, "__name__": "of_notebook"}
-    for beginning in ("import re\n", *beginnings):
+    for beginning in ("import torch", *beginnings):
         (source,) = (source for source in sources if source.startswith(beginning))
         exec(source, names)
     return names
