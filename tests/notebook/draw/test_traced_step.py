@@ -29,7 +29,9 @@ def test_few_collectives_of_a_long_step_have_a_bar_each():
 
 
 def test_parts_of_bars_and_counts_of_dots_are_told():
-    assert draw.stacked({"x": {"products": 1.25, "idle": 2}, "y": {"products": 0, "idle": 1}}).text == (
+    rows = {"x": {"products": 1.25, "idle": 2}, "y": {"products": 0, "idle": 1}}
+    assert draw.stacked(rows, line=("limit", 3)).png != draw.stacked(rows).png
+    assert draw.stacked(rows).text == (
         "x: products 1.2, idle 2.0\ny: products 0.0, idle 1.0")
     assert draw.dots({"x": ([1, 2, 3], [4])}).text == "x: 3 timed steps, 1 traced"
 

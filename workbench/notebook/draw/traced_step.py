@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -73,8 +74,12 @@ def _lanes(*both: Sequence[tuple[str, int, float, float, float]]) -> list[str]:
             for what, found in zip(("computes", "communicates"), streams, strict=True)]
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms") -> Picture:
-    """A bar for each row, made of its parts: the same parts in each row; "idle" is dotted, "exposed" hatched."""
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms", *,
+            line: tuple[str, float] | None = None) -> Picture:
+    """A bar for each row, made of its parts: the same parts in each row; "idle" is dotted, "exposed" hatched.
+
+    line: name and value of a dashed line to compare the bars with; it is in the picture alone.
+    """
     if not rows or len({tuple(parts) for parts in rows.values()}) > 1:
         raise WorkbenchError("draw.stacked: give one row or more, each with the same parts")
     figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
@@ -90,8 +95,11 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms") -> Pictur
     axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
     axes.set(ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(unit, fontsize=9)
-    figure.legend(handles=[Patch(**looks[name], label=name) for name in names], loc="outside upper right",
-                  ncols=len(names), fontsize=8, frameon=False)
+    handles: list[Artist] = [Patch(**looks[name], label=name) for name in names]
+    if line:
+        axes.axvline(line[1], color=INK, linestyle="--", linewidth=1)
+        handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1, label=line[0]))
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8, frameon=False)
     lines = [f"{row}: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
              for row, parts in rows.items()]
     return finish(figure, f"Bars of {unit} by kind. " + "; ".join(lines) + ".", "\n".join(lines))

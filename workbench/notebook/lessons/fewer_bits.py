@@ -18,6 +18,7 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
+from workbench.graph.read.memory import roots
 from workbench.notebook.lessons.grading import by_cases, exact
 from workbench.pipeline.proofs.numerics_proof import revealing
 from workbench.pipeline.run_passes import run_joint
@@ -158,13 +159,29 @@ def sums_over(answer: Any) -> tuple[float, str]:
     if not isinstance(answer, Mapping):
         return 0.0, "give a dict"
     wanted = dict(zip(PRODUCTS, ("inputs", "outputs", "tokens"), strict=True))
-    wrong = [name for name, dim in wanted.items() if str(answer.get(name)).strip().lower() != dim]
-    return 1 - len(wrong) / len(wanted), f"wrong: {', '.join(wrong)}" if wrong else "right"
+    to_do = [name for name in wanted if answer.get(name) is None]
+    wrong = [name for name, dim in wanted.items() if name not in to_do and str(answer[name]).strip().lower() != dim]
+    said = [f"{what}: {', '.join(names)}" for what, names in (("wrong", wrong), ("to do", to_do)) if names]
+    return 1 - len(wrong + to_do) / len(wanted), "; ".join(said) or "right"
 
 
 def counts_casts(answer: Any, *, of: GraphModule) -> tuple[float, str]:
-    """Grades a number of casts by those of a graph."""
-    return exact(answer, truth=casts(of))
+    """Grades a number of casts by those of a graph; names two wrong ways to count."""
+    score, message = exact(answer, truth=casts(of))
+    if score == 1:
+        return score, message
+    unshared = 2 * len(of.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default))
+    if exact(answer, truth=unshared)[0] == 1:
+        return score, f"{message}: no cast is shared"
+    return score, f"{message}: one cast for each tensor" if exact(answer, truth=_tensors_cast(of))[0] == 1 else message
+
+
+def _tensors_cast(gm: GraphModule) -> int:
+    """How many tensors are cast, each counted once however often it is, in a graph of bfloat16."""
+    made = gm.graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default)
+    owner = roots(gm)
+    wide = [node.args[0].args[0] for node in made if node.meta["val"].dtype.itemsize == 1]  # scaled in float32
+    return len({owner[node.args[0]] for node in wide})
 
 
 def counts_bytes(answer: Any, *, of: PassRecord) -> tuple[float, str]:
@@ -173,4 +190,6 @@ def counts_bytes(answer: Any, *, of: PassRecord) -> tuple[float, str]:
     truth = sum(c.payload for c in before) - sum(c.payload for c in after)
     added = sum(c.payload for c in after if c.reduce_op == "max")
     score, message = exact(answer, truth=truth)
-    return score, "the scales travel, too" if exact(answer, truth=truth + added)[0] == 1 else message
+    slips = {truth + added: "the scales travel, too", truth + 2 * added: "the scales are no saving",
+             truth + added - 4: "one scale for all weights"}
+    return score, next((said for value, said in slips.items() if added and exact(answer, truth=value)[0] == 1), message)
