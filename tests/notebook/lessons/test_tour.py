@@ -39,9 +39,19 @@ def test_saving_less_scores_each_condition(collectives: int, saved: int, score: 
     assert got[0] == pytest.approx(score) and said in got[1] and len(got[2]) == 2
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    ({"policy": "selective", "every_nth_matmul": 2}, "; n = 2 keeps b"), ({}, "; n = 2 keeps b"),
+    ({"policy": "selective", "every_nth_matmul": 4}, "; n = 4 keeps no product"), ({"policy": "full"}, " allowed"),
+])
+def test_saving_less_names_the_products_that_are_kept(options: dict[str, object], said: str) -> None:
+    got = saves_less(dict(MOST), most=MOST, options=options, products=("a", "b", "c"))
+    assert got[1].endswith(said)
+
+
 @pytest.mark.parametrize(("loss", "gradient", "failed", "score", "said"), [
     (0.067, 12.7, [], 1 / 3, "AdamW takes other steps; the worst gradient is wrong by 13 % of its norm, 50 % wanted"),
     (0.0, 100.0, ["effect"], 2 / 3, "effect did not pass"),
+    (0.0, 0.0, ["effect"], 1 / 3, "the pass changed nothing, so its effect is NO_EFFECT"),
     (0.0001, 50.0, [], 1.0, "no loss differs by more than 0.000 %"),
     (0.0, 2.0, [], 2 / 3, "50 % wanted"),
     (0.0001, 49.9999999, [], 1.0, "wrong by 50 % of its norm"), (float("nan"), 100.0, [], 2 / 3, "nan %"),

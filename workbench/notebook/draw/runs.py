@@ -76,13 +76,13 @@ def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss",
 
     at, axis: where the values lie and of what, if not at steps 1, 2, 3.
     """
-    figure, (axes,) = panels(8, 2.8)
+    figure, (axes,) = panels(8, 3.0)
     for (name, values), color, line in zip(runs.items(), (BLUE, GREEN, GREY), ("-", "--", ":"), strict=False):
         axes.plot(at or range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name,
                   marker="o" if at else "", markersize=4)
     axes.set(xlabel=axis, ylabel=label)
     axes.set_title(title, fontsize=10, color=INK)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)  # never on a curve
     points = {name: ", ".join(f"{y:.0f} at {x:,}" for x, y in zip(at, values, strict=True)) if at
               else f"{len(values)} steps" for name, values in runs.items()}
     text = f"{title}: " + "; ".join(f"{name}, {said}" for name, said in points.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.notebook.draw.picture import Table
@@ -43,14 +43,19 @@ def _numbers(answer: Any, names: Iterable[str]) -> bool:
     return isinstance(answer, Mapping) and all(isinstance(answer.get(name), int | float) for name in names)
 
 
-def saves_less(answer: Any, *, most: Mapping[str, int]) -> tuple[float, str, Any]:
-    """Grades collectives and saved bytes."""
+def saves_less(answer: Any, *, most: Mapping[str, int], options: Mapping[str, Any] | None = None,
+               products: Sequence[str] = ()) -> tuple[float, str, Any]:
+    """Grades collectives and saved bytes. The message names those of a layer's `products` that the `options` keep."""
     if not _numbers(answer, most):
         return 0.0, f"give a number for each of {', '.join(most)}", ()
     why = {"collectives": ": the backward repeats the layer's reduce-scatters"}
     over = [name for name, limit in most.items() if answer[name] > limit]
     said = [f"{answer[name]:,} {name}, {most[name]:,} allowed" + why.get(name, "") * (name in over) for name in most]
-    return 1 - len(over) / len(most), "; ".join(said), tuple((name, answer[name], most[name]) for name in most)
+    if options is not None and products and options.get("policy", "selective") == "selective":
+        n = options.get("every_nth_matmul", 2)
+        said.append(f"n = {n} keeps {', '.join(products[n - 1 :: n]) or 'no product'}")
+    figures = tuple((f"{name} (line: allowed)", answer[name], most[name]) for name in most)
+    return 1 - len(over) / len(most), "; ".join(said), figures
 
 
 def unnoticed(answer: Any) -> tuple[float, str]:
@@ -71,5 +76,8 @@ def unnoticed(answer: Any) -> tuple[float, str]:
     said = [f"no loss differs by more than {loss:.3f} %" if hidden else
             f"the losses differ by up to {loss:.3f} %, {LOSS} % allowed: {why}",
             f"the worst gradient is wrong by {gradient:.0f} % of its norm" + ", 50 % wanted" * (not wrong)]
-    said += [f"{', '.join(failed)} did not pass"] if failed else []
+    if hidden and not gradient and failed == ["effect"]:
+        said = ["the pass changed nothing, so its effect is NO_EFFECT"]
+    elif failed:
+        said.append(f"{', '.join(failed)} did not pass")
     return (hidden + wrong + (not failed)) / 3, "; ".join(said)
