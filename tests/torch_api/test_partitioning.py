@@ -82,3 +82,9 @@ def test_torch_is_left_as_it_was(joint):
     with partitioning.settings():
         assert getattr(*fast_partition.CUT) is fast_partition.minimum_cut
     assert patched() == as_torch_does
+
+
+def test_an_alias_may_be_computed_again_and_a_detach_may_not(joint):
+    found = {str(n.target): partitioning.repeatable(n) for n in joint.graph.graph.nodes if n.op == "call_function"}
+    assert not found["aten.detach.default"] and not found["aten.mm.default"]
+    assert found["aten.mul.Tensor"] and found["aten.view.default"]

@@ -16,7 +16,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch._functorch.compile_utils import fx_graph_cse
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -76,6 +76,11 @@ def cut(graph: GraphModule, results: int, share: float) -> tuple[GraphModule, Gr
     save_old_values(graph)
     with settings(), memory_budget(share):
         return partitioners.min_cut_rematerialization_partition(graph, [], num_fwd_outputs=results)
+
+
+def repeatable(node: Node) -> bool:
+    """Whether the operator is on torch's list of those that the minimum cut may compute again in the backward."""
+    return bool(partitioners.get_default_op_list().is_recomputable(node))
 
 
 def merged(graph: GraphModule) -> GraphModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.read.memory import saved_tensors
@@ -57,3 +57,8 @@ def repeated(forward: GraphModule, backward: GraphModule) -> list[str]:
     names = {n.name for n in forward.graph.find_nodes(op="placeholder")}
     names |= {n.name for n in forward.graph.nodes if n.op == "call_function"}
     return [n.name for n in backward.graph.nodes if n.op == "call_function" and n.name in names and not is_backward(n)]
+
+
+def repeatable(node: Node) -> bool:
+    """Whether the partitioner may compute the operator again in the backward: torch has a list of them."""
+    return partitioning.repeatable(node)

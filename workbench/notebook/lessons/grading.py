@@ -155,13 +155,19 @@ def exact(answer: Any, *, truth: Any) -> tuple[float, str]:
     A mapping names facts, and the message lists those that differ.
     """
     if isinstance(truth, Mapping):
-        wrong = [f"{name}: {answer[name]:,}, wanted {fact:,}" for name, fact in truth.items() if answer[name] != fact]
+        wrong = [f"{name}: {_said(answer[name])}, wanted {_said(fact)}"
+                 for name, fact in truth.items() if answer[name] != fact]
         return float(not wrong), "; ".join(wrong) or "right"
     if isinstance(answer, str) and _number(truth):
         with contextlib.suppress(ValueError):
             answer = float(answer.replace(",", ""))
     score, message = close(answer, truth=truth, within=0.0)
     return float(score >= 1), message
+
+
+def _said(fact: Any) -> str:
+    """A number with commas between its thousands; a word as it is."""
+    return f"{fact:,}" if _number(fact) else str(fact)
 
 
 def _number(value: Any) -> bool:
