@@ -18,5 +18,5 @@ def one_part(region: Any) -> Callable[..., Any]:
 
 
 def bitwise() -> dict[str, Any]:
-    """silu and its gradient are formulas. Without silu the forward has two parts; Autograd's sums cut the backward."""
-    return {"names": ["silu", "silu_backward"], "parts": (2, 2)}
+    """silu and its gradient are formulas. Outside, they cut the forward once, and the backward twice."""
+    return {"names": ["silu", "silu_backward"], "parts": (2, 3)}

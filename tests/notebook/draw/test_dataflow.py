@@ -47,6 +47,13 @@ def test_boxes_can_have_the_colour_of_a_name() -> None:
     assert narrow.text.splitlines()[-1].startswith("not kept: ")
 
 
+def test_arrows_skip_the_nodes_that_are_not_drawn() -> None:
+    joint = captured(2).graph
+    some = [n for n in joint.graph.nodes if n.name in ("primals_1", "relu", "threshold_backward")]
+    head, *across = draw.dataflow(joint, only=some).text.splitlines()
+    assert head.startswith("dataflow: 2 operators, 1 arrows") and across == ["relu > threshold_backward"]
+
+
 def test_a_graph_without_a_backward_has_one_row() -> None:
     both, alone = captured(1).graph, partition(captured(1)).forward
     for node in [n for n in alone.graph.nodes if "backward" in n.meta.get("partitioner_tag", "")]:

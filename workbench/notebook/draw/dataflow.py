@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
@@ -25,17 +25,18 @@ PALE = "#dddddd"  # operators without a name
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
              name_of: Callable[[Node], str] | None = None, rest: str = "no name", narrow: bool = False,
-             rows: tuple[str, str] = ("forward", "backward")) -> Picture:
+             rows: tuple[str, str] = ("forward", "backward"), only: Iterable[Node] | None = None) -> Picture:
     """A box for each tensor of a joint graph, and an arrow to each operator that reads it.
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
     operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
     these. narrow: higher boxes with shorter lines, so that a long row fits on a page. A graph without a backward has
-    one row. rows: what the upper and the lower row are called. Text: the operators, each arrow from the upper row to
-    the lower, and the operators of each name. WorkbenchError above 40 boxes.
+    one row. rows: what the upper and the lower row are called. only: boxes for these nodes alone, and arrows that skip
+    what lies between. Text: the operators, each arrow from the upper row to the lower, and the operators of each name.
+    WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
-    at, arrows = places(gm, owner)
+    at, arrows = places(gm, owner, only)
     width = 1 + int(max(x for x, _ in at.values()))
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
@@ -81,22 +82,37 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
 Place = tuple[float, float]
 
 
-def places(gm: GraphModule, owner: Mapping[Node, Node]) -> tuple[dict[Node, Place], list[tuple[Node, Node]]]:
+def places(gm: GraphModule, owner: Mapping[Node, Node], only: Iterable[Node] | None = None
+           ) -> tuple[dict[Node, Place], list[tuple[Node, Node]]]:
     """The place of each box, the forward from left to right above the backward, and the arrows between them.
 
-    owner: the node whose box stands for each node. WorkbenchError above 40 boxes.
+    owner: the node whose box stands for each node. only: nodes with a box, by default all. WorkbenchError above 40
+    boxes.
     """
-    boxes = [n for n in gm.graph.nodes if n.op != "output" and owner[n] is n and isinstance(n.meta.get("val"), Tensor)]
+    drawn = set(owner) if only is None else set(only)
+    boxes = [n for n in gm.graph.nodes
+             if n.op != "output" and owner[n] is n and n in drawn and isinstance(n.meta.get("val"), Tensor)]
     if len(boxes) > MOST:
         raise WorkbenchError(f"draw.dataflow draws at most {MOST} boxes, and this graph has {len(boxes)}: "
                              "use draw.graph or show")
-    arrows = [(a, b) for a, b in dict.fromkeys((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
+    read = ((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
+    arrows = [(a, b) for a, b in dict.fromkeys(read if only is None else _skipping(gm, drawn))
               if a is not b and a in boxes and b in boxes]
     rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
     width = max(map(len, rows))
     at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
         n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
     return {n: at[n] for n in boxes}, arrows
+
+
+def _skipping(gm: GraphModule, drawn: set[Node]) -> Iterator[tuple[Node, Node]]:
+    """Pairs of drawn nodes with a path between them that meets no other drawn node."""
+    last: dict[Node, dict[Node, None]] = {}  # by node: the drawn ones that its paths met last
+    for node in gm.graph.nodes:
+        met = {source: None for given in node.all_input_nodes for source in last[given]}
+        if node in drawn:
+            yield from ((source, node) for source in met)
+        last[node] = {node: None} if node in drawn else met
 
 
 def _later(node: Node) -> bool:
