@@ -88,11 +88,13 @@ def test_a_gathered_activation_is_told_from_a_gathered_parameter() -> None:
     assert finds_gathered(lambda row, gathers: False, **graded) == (
         0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
     assert finds_gathered(None, **graded) == (0, "not a function: None")
+    assert finds_gathered(lambda row, gathers: row.gathered is not None, **graded) == (
+        0, "the rows of this check have no field `gathered`")
     score, said = finds_gathered(lambda row, gathers: row.rot, **graded)
     assert score == 0 and said.startswith("tokens: the function raised AttributeError: ")
 
 
-OWNER = {"x": "x", "t": "w", "w": "w", "relu": "relu", "tangent": "tangent", "mm": "mm"}
+OWNER = {"x": "x", "t": "w", "w": "w", "v": "v", "relu": "relu", "tangent": "tangent", "mm": "mm"}
 KINDS = {"x": "an activation", "w": "a weight", "relu": "an activation"}
 
 
@@ -103,13 +105,16 @@ KINDS = {"x": "an activation", "w": "a weight", "relu": "an activation"}
     ("relu", 1 / 3, "2 missing"),
     (["x", "relu"], 2 / 3, "1 missing, a weight"),
     (["x", "t", "relu", "mm"], 2 / 3, "1 not read by the backward"),
+    (["x", "w", "relu", "v"], 2 / 3, "1 gathered weight that the backward does not read"),
+    (["x", "w", "relu", "v", "mm"], 1 / 3, "2 not read by the backward"),
     (["mm"], 0, "3 missing; 1 not read by the backward"),
     (["y"], 0, "no tensor of this program is called 'y'"),
     ([["x"]], 0, "no tensor of this program is called ['x']"),
     (3, 0, "no tensor of this program is called 3"),
 ])
 def test_names_score_a_share_each(answer: object, score: float, message: str) -> None:
-    assert names(answer, owner=OWNER, kinds=KINDS, ignored=["tangent"]) == (pytest.approx(score), message)
+    found = names(answer, owner=OWNER, kinds=KINDS, ignored=["tangent"], gathers=["v", "w"])
+    assert found == (pytest.approx(score), message)
 
 
 @pytest.mark.parametrize(("answer", "score", "message"), [

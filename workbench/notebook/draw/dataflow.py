@@ -20,7 +20,9 @@ from workbench.torch_api.aot import is_tangent
 
 MOST = 40  # boxes
 DARK = (BLUE, GREEN, RED)  # with light text
+HIGH = 0.25  # half of a box
 PALE = "#dddddd"  # operators without a name
+VIEW = "#c8c8c8"  # lighter than the grey of lanes: a name is written on it
 
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
@@ -41,7 +43,8 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
     found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
-    palette = LANES if name_of is None else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False))
+    palette = (LANES | {"view": VIEW} if name_of is None
+               else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False)))
     other = PALE if name_of else GREY
     one_row = all(y for _, y in at.values())
     height = (4.2 if narrow else 3.4) * (0.6 if one_row else 1)
@@ -55,10 +58,10 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     for node, (x, y) in at.items():
         fill = palette.get(label[node], other) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
-            (x - 0.43, y - 0.21), 0.86, 0.42, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
+            (x - 0.43, y - HIGH), 0.86, 2 * HIGH, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
-        axes.text(x, y, _label(node, 11 if narrow else 14), ha="center", va="center", fontsize=7, zorder=4,
-                  color=PAPER if fill in DARK else INK)
+        axes.text(x, y, _label(node, 11 if narrow else 14), ha="center", va="center", fontsize=7 if narrow else 8,
+                  zorder=4, color=PAPER if fill in DARK else INK)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
     upper, lower = rows
@@ -142,12 +145,13 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> FancyArrowPa
     """Down from the forward to the backward; along a row straight to the neighbour, and in an arc over others."""
     (x, y), (to, below) = start, end
     if y > below:
-        return FancyArrowPatch((x, y - 0.22), (to, below + 0.23), arrowstyle="-|>", mutation_scale=11, linewidth=2,
-                               color=INK, zorder=2)
+        return FancyArrowPatch((x, y - HIGH - 0.01), (to, below + HIGH + 0.02), arrowstyle="-|>", mutation_scale=11,
+                               linewidth=2, color=INK, zorder=2)
     side = 1 if y else -1
     if abs(to - x) == 1:
         ends, style = ((x + 0.43 * (to - x), y), (to - 0.44 * (to - x), y)), "arc3"
     else:
-        ends, style = ((x, y + 0.22 * side), (to, y + 0.23 * side)), f"arc3,rad={-0.9 / abs(to - x) - 0.05}"
+        ends = (x, y + (HIGH + 0.01) * side), (to, y + (HIGH + 0.02) * side)
+        style = f"arc3,rad={-0.9 / abs(to - x) - 0.05}"
     return FancyArrowPatch(*ends, connectionstyle=style, arrowstyle="-|>", mutation_scale=9, linewidth=1, color=GREY,
                            zorder=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -144,11 +145,12 @@ def gathered_from(gm: GraphModule) -> dict[str, str]:
 
 
 def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
-          ignored: Collection[str] = ()) -> tuple[float, str]:
+          ignored: Collection[str] = (), gathers: Collection[str] = ()) -> tuple[float, str]:
     """Grades names of tensors: a share for each right one, less one for each wrong one.
 
     owner: the root of each name's memory. kinds: the wanted roots, each with its kind; the message names the kind of
-    the last missing one. ignored: names that count neither way.
+    the last missing one. ignored: names that count neither way. gathers: the roots that are gathered weights; the
+    message tells when the only wrong name is one.
     """
     if isinstance(answer, str):
         answer = answer.replace(",", " ").split()
@@ -158,7 +160,9 @@ def names(answer: Any, *, owner: Mapping[str, str], kinds: Mapping[str, str],
         return 0.0, f"no tensor of this program is called {unknown[0]!r}"
     named = {owner[name] for name in given} - set(ignored)
     missing, extra = [name for name in kinds if name not in named], named - kinds.keys()
-    told = [f"{len(missing)} missing"] * bool(missing) + [f"{len(extra)} not read by the backward"] * bool(extra)
+    wrong = ("1 gathered weight that the backward does not read" if len(extra) == 1 and extra <= {*gathers}
+             else f"{len(extra)} not read by the backward")
+    told = [f"{len(missing)} missing"] * bool(missing) + [wrong] * bool(extra)
     if len(missing) == 1:
         told[0] += f", {kinds[missing[0]]}"
     return max(0, len(kinds) - len(missing) - len(extra)) / len(kinds), "; ".join(told) or "right"
@@ -168,15 +172,18 @@ def finds_gathered(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
                    gathers: Mapping[str, Mapping[str, str]]) -> tuple[float, str]:
     """Grades a function of a row and its graph's gathers, which is to be true where a gathered parameter is kept.
 
-    saved, gathers: by the name of the graph. The score is the share of hits among all that is wanted or found.
+    saved, gathers: by the name of the graph. The function gets rows without the field `gathered`, which is the answer.
+    The score is the share of hits among all that is wanted or found.
     """
     if not callable(answer):
         return 0.0, f"not a function: {answer!r}"
     hits, total, told = 0, 0, []
     for graph, rows in saved.items():
         try:
-            found = {row.name for row in rows if answer(row, gathers[graph])}
+            found = {row.name for row in rows if answer(_without_gathered(row), gathers[graph])}
         except Exception as error:
+            if isinstance(error, AttributeError) and error.name == "gathered":
+                return 0.0, "the rows of this check have no field `gathered`"
             return 0.0, f"{graph}: the function raised {type(error).__name__}: {error}"
         wanted = {row.name: row.gathered is not None for row in rows}
         missed = [name for name, kept in wanted.items() if kept and name not in found]
@@ -186,6 +193,10 @@ def finds_gathered(answer: Any, *, saved: Mapping[str, Sequence[SavedTensor]],
         told += [f"{graph}: missed {len(missed)} of {sum(wanted.values())}, such as {missed[0]}"] if missed else []
         told += [f"{graph}: false alarms {len(alarms)}, such as {alarms[0]}"] if alarms else []
     return hits / total, "; ".join(told) or "right"
+
+
+def _without_gathered(row: SavedTensor) -> SimpleNamespace:
+    return SimpleNamespace(**{name: value for name, value in vars(row).items() if name != "gathered"})
 
 
 def fall(answer: Any, *, low: float, high: float) -> tuple[float, str]:
