@@ -9,6 +9,7 @@ from torch import nn
 from workbench import CollectiveOrder, Partitioner, PlacementLab, author_module, capture, fake_world
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
+from workbench.notebook.moments.graders import SUMS
 
 GRADERS = "workbench.notebook.moments.graders:"
 MESH = {"dp": 2, "tp": 2}
@@ -38,6 +39,15 @@ def test_placements_that_fit_at_the_least_bytes(lab):
     for name, value in best.items():
         setattr(lab, name, value)
     assert placed(lab) == (1.0, "every target met")
+
+
+def test_two_pairs_that_fit_alone_are_told_from_a_pair_that_does_not(lab):
+    fits = {*SUMS, ("rows", "replicate"), ("replicate", "columns"), ("replicate", "replicate")}
+    for (x_0, x_1, w_0, w_1), found in lab.table.items():
+        message = grade(f"{GRADERS}placed", {"x_0": x_0, "x_1": x_1, "w_0": w_0, "w_1": w_1}, {"lab": lab})[1]
+        alone = {(x_0, w_0), (x_1, w_1)} <= fits
+        assert bool(found["added"]) == (not alone or message.startswith("both axes leave a sum: DTensor adds "))
+        assert message.startswith("the placements do not fit: ") == (not alone)
 
 
 def test_what_is_saved_is_taken_from_the_board_or_typed():

@@ -12,6 +12,7 @@ from workbench.notebook.moments.partitioner import Partitioner
 from workbench.notebook.moments.placement_lab import CHOICES, PlacementLab
 from workbench.notebook.moments.program_counters import ProgramCounters, Rules
 
+SUMS = {("columns", "rows"), ("columns", "replicate"), ("replicate", "rows")}  # of x and w, which leave a sum
 Graded = tuple[float, str] | tuple[float, str, Figures]
 
 
@@ -26,7 +27,9 @@ def placed(answer: Any, *, lab: PlacementLab) -> Graded:
         return 0.0, f"{wrong[0]}: {answer[wrong[0]]!r} is none of {', '.join(CHOICES)}"
     now = lab.table[tuple(answer[name] for name in names)]  # type: ignore[index]
     if now["added"]:
-        return 0.0, f"the placements do not fit: DTensor adds {', '.join(now['added'])}"
+        pairs = {(answer["x_0"], answer["w_0"]), (answer["x_1"], answer["w_1"])}
+        why = "both axes leave a sum" if pairs <= SUMS else "the placements do not fit"
+        return 0.0, f"{why}: DTensor adds {', '.join(now['added'])}"
     return targets({"cost in bytes": now["bytes"]}, at_most={"cost in bytes": lab.best})
 
 

@@ -6,7 +6,7 @@ const COLORS = ["#f0e442", "#999999"], NEXT = { replicate: "rows", rows: "column
 const PLACES = { "S(0)": "rows", "S(1)": "columns", R: "replicate" };
 // As in the pictures of a mesh (RANK_COLORS), and a red that no rank has.
 const RANKS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442", "#d55e00", "#999999"], WRONG = "#b00020";
-const SCALE = 256, GAP = 120, TOP = 56, CHIP = 70; // SCALE: pixels of the longest side; all others are in proportion
+const SCALE = 256, GAP = 150, TOP = 56, CHIP = 70; // SCALE: pixels of the longest side; all others are in proportion
 
 export function placement({ root, note, data: d, traits, tell }) {
   const box = make("div", { "data-role": "lab" });
@@ -83,7 +83,7 @@ export function placement({ root, note, data: d, traits, tell }) {
     const [high, wide] = extent("x"), w = 90 + wide + GAP, lefts = { x: 90, w, y: w + extent("w")[1] + GAP };
     const size = `0 0 ${Math.max(960, lefts.y + extent("x @ w")[1] + 60)} ${TOP + Math.max(high, extent("w")[0]) + 34}`;
     const result = found.result.map((each) => PLACES[each] ?? "partial");
-    const sign = (left, mark) => text(left - 96, TOP + 26, mark, { "font-size": 22 });
+    const sign = (left, mark) => text(left - 128, TOP + 26, mark, { "font-size": 22 });
     redraw(box, svg("svg", { viewBox: size, width: "100%" }, ...tensor("x", placed("x"), lefts.x, true),
       ...tensor("w", placed("w"), lefts.w, true), ...tensor("x @ w", result, lefts.y, false), sign(lefts.w, "@"), sign(lefts.y, "=")));
     const line = (title, moves, color) => make("div", { style: color ? `color:${color}` : "" }, `${title}: ${moves.join("; ") || "nothing"}`);
