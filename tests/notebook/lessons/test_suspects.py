@@ -17,6 +17,7 @@ from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
+from workbench.notebook.draw.step import changes
 from workbench.notebook.lessons.gather_order import gather_order
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
@@ -176,6 +177,8 @@ def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
     first, other = (examined("metals", rank=rank)[0][2] for rank in (0, 1))
     assert gathers(first.before[0]) == gathers(other.before[0])
     assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
+    moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
+    assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
     assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
 
 
