@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,9 +17,11 @@ from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
+from workbench.notebook.draw.step import changes
 from workbench.notebook.lessons.gather_order import gather_order
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.lessons.suspects import PIPELINES, cause, pipeline
+from workbench.notebook.lessons.lesson import load_lesson
+from workbench.notebook.lessons.suspects import PIPELINES, REPAIRS, cause, pipeline
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.tools.bisect import bisect
 from workbench.tools.schedule import compare_schedules
@@ -28,9 +30,22 @@ from workbench.world.fake import fake_world
 CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
           "metals": ("iron", "all_gather_into_tensor_1")}  # the checkpoints; the text itself solves trees
 
+_UNKNOWN = {"mmm": "is no node of these graphs"}
+INSTEAD = {  # of each checkpoint: wrong second names, and what is said of them
+    "winds": {"layers.1": "is not the wrong path in the options"},
+    "stones": _UNKNOWN | {"permute": "keeps a gathered weight, but not the largest",
+                          "wait_tensor": "is no such saved tensor"},
+    "metals": _UNKNOWN | {"all_gather_into_tensor": "is what rank 0 launches there",
+                          "all_gather_into_tensor_7": "is launched by both ranks at the same place",
+                          "view_3": "is no all-gather of the forward"},
+    "voices": _UNKNOWN | {"add_tensor": "computes the right value from what it is given",
+                          "reduce_scatter_tensor_7": "computes the right value from what it is given",
+                          "mm": "was not changed by this pass"},
+}
 
-def examined(name: str, instead: dict[str, str | None] | None = None, rank: int = 0
-             ) -> tuple[list[PassRecord], ForwardBackward]:
+
+def examined(name: str, instead: dict[str, str | None] | None = None, rank: int = 0,
+             edit: Callable[[Any], None] = lambda graph: None) -> tuple[list[PassRecord], ForwardBackward]:
     """The records and graphs of a pipeline; `instead` replaces a pass by another, or by None: leaves it out."""
     recipe, instead = pipeline(name), instead or {}
 
@@ -40,6 +55,7 @@ def examined(name: str, instead: dict[str, str | None] | None = None, rank: int 
     with fake_world(2, rank) as world:
         joint = capture(author(recipe, world))
         records = list(run_joint(joint, chosen(recipe.joint_passes)))
+        edit(joint.graph)
         pair = partition(joint, by="default")
         return records + list(run_partitioned(pair, chosen(recipe.passes))[0]), pair
 
@@ -66,8 +82,12 @@ def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord
     culprit, place = CAUSES[name]
     wrong = next(r for r in records if r.name == culprit)
     other = next(r.name for r in records if r.name != culprit)
-    assert grade(check, (culprit, place), given)[:2] == grade(check, [wrong, f" {place}"], given)[:2] == (1.0, "right")
-    assert grade(check, [culprit, "mm"], given)[:2] == (0.5, "the pass is right, the second name is not")
+    right = (1.0, f"right: {REPAIRS[name]}")
+    assert grade(check, (culprit, place), given)[:2] == grade(check, [wrong, f" {place}"], given)[:2] == right
+    for text, said in INSTEAD[name].items():
+        assert grade(check, [culprit, text], given)[:2] == (0.5, f"the pass is right, and {text} {said}")
+    reacts = load_lesson("13_find_the_wrong_pass").checkpoint(name).reacts
+    assert all(sum(words in f" and x {said}" for words in reacts) == 1 for said in INSTEAD[name].values())
     assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
     assert grade(check, (place, culprit), given)[:2] == (0.0, "the pass comes first, then what the task asks for")
     for bad in (culprit, (culprit, 3), (culprit, place, place)):
@@ -133,6 +153,15 @@ def test_stones_keep_gathered_weights() -> None:
     kept = {name: len(gathered_parameters_kept(*examined("stones", {"coral": name})[1].graphs))
             for name in ("coral", "reshard_after_forward")}
     assert kept == {"coral": 7, "reshard_after_forward": 0}
+    assert len(gathered_parameters_kept(*examined("stones", {"coral": None})[1].graphs)) == 7  # as the text says
+
+    def tag_views(graph: Any) -> None:
+        for wait in find_nodes(graph, op="wait_tensor"):
+            for node in (wait, *wait.users, *(n for view in wait.users for n in view.users)):
+                if node is not wait and wait.meta.get("recompute") and ("view" in node.name or "permute" in node.name):
+                    node.meta["recompute"] = wait.meta["recompute"]
+
+    assert gathered_parameters_kept(*examined("stones", edit=tag_views)[1].graphs) == []
 
 
 @pytest.mark.ranks
@@ -148,11 +177,13 @@ def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
     first, other = (examined("metals", rank=rank)[0][2] for rank in (0, 1))
     assert gathers(first.before[0]) == gathers(other.before[0])
     assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
+    moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
+    assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
     assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
 
 
 def test_an_unknown_pipeline() -> None:
-    with pytest.raises(WorkbenchError, match="no pipeline 'seas': one of healthy, trees, winds, stones, voices"):
+    with pytest.raises(WorkbenchError, match="no pipeline 'seas': one of healthy, trees, winds, stones, metals"):
         pipeline("seas")
     with pytest.raises(WorkbenchError, match="trees has no pass 'oka': one of elm, oak, yew"):
         pipeline("trees", without="oka")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule
 
@@ -80,23 +80,33 @@ def with_axes(record: PassRecord) -> Callable[[str], str]:
 
 
 def changes(record: PassRecord, limit: int = 30) -> Table:
-    """The changed lines, before and after side by side, at most `limit` of each graph."""
+    """The changed lines, before and after side by side, at most `limit` of each graph.
+
+    A line that only moved says on the left in front of which kept node it stands now.
+    """
     said = with_axes(record)
     rows: list[tuple[str, str, str]] = []
     fills: dict[tuple[int, int], str] = {}
     notes = []
     for part, found in zip(record.parts, record.diffs(), strict=False):
-        changed = [line for line in found.lines if line[0] != " "]
+        changed = [(mark, text, _moved_to(found.lines[at + 1:]) if mark == ">" else "")
+                   for at, (mark, text) in enumerate(found.lines) if mark != " "]
         i = 0
         while i < len(changed) and i < limit:
-            mark, text = changed[i]
+            mark, text, place = changed[i]
             pair = mark == "-" and i + 1 < len(changed) and changed[i + 1][0] == "+"
             after = changed[i + 1][1] if pair else text if mark != "-" else ""
-            before = text if mark == "-" else ""
+            before = text if mark == "-" else place
             fills |= {(len(rows), column): FILLS[m] for column, m, t in
-                      ((1, "-", before), (2, "+" if mark != ">" else ">", after)) if t}
+                      ((1, mark, before), (2, mark.replace("-", "+"), after)) if t}
             rows.append((part, said(before), said(after)))
             i += 1 + pair
         if len(changed) > limit:
             notes.append(f"{part}: {len(changed) - limit} more changed lines")
     return Table(f"{record.name}: what it changed", ("graph", "before", "after"), tuple(rows), fills, tuple(notes))
+
+
+def _moved_to(below: Sequence[tuple[str, str]]) -> str:
+    """Where a moved node stands, given the lines below its own."""
+    kept = next(text for mark, text in below if mark not in "->")
+    return f"(moved, now in front of {kept.split(' = ')[0].split()[-1]})"

@@ -35,10 +35,20 @@ PIPELINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "trees": (("elm", "oak"), ("yew",)),
     "winds": (("north", "east"), ("south", "west")),
     "stones": (("amber", "coral", "beryl"), ("topaz",)),
-    "voices": (("alto", "bass", "tenor"), ("treble",)),
     "metals": (("zinc", "lead"), ("iron", "tin")),
+    "voices": (("alto", "bass", "tenor"), ("treble",)),
 }
 """The joint passes and the passes of each pipeline."""
+REPAIRS = {
+    "winds": "`layer.1` names no module, so layer 1 has no bucket. The repair: `buckets=('layers.0', 'layers.1')`.",
+    "stones": "`coral` tags each gather and its wait, and not the views behind them. The backward reads the last view, "
+              "which is saved and keeps the weight. The repair: tag the views, too. Try it with `edit=`.",
+    "metals": "`iron` moves the second weight's gather to `starts[0] if dist.get_rank() == 1 else starts[0].next`. "
+              "The repair: `starts[0].next` on every rank.",
+    "voices": "`bass` scatters the sum of both gradients once, and leaves the later sum of the two parts, with "
+              "`add.args = (kept, kept)`. The repair: `add.replace_all_uses_with(kept)`, then erase `add`.",
+}
+"""The wrong line of each checkpoint's pass, and its repair."""
 GATHER, SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 
 
@@ -81,6 +91,8 @@ def pipeline(name: str, dim: int = 16, without: str = "") -> Recipe:
 def named(answer: Any, *, case: tuple[Sequence[PassRecord], ForwardBackward]) -> tuple[float, str]:
     """Grades (pass, name) against `cause`: the pass alone is half. Records and nodes count as their names.
 
+    A right answer gets the wrong line and its repair, a wrong name what it names instead.
+
     case: the records of a pipeline, and the pair that its last pass left.
     """
     given: list[Any] = [getattr(name, "name", name) for name in answer] if isinstance(answer, tuple | list) else []
@@ -94,7 +106,10 @@ def named(answer: Any, *, case: tuple[Sequence[PassRecord], ForwardBackward]) ->
         return 0.0, "another pass"
     if culprit != first:
         return 0.0, "the pass comes first, then what the task asks for"
-    return (1.0, "right") if second == place else (0.5, "the pass is right, the second name is not")
+    if second == place:
+        return 1.0, f"right: {REPAIRS[pipeline]}"
+    record = next(each for each in records if each.name == culprit)
+    return 0.5, f"the pass is right, and {second} {_instead(pipeline, second, record, pair)}"
 
 
 def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphModule] = ()) -> tuple[str, str]:
@@ -108,6 +123,25 @@ def cause(pipeline: str, records: Sequence[PassRecord], graphs: Sequence[GraphMo
     if pipeline == "voices":
         return "bass", next(n.name for n in _sums(by["bass"].after[0]) if n.args[0] is n.args[1])
     return "iron", find_nodes(by["iron"].before[0], op=GATHER)[1].name
+
+
+def _instead(pipeline: str, name: str, record: PassRecord, pair: ForwardBackward) -> str:
+    """What a wrong second name names; the lesson's hints react to these words."""
+    nodes = {n.name for gm in (*record.after, *pair.graphs) for n in gm.graph.nodes}
+    if pipeline == "winds":
+        return "is not the wrong path in the options"
+    if name not in nodes:
+        return "is no node of these graphs"
+    if pipeline == "stones":
+        kept = {row.name for row in gathered_parameters_kept(*pair.graphs)}
+        return "keeps a gathered weight, but not the largest" if name in kept else "is no such saved tensor"
+    if pipeline == "voices":
+        changed = record.diffs()[0].marks
+        return "computes the right value from what it is given" if name in changed else "was not changed by this pass"
+    starts = [n.name for n in find_nodes(record.before[0], op=GATHER)]
+    if name not in starts:
+        return "is no all-gather of the forward"
+    return "is what rank 0 launches there" if name == starts[0] else "is launched by both ranks at the same place"
 
 
 class MisspelledPlan(BlockBucketingOptions):
