@@ -381,7 +381,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
-    named = "close, equal, exact, targets, even, or workbench.module:function"
+    named = "close, equal, exact, first_of, targets, even, or workbench.module:function"
     assert str(caught.value) == f"no check 'odd': one of {named}"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
         grade("workbench.notebook.lessons.grading:nothing", 3, {})
