@@ -252,6 +252,15 @@ def test_exact_gives_nothing_for_nearness(answer: object, truth: object, score: 
     assert grade("exact", answer, {"truth": truth})[:2] == (score, message)
 
 
+@pytest.mark.parametrize(("answer", "score", "message"), [
+    ("sub", 1, "right"), (" sub ", 1, "right"), (SimpleNamespace(name="sub"), 1, "right"),
+    ("mul", 0, "the value of 'mul' is still right"), ("add", 0, "the first wrong value comes before 'add'"),
+    ("div", 0, "no node 'div' in the graph"),
+])
+def test_the_first_wrong_node_is_asked_for(answer: object, score: float, message: str) -> None:
+    assert grade("first_of", answer, {"truth": "sub", "order": ["mul", "sub", "add"]})[:2] == (score, message)
+
+
 def test_an_exact_guess_is_right_or_wrong() -> None:
     assert str(Prediction("n?", "141", exact=True).score(141)) == "n? guessed 141, it is 141: right"
     assert str(Prediction("n?", 120, exact=True).score(141)) == "n? guessed 120, it is 141: too low"
@@ -372,7 +381,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
-    named = "close, equal, exact, targets, even, or workbench.module:function"
+    named = "close, equal, exact, first_of, targets, even, or workbench.module:function"
     assert str(caught.value) == f"no check 'odd': one of {named}"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
         grade("workbench.notebook.lessons.grading:nothing", 3, {})

@@ -7,7 +7,7 @@ import html
 import importlib
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -189,6 +189,17 @@ def equal(answer: Any, *, truth: Any) -> tuple[float, str]:
     return close(answer, truth=truth, within=0.0)
 
 
+def first_of(answer: Any, *, truth: str, order: Sequence[str]) -> tuple[float, str]:
+    """Asks for the first node whose value is wrong. order: the names of all nodes, as they run. A node is its name."""
+    name = str(getattr(answer, "name", answer)).strip()
+    if name not in order:
+        return 0.0, f"no node {name!r} in the graph"
+    if name == truth:
+        return 1.0, "right"
+    early = order.index(name) < order.index(truth)
+    return 0.0, f"the value of {name!r} is still right" if early else f"the first wrong value comes before {name!r}"
+
+
 def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
             start: Mapping[str, float] | None = None) -> tuple[float, str, Figures]:
     """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure.
@@ -245,7 +256,7 @@ def by_cases(
     return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
 
 
-GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "targets": targets}
+GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "first_of": first_of, "targets": targets}
 """`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 
 
