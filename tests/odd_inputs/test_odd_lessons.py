@@ -125,7 +125,8 @@ def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
         point = points[where % len(points)]
         if ".moments.graders:" in point.check:
             return  # they need a board: tests/notebook/moments/test_graders.py
-        context = {"at_most": {"bytes": 4.0}} if point.check == "targets" else {"truth": truth}
+        context = {"targets": {"at_most": {"bytes": 4.0}}, "first_of": {"truth": "mul", "order": ["mul", "add"]}}.get(
+            point.check, {"truth": truth})
         module, _, grader = point.check.partition(":")
         if grader and "truth" not in inspect.signature(getattr(import_module(module), grader)).parameters:
             context = _graphs().get(grader, {})  # or it holds the truth
@@ -169,6 +170,7 @@ def _graphs() -> dict[str, Any]:
             "counts_bytes": {"of": SimpleNamespace(before=(empty.graph,), after=(empty.graph,))},
             "counts_inputs": {"of": empty}, "saves_bytes": {"without": empty, "fused": empty},
             "saves_less": {"most": {"bytes": 4}},
+            "count_kept": {"of_graph": None, "refused": {"joint": "", "traced": "no"}, "wanted": [1.0, 2.0]},
             "tips_at": {"size": 1000, "tail": Tail(3, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 0.0)}}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.fx import symbolic_trace
@@ -105,6 +107,23 @@ def test_where_a_replay_reads_its_inputs():
         draw.addresses(record(print, name="regional"))
     with pytest.raises(WorkbenchError, match="62 inputs are too many"):
         draw.addresses(record(*[Made(0xABC)] * 31))
+
+
+def test_an_input_in_the_memory_of_an_earlier_graph_names_it(monkeypatch):
+    def made(graph, *inputs):
+        body = Made(None)
+        body.graph, body.given = graph, tuple(ReplayInput(name, (3,), 24, *rest) for name, *rest in inputs)
+        return body
+
+    monkeypatch.setattr(Made, "facts", property(lambda b: Replay(b.graph, b.given, None, 1, "operators")))
+    both = (made("forward", ("w", True, "up.weight"), ("buffer", True), ("x", False)),
+            made("backward", ("w", True, "up.weight"), ("buffer", True), ("x", True), ("relu", True), ("t", False)))
+    boxes = []
+    monkeypatch.setattr(sys.modules[draw.addresses.__module__], "_box", lambda axes, *where: boxes.append(where[4]))
+    draw.addresses(record(*both))
+    assert [text for text in boxes if text != "copy"] == [
+        "forward:\nCUDA graph", "results", "up.weight", "buffer", "x", "backward:\nCUDA graph", "results", "up.weight",
+        "buffer", "x, forward's copy", "relu, forward's result", "t"]
 
 
 def test_other_passes_are_refused_by_name():

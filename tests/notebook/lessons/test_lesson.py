@@ -370,6 +370,8 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GRADERS, "even", lambda answer: answer % 2 == 0)
     assert grade("even", 3, {}) == (0.0, "not yet", ())
     assert grade("equal", 99, {"truth": 100}) == (0.99, "too low", ())
+    assert [grade("whole_sum", answer, {"truth": 1000})[:2] for answer in (1000, "1,000", 996, 990, 1001)] == [
+        (1, "right"), (1, "right"), (0, "almost: less than 1% is missing"), (0, "too low"), (0, "too high")]
     assert grade("workbench.notebook.lessons.grading:equal", 100, {"truth": 100}) == (1.0, "right", ())
     assert grade("targets", {"n": 4, "m": 1}, {"at_most": {"n": 2, "m": 1}}) == (
         0.75, "n 4, wanted at most 2", (("n", 4, 2), ("m", 1, 1)))
@@ -381,7 +383,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
-    named = "close, equal, exact, first_of, targets, even, or workbench.module:function"
+    named = "close, equal, exact, first_of, targets, whole_sum, even, or workbench.module:function"
     assert str(caught.value) == f"no check 'odd': one of {named}"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
         grade("workbench.notebook.lessons.grading:nothing", 3, {})

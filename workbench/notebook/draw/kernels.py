@@ -161,6 +161,8 @@ def replay(record: PassRecord) -> Table:
 def addresses(record: PassRecord) -> Picture:
     """From where each CUDA graph reads its inputs: at their own address, or in a copy that belongs to the recording.
 
+    An input that lies in the memory of an earlier graph names it: that graph's copy, or its result.
+
     Raises WorkbenchError for the record of another pass, and where there are more than MOST inputs.
     """
     found = _recorded(record)
@@ -172,13 +174,15 @@ def addresses(record: PassRecord) -> Picture:
     axes.set(xlim=(0, 10), ylim=(high - 0.35, -0.6))
     axes.axis("off")
     top, lines = 0.0, ["addresses of the CUDA graphs"]
-    for f in found:
+    for i, f in enumerate(found):
+        origins = _origins(f, found[:i])
         rows = max(len(f.inputs), 1)
         _box(axes, 7.2, top + (rows - 1) / 2, 1.5, rows - 0.25, f"{f.graph}:\nCUDA graph", FAINT)
         _box(axes, 9.3, top + (rows - 1) / 2, 1.2, rows - 0.25, "results", SKY)
         _arrow(axes, 7.95, 8.7, top + (rows - 1) / 2)
         for y, x in enumerate(f.inputs):
-            _box(axes, 1.4, top + y, 2.6, 0.72, shortened(x.parameter or x.name, 30), SKY if x.static else PAPER)
+            text = shortened(x.parameter or x.name, 30) + origins.get(x.name, "")
+            _box(axes, 1.4, top + y, 2.6, 0.72, text, SKY if x.static else PAPER)
             if x.static:
                 _arrow(axes, 2.7, 6.45, top + y)
             else:
@@ -193,6 +197,14 @@ def addresses(record: PassRecord) -> Picture:
                   loc="outside upper right", ncols=2, fontsize=8, frameon=False)
     return finish(figure, "Inputs on the left, CUDA graphs on the right. " + "; ".join(lines[1:]) + ".",
                   "\n".join(lines))
+
+
+def _origins(graph: Replay, earlier: Sequence[Replay]) -> dict[str, str]:
+    """By static inputs in the memory of an earlier graph: what they are there, as the picture says it."""
+    copies = {x.name: f.graph for f in earlier for x in f.copied}
+    others = {x.name for f in earlier for x in f.static}  # buffers, which their module holds
+    return {x.name: f", {copies[x.name]}'s copy" if x.name in copies else f", {earlier[-1].graph}'s result"
+            for x in graph.static if earlier and not x.parameter and x.name not in others}
 
 
 def _recorded(record: PassRecord) -> list[Replay]:

@@ -200,6 +200,13 @@ def first_of(answer: Any, *, truth: str, order: Sequence[str]) -> tuple[float, s
     return 0.0, f"the value of {name!r} is still right" if early else f"the first wrong value comes before {name!r}"
 
 
+def whole_sum(answer: Any, *, truth: Any) -> tuple[float, str]:
+    """Asks for the exact sum. The message tells a sum that lacks less than 1% from one that lacks more."""
+    score, message = exact(answer, truth=truth)
+    nearly = message == "too low" and closeness(answer, truth) > 0.99
+    return score, "almost: less than 1% is missing" if nearly else message
+
+
 def targets(answer: Mapping[str, float], *, at_most: Mapping[str, float],
             start: Mapping[str, float] | None = None) -> tuple[float, str, Figures]:
     """Asks that no figure of the reader's result exceeds its limit; a figure above it scores limit / figure.
@@ -256,7 +263,8 @@ def by_cases(
     return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
 
 
-GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "first_of": first_of, "targets": targets}
+GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "first_of": first_of, "targets": targets,
+                               "whole_sum": whole_sum}
 """`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 
 

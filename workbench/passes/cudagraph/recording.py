@@ -144,8 +144,8 @@ class Replayed:
 
 def _overwritten(gradient: bool) -> str:
     if gradient:
-        return ("a gradient of the last step is still held, and a replay writes over it: call "
-                "optimizer.zero_grad(set_to_none=True) between the steps")
+        return ("a gradient of the last step is still held, in p.grad or by your code, and a replay writes over it: "
+                "call optimizer.zero_grad(set_to_none=True) between the steps, and hold no other reference to it")
     return ("what the last step saved is still held, and a replay writes over it: call backward() on its loss, or "
             "drop the loss, before the next step")
 
