@@ -131,7 +131,7 @@ def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
         if grader and "truth" not in inspect.signature(getattr(import_module(module), grader)).parameters:
             context = _graphs().get(grader, {})  # or it holds the truth
         if point.check.endswith(":calls_of"):
-            call = SimpleNamespace(number=1, nodes=("mm",))
+            call = SimpleNamespace(number=1, nodes=("mm",), kind="extern")
             context = {"graph": SimpleNamespace(graph="forward", kernels=[call]), "nodes": {"mm"}}
         try:
             with warnings.catch_warnings():

@@ -58,7 +58,9 @@ def test_a_row_a_call_and_names_in_the_html_only():
                                                                       "cpp_2"]
     assert "layers.0, layers.1 and 1 more  llama3.py:9" in repr(table)
     assert "a1, b1" in table._repr_html_() and "a1" not in repr(table)
-    assert [row[1] for row in draw.kernel_table(made(), kind="wait").rows] == [1]
+    one = draw.kernel_table(made(), kind="wait")
+    assert [row[0] for row in one.rows] == [1] and not {"graph", "kind"} & {*one.columns}
+    assert [row[0] for row in draw.kernel_table(made(), nodes={"a1", "w"}).rows] == [1, 3]
 
 
 def test_source_beside_its_nodes_without_folders():

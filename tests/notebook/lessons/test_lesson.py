@@ -397,7 +397,7 @@ def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
 @pytest.mark.parametrize(("answer", "score", "message"), [
     ([0, 2], 1.0, "right"),
     ([0, 1, 2], 2 / 3, "1 of your 3 calls are not of it"),
-    ([0], 0.5, "1 missing"),
+    ([0], 0.5, "1 missing, among them every cpp call"),
     ([1], 0.0, "1 of your 1 calls are not of it; 2 missing"),
     ([], 0.0, "2 missing"),
     ([7], 0.0, "give calls of the backward graph, or their numbers"),
@@ -405,7 +405,8 @@ def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
     ([[0]], 0.0, "give calls of the backward graph, or their numbers"),
 ])
 def test_calls_of_nodes_are_asked_for_and_no_other(answer: object, score: float, message: str) -> None:
-    calls = [SimpleNamespace(number=i, nodes=nodes) for i, nodes in enumerate([("a",), ("b",), ("c", "a")])]
+    calls = [SimpleNamespace(number=i, nodes=nodes, kind=kind) for i, (nodes, kind) in enumerate(
+        [(("a",), "extern"), (("b",), "cpp"), (("c", "a"), "cpp")])]
     graph = SimpleNamespace(graph="backward", kernels=calls)
     assert calls_of(answer, graph=graph, nodes={"a"}) == (score, message)
     if answer == [0, 2]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +41,10 @@ def _given(what: Given) -> tuple[Kernels, ...]:
 
 
 def kernels(what: Given) -> Picture:
-    """A bar for each call in calling order; its height is the number of nodes that it computes. Collectives have full
+    """A bar for each call at its number; its height is the number of nodes that it computes. Collectives have full
     height.
 
-    Waits are counted, but not drawn. Raises WorkbenchError where Inductor compiled nothing.
+    Waits are numbered and counted, but not drawn. Raises WorkbenchError where Inductor compiled nothing.
     """
     given = _given(what)
     figure, shown = panels(9, 0.6 + 2.2 * len(given), len(given))
@@ -59,9 +59,9 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
     calls = [k for k in found.kernels if k.launches]
     drawn, folded = calls[:MOST], calls[MOST:]
     top = max((len(k.nodes) for k in drawn if k.kind != "collective"), default=1)
-    lines = [found.summary()]
+    lines, end = [found.summary()], drawn[-1].number + 1 if drawn else 0
     for kind, color in COLORS.items():
-        at = [(i, len(k.nodes)) for i, k in enumerate(drawn) if k.kind == kind]
+        at = [(k.number, len(k.nodes)) for k in drawn if k.kind == kind]
         if kind == "collective":
             axes.vlines([i for i, _ in at], 0, top, color=color, linewidth=1.4, label=kind if at else "")
         elif at:
@@ -71,10 +71,10 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
             lines.append(f"  {kind}: {len(of_kind)} calls of {len({k.name for k in of_kind})} kernels, {nodes} nodes")
     if folded:
         count = f"{len(folded)} more calls, {len({n for k in folded for n in k.nodes})} nodes"
-        axes.text(len(drawn), top / 2, f"+ {count}", rotation=90, fontsize=8, color=INK, ha="center", va="center")
+        axes.text(end, top / 2, f"+ {count}", rotation=90, fontsize=8, color=INK, ha="center", va="center")
         lines.append(f"  not drawn: {count}")
-    axes.set(xlim=(-1, len(drawn) + bool(folded)), ylim=(0, top * 1.05), ylabel="nodes")
-    axes.set_xlabel("calls of kernels, in their order", fontsize=8)
+    axes.set(xlim=(-1, end + bool(folded)), ylim=(0, top * 1.05), ylabel="nodes")
+    axes.set_xlabel("number of the call", fontsize=8)
     axes.set_title(_title(found, calls), fontsize=10)
     if calls:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
@@ -82,23 +82,29 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
 
 
 def _title(found: Kernels, calls: Sequence[Kernel]) -> str:
-    """The nodes that the calls compute, of all: views, waits and nodes that Inductor took out are in no call."""
+    """The nodes that the calls compute, of all: views, waits and nodes that Inductor took out are in none of them."""
     within = len({*found.nodes}.intersection(n for k in calls for n in k.nodes))
     lost = f", {len(found.not_found)} nodes not found" if found.not_found else ""
-    return f"{found.graph}: {counted(len(calls), 'call')} with {within} of {len(found.nodes)} nodes{lost}"
+    waits = f"; {counted(count, 'wait')} not drawn" if (count := len(found.kernels) - len(calls)) else ""
+    return f"{found.graph}: {counted(len(calls), 'call')} with {within} of {len(found.nodes)} nodes{lost}{waits}"
 
 
-def kernel_table(what: Given, *, kind: str | None = None) -> Table:
+def kernel_table(what: Given, *, kind: str | None = None, nodes: Collection[str] | None = None) -> Table:
     """A row for each call: kernel, kind, its nodes, their modules and source lines. The HTML also has the nodes' names.
 
-    kind: only calls of that kind. Raises WorkbenchError where Inductor compiled nothing.
+    kind: only calls of that kind, and no column for it; nodes: only calls with any of these. A column names the graph
+    where there are several. Raises WorkbenchError where Inductor compiled nothing.
     """
     given = _given(what)
-    picked = [(f, k) for f in given for k in f.kernels if kind in (None, k.kind)]
+    picked = [(f, k) for f in given for k in f.kernels
+              if kind in (None, k.kind) and (nodes is None or not {*k.nodes}.isdisjoint(nodes))]
     rows = tuple((f.graph, k.number, _short(k.name), k.kind, len(k.nodes), few(k.modules, 2), few(k.places, 2),
                   ", ".join(k.nodes)) for f, k in picked)
     heads = ("graph", "call", "kernel", "kind", "nodes", "modules", "source lines", "names")
-    return Table("kernels in calling order", heads, rows, notes=tuple(f.summary() for f in given), hidden=("names",))
+    kept = [i for i, head in enumerate(heads) if (head, len(given)) != ("graph", 1) and (head != "kind" or not kind)]
+    return Table("kernels in calling order", tuple(heads[i] for i in kept),
+                 tuple(tuple(row[i] for i in kept) for row in rows),
+                 notes=tuple(f.summary() for f in given), hidden=("names",))
 
 
 def _short(name: str) -> str:

@@ -88,7 +88,7 @@ def finish(figure: Figure, alt: str, text: str, *, colors: int = 0) -> Picture:
 class Table:
     """Rows under a heading. fills: a background for (row, column); notes: lines below; numbers align right.
 
-    hidden: columns that only the HTML shows, for values that differ from run to run.
+    hidden: columns that only the HTML shows, for values that differ from run to run; code: columns in a monospace font.
     """
 
     title: str
@@ -97,6 +97,7 @@ class Table:
     fills: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         kept = [i for i, column in enumerate(self.columns) if column not in self.hidden]
@@ -109,6 +110,7 @@ class Table:
             fill = self.fills.get((row, column))
             style = f"text-align:{'right' if isinstance(value, int | float) else 'left'}"
             style += f";background:{fill};color:{INK}" if fill else ""
+            style += ";font-family:monospace" if self.columns[column] in self.code else ""
             text = shown(value)
             indent = "&nbsp;" * (len(text) - len(text.lstrip(" ")))  # a browser drops spaces at the start
             return f"<td style='{style}'>{indent}{html.escape(text.lstrip(' '))}</td>"
@@ -128,6 +130,7 @@ def shown(value: Any) -> str:
     return f"{value:,}"
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *notes: str) -> Table:
-    """A table of plain values."""
-    return Table(title, tuple(columns), tuple(map(tuple, rows)), notes=notes)
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *notes: str,
+          code: Sequence[str] = ()) -> Table:
+    """A table of plain values. code: columns in a monospace font."""
+    return Table(title, tuple(columns), tuple(map(tuple, rows)), notes=notes, code=tuple(code))
