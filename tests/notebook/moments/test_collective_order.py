@@ -97,6 +97,36 @@ def test_a_gather_moves_to_its_wall_and_every_stop_is_legal(view):
     assert needed in data["needs"][reader]
 
 
+def test_a_node_moves_by_name_with_what_must_come_along_and_not_through_a_wall(view):
+    last = [name for name in view.given if name.startswith("all_gather")][-1]
+    product = next(name for name in view.given if name.startswith("mm"))
+    view.move(last, product)
+    assert view.message == "" and view.order.index(last) < view.order.index(product)
+    assert view.figures["exposed ms"] < view.measure(view.given)["exposed ms"]
+    cast = view.reads[last][0]
+    assert view.order.index(cast) == view.order.index(last) - 1 and sorted(view.order) == sorted(view.given)
+    moved = view.order
+    for name, before, said in ((last, cast, f"wall: {last} reads {cast}"), ("mm_1", "output", "wall: .* reads mm_1"),
+                               ("nowhere", cast, "'nowhere' is no node of this graph")):
+        with pytest.raises(WorkbenchError, match=said):
+            view.move(name, before)
+    assert view.order == moved
+
+
+def test_a_wait_moves_to_the_right_with_the_views_of_its_result(pair):
+    view = CollectiveOrder(pair.backward, "h200x2")
+    wait = next(name for name in view.given if name.startswith("wait") and "reduce_scatter" in view.reads[name][0])
+    products = [name for name in view.given if name.startswith("mm")]
+    after = next(name for name in products if view.given.index(name) > view.given.index(wait))
+    following = products[products.index(after) + 1]
+    view.move(wait, following)
+    reader = next(name for name in view.given if wait in view.reads[name])
+    place = view.order.index
+    assert view.message == "" and place(after) < place(wait) < place(reader) < place(following)
+    view.move(wait, wait)
+    assert place(after) < place(wait) < place(following)
+
+
 def test_an_order_that_cannot_be_is_told_so_in_the_verdict_words(pair, view):
     mixed = [*view.given[:5], *reversed(view.given[5:-1]), view.given[-1]]
     view.order = mixed

@@ -71,13 +71,14 @@ def losses(what: Report | Mapping[str, Report]) -> Picture:
 
 
 def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss", *, at: Sequence[float] = (),
-           axis: str = "step") -> Picture:
+           axis: str = "step", colors: Sequence[str] = (BLUE, GREEN, GREY)) -> Picture:
     """The loss of each run over its steps, or what `label` says, at most three runs; orange stays free for faults.
 
-    at, axis: where the values lie and of what, if not at steps 1, 2, 3.
+    at, axis: where the values lie and of what, if not at steps 1, 2, 3. colors: of the runs, for a page where blue or
+    green means something else.
     """
     figure, (axes,) = panels(8, 3.0)
-    for (name, values), color, line in zip(runs.items(), (BLUE, GREEN, GREY), ("-", "--", ":"), strict=False):
+    for (name, values), color, line in zip(runs.items(), colors, ("-", "--", ":"), strict=False):
         axes.plot(at or range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name,
                   marker="o" if at else "", markersize=4)
     axes.set(xlabel=axis, ylabel=label)

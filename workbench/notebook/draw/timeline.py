@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLORS = {COMPUTE: BLUE, "dp_shard": ORANGE, "dp_shard.gather": YELLOW, "tp": GREEN, "ep": PINK,
            "dp_replicate": SKY, "ep_shard": "#8c564b"}
 _FREE = HIDDEN, BEHIND_OTHERS
-_EDGE = "#222222"  # of an exposed collective
+_EDGE = RED  # of an exposed collective
 _WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
 What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]
@@ -51,7 +51,8 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     """Simulated by the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
 
     Each process group has its own colour. Hatched parts of the compute lane wait for a collective: exposed
-    communication. Such a collective has a black edge. Text: how many collectives of each lane have which limit.
+    communication. Such a collective has a red edge, as in the views. Text: how many collectives of each lane have
+    which limit.
     """
     runs = runs_of(what, device)
     order = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
@@ -85,7 +86,7 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
     for i, lane in enumerate(lanes[1:], 1):
         for edge, shown in (("none", False), (_EDGE, True)):
             spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit not in _FREE) == shown]
-            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=lane_color(lane), edgecolor=edge, linewidth=1.1)
+            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=lane_color(lane), edgecolor=edge, linewidth=1.5)
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
     axes.set(ylim=(len(lanes) - 0.2, -0.55))
     axes.set_xlim(left=0)

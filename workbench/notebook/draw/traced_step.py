@@ -86,7 +86,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms", *,
     names = next(iter(rows.values()))
     plain = [name for name in names if name not in ("idle", "exposed")]
     looks: dict[str, dict[str, Any]] = {name: {"color": PALETTE[i % len(PALETTE)]} for i, name in enumerate(plain)}
-    looks |= {"idle": IDLE, "exposed": EXPOSED}
+    looks |= {"idle": IDLE, "exposed": EXPOSED, "compute": {"color": BLUE}}
     for y, parts in enumerate(rows.values()):
         left = 0.0
         for name, value in parts.items():

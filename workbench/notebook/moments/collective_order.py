@@ -7,9 +7,10 @@ from typing import Any
 
 import traitlets
 from ipywidgets import Button, Checkbox, Dropdown
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from workbench.checks.lint import lint
+from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import constraints
 from workbench.graph.read.collectives import axis_names, list_collectives
@@ -17,7 +18,7 @@ from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.memory import freed_by_graph, item_roots, live_bytes, roots
 from workbench.graph.read.nodes import is_compute, module_path
 from workbench.graph.read.simulated_run import simulated
-from workbench.graph.read.timeline import costs_of
+from workbench.graph.read.timeline import Costs, costs_of
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.draw.timeline import lane_color, timeline
 from workbench.notebook.moments.moment import Moment
@@ -59,6 +60,29 @@ class CollectiveOrder(Moment):
                                                 description="selected")),
                  self.link("race", Checkbox(description="race overlap_collectives", indent=False)), back)
 
+    def move(self, name: str, before: str) -> None:
+        """Put a node before another one, as a drag does: casts and views come along where they must.
+
+        Raises WorkbenchError for a name that the graph does not have, and at a wall: a product, a launch or a wait
+        that would have to come along.
+        """
+        order, nodes = list(self.order), {n.name: n for n in self._graph.graph.nodes}
+        if unknown := [each for each in (name, before) if each not in nodes]:
+            raise WorkbenchError(f"{unknown[0]!r} is no node of this graph: board.order lists them")
+        needs, heavy = constraints(self._graph), heavy_nodes(self._graph, costs_of(self._graph, self._spec))
+        here, there = order.index(name), order.index(before)
+        left = there < here
+        along = [name]
+        for each in reversed(order[there:here]) if left else order[here + 1:there]:
+            pairs = [(other, each) if left else (each, other) for other in along]
+            tied = next((f"{b} reads {a}" for b, a in pairs if nodes[a] in needs[nodes[b]]), "")
+            if tied and (each == before or nodes[each] in heavy):
+                raise WorkbenchError(f"wall: {tied}")
+            along += [each] if tied else []
+        stay = [each for each in order if each not in along]
+        at = stay.index(before) if before != name else here
+        self.order = [*stay[:at], *(each for each in order if each in along), *stay[at:]]
+
     def measure(self, order: Sequence[str]) -> dict[str, float]:
         """The figures of an order of this graph, as the simulator has them."""
         changed = copy_graph(self._graph)
@@ -86,6 +110,11 @@ class CollectiveOrder(Moment):
         return f"lint: {found.outcome} ({found.message})" if found.message else ""
 
 
+def heavy_nodes(gm: GraphModule, costs: Costs) -> set[Node]:
+    """What never comes along when another node moves: products, launches and waits."""
+    return {n for n in gm.graph.nodes if is_compute(n) or n in costs.collective or n in costs.waits}
+
+
 def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
     """All that the simulator in the page reads, by the node's place in the graph."""
     nodes = list(gm.graph.nodes)
@@ -102,7 +131,7 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
     inputs = {n for n in size if n.op in ("placeholder", "get_attr")}
     kept = {n for n in inputs if not freed_by_graph(n, facts_of(gm).part == "backward")}
     starts = {wait: start for wait, start in costs.waits.items() if wait is not start}
-    heavy = {n for n in nodes if is_compute(n) or n in costs.collective or n in costs.waits}
+    heavy = heavy_nodes(gm, costs)
     needs = constraints(gm)
     return {
         "names": [n.name for n in nodes], "modules": [module_path(n) for n in nodes],
