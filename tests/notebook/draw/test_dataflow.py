@@ -43,6 +43,9 @@ def test_boxes_can_have_the_colour_of_a_name() -> None:
     unnamed = next(line for line in picture.text.splitlines() if line.startswith("no name: "))
     assert "mm_1" in unnamed.split() and "relu" not in unnamed.split() and "primals_1" not in unnamed.split()
     assert picture.png != draw.dataflow(captured(1).graph).png
+    dark = draw.dataflow(captured(1).graph, name_of=lambda node: "two" if node.name in ("mm", "relu") else "",
+                         palette={"two": "#222222"})
+    assert dark.text == picture.text and dark.png != picture.png
     narrow = draw.dataflow(captured(1).graph, name_of=lambda node: "", rest="not kept", narrow=True)
     assert narrow.text.splitlines()[-1].startswith("not kept: ")
 

@@ -19,7 +19,7 @@ from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.torch_api.aot import is_tangent
 
 MOST = 40  # boxes
-DARK = (BLUE, GREEN, RED)  # with light text
+DARK = (BLUE, GREEN, RED, INK)  # with light text
 HIGH = 0.25  # half of a box
 PALE = "#dddddd"  # operators without a name
 VIEW = "#c8c8c8"  # lighter than the grey of lanes: a name is written on it
@@ -27,15 +27,16 @@ VIEW = "#c8c8c8"  # lighter than the grey of lanes: a name is written on it
 
 def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
              name_of: Callable[[Node], str] | None = None, rest: str = "no name", narrow: bool = False,
+             palette: Mapping[str, str] | None = None,
              rows: tuple[str, str] = ("forward", "backward"), only: Iterable[Node] | None = None) -> Picture:
     """A box for each tensor of a joint graph, and an arrow to each operator that reads it.
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
     operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
-    these. narrow: higher boxes with shorter lines, so that a long row fits on a page. A graph without a backward has
-    one row. rows: what the upper and the lower row are called. only: boxes for these nodes alone, and arrows that skip
-    what lies between. Text: the operators, each arrow from the upper row to the lower, and the operators of each name.
-    WorkbenchError above 40 boxes.
+    these. palette: the colour of each name, in place of the ranks' colours. narrow: higher boxes with shorter lines, so
+    that a long row fits on a page. A graph without a backward has one row. rows: what the upper and the lower row are
+    called. only: boxes for these nodes alone, and arrows that skip what lies between. Text: the operators, each arrow
+    from the upper row to the lower, and the operators of each name. WorkbenchError above 40 boxes.
     """
     owner = {n: n for n in gm.graph.nodes} if views else roots(gm)
     at, arrows = places(gm, owner, only)
@@ -43,8 +44,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     operators = [n for n in at if n.op != "placeholder"]
     label = {n: kind_of(n) if name_of is None else name_of(n) for n in operators}
     found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
-    palette = (LANES | {"view": VIEW} if name_of is None
-               else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False)))
+    if palette is None:
+        palette = (LANES | {"view": VIEW} if name_of is None
+                   else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False)))
     other = PALE if name_of else GREY
     one_row = all(y for _, y in at.values())
     height = (4.2 if narrow else 3.4) * (0.6 if one_row else 1)

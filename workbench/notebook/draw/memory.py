@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import MemoryProfile, live_bytes
-from workbench.notebook.draw.colors import BLUE, GREY, INK, ORANGE, RED
+from workbench.notebook.draw.colors import BLUE, GREY, INK, PINK, RED, SKY
 from workbench.notebook.draw.graphs import by_title
 from workbench.notebook.draw.picture import Picture, finish, panels, shortened
 from workbench.tools.timing.memory_plan import Planned
@@ -56,7 +56,8 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
         axes.fill_between(range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0)
         axes.plot(curve, color=color, linewidth=1.2, drawstyle="steps-mid", label=title)
         part, top = live.peak
-        axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", color=RED, markersize=7, zorder=5)
+        axes.plot([curve.index(max(curve))], [top.peak_bytes / 2**20], "v", markersize=9, zorder=5,
+                  color=color if len(found) > 1 else RED, markeredgecolor=INK if len(found) > 1 else RED)
         lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
                      f"{top.input_bytes:,} B of it inputs")
     last = list(found.values())[-1]
@@ -129,7 +130,7 @@ def unbeaten(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str], x: str, y: str) -> Picture:
-    """A point for each name, a line through the unbeaten ones, and labels for these and for the names in `marked`.
+    """A point for each name, a line and labels for the unbeaten ones, a ring and a label for the names in `marked`.
 
     x, y: what the figures are. Text: the unbeaten points, and the marked ones. KeyError for an unknown marked name.
     """
@@ -142,9 +143,9 @@ def frontier(points: Mapping[str, tuple[float, float]], marked: Mapping[str, str
     at: dict[tuple[float, float], list[str]] = {}
     for name, point in points.items():
         at.setdefault(point, []).append(name)
-    for name, label in marked.items():
-        axes.plot(*points[name], "o", markersize=12, markerfacecolor="none", markeredgecolor=ORANGE,
-                  markeredgewidth=2, zorder=4)
+    for (name, label), color in zip(marked.items(), (PINK, SKY) * len(marked), strict=False):
+        axes.plot(*points[name], "o", markersize=12, markerfacecolor="none", markeredgecolor=color,
+                  markeredgewidth=2.5, zorder=4)
         axes.annotate(label, points[name], (9, 9), textcoords="offset points", fontsize=9)
     told = {points[name] for name in marked}
     for point, names in at.items():

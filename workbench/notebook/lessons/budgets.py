@@ -52,17 +52,26 @@ def _name(variant: str, first: bool) -> str:
 
 
 def draw_budgets() -> Picture:
-    """GiB saved against milliseconds longer: a line for the plans' estimates, and a star for each measured step."""
+    """GiB saved against milliseconds longer: estimates in blue, and a star for each measured step.
+
+    Line: plans that keep the weights. Circles: plans of steps that gather them again, each below its star.
+    """
     front = json.loads((results_dir() / ESTIMATED).read_text(encoding="utf-8"))["front"]
     figure, (axes,) = panels(7.6, 3.2)
     axes.plot([each["bytes"] / GIB for each in front], [each["ms"] for each in front], "-", color=BLUE, linewidth=1.4,
-              label="estimated, of each budget")
+              label="estimated, weights kept")
     lines, shown = [], set()
     for each in measured_budgets():
-        label = "measured, weights gathered again" if each.regathers else "measured"
+        label = f"measured, weights {'gathered again' if each.regathers else 'kept'}"
         axes.plot([each.gib], [each.longer], "*", color=ORANGE, markersize=13, zorder=5,
                   markerfacecolor="none" if each.regathers else ORANGE, label=None if label in shown else label)
         shown.add(label)
+        if each.regathers and each.estimated is not None:
+            circle = label.replace("measured", "estimated")
+            axes.plot([each.gib] * 2, [each.estimated, each.longer], ":", color=BLUE, linewidth=1.2, zorder=2)
+            axes.plot([each.gib], [each.estimated], "o", color=BLUE, markerfacecolor="white", markersize=6, zorder=4,
+                      label=None if circle in shown else circle)
+            shown.add(circle)
         place = {"xytext": (8, 4)} if not each.regathers else {"xytext": (-6, -7), "ha": "right", "va": "top"}
         if each.name.startswith("full"):
             place |= {"xytext": (-22, -8), "ha": "left"}

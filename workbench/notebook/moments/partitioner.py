@@ -15,6 +15,7 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.cost import flops
 from workbench.graph.read.memory import roots, saved_tensors
+from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.dataflow import dataflow, places
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.moments.moment import Moment
@@ -67,7 +68,9 @@ class Partitioner(Moment):
         self.message, self.figures = "", dict(zip(("bytes saved", "FLOP again"), self.cuts[kept], strict=True))
 
     def picture(self) -> Picture:
-        return dataflow(self._joint.graph, self.title, views=False)
+        """The board as it is at first: what can be chosen is saved."""
+        return dataflow(self._joint.graph, self.title, views=False, rest="no choice", palette={"saved": INK},
+                        name_of=lambda node: "saved" if node.name in self.names else "")
 
     def _drawing(self) -> dict[str, Any]:
         gm = self._joint.graph

@@ -1,8 +1,9 @@
 // A joint graph: click a tensor, or press Enter on it, to save it or to compute it again. Arrow width is bytes.
+// Saved and computed again differ by fill and dash alone: colours stand for kinds of operators elsewhere.
 import { bytes, count, make } from "../dom.js";
-import { BLUE, FAINT, FILL, GREEN, INK, RED, press, redraw, svg, text } from "./svg.js";
+import { FAINT, FILL, INK, PINK, RED, SKY, press, redraw, svg, text } from "./svg.js";
 
-const WIDE = 960, HIGH = 250, BOX = 30, CHART = 240;
+const WIDE = 960, HIGH = 250, BOX = 30, CHART = 240, PAPER = "var(--jp-layout-color1, #fff)";
 
 export function partitioner({ root, note, data: d, traits, tell }) {
   const box = make("div", { "data-role": "cut" });
@@ -29,7 +30,7 @@ export function partitioner({ root, note, data: d, traits, tell }) {
     const path = across ? `M${x(a)},${y(row) + BOX / 2} L${x(b)},${y(other) - BOX / 2}`
       : `M${x(a)},${y(row) + (row ? -1 : 1) * BOX / 2} Q${(x(a) + x(b)) / 2},${y(row) + (row ? -1 : 1) * (BOX / 2 + 14 + 9 * Math.abs(a - b))} ${x(b)},${y(row) + (row ? -1 : 1) * BOX / 2}`;
     return svg("path", { d: path, fill: "none", "stroke-width": again ? 1.5 : wide, opacity: 0.6,
-      stroke: !across ? FAINT : label ? (again ? RED : BLUE) : FAINT, "stroke-dasharray": again ? "5 4" : undefined },
+      stroke: across && label ? INK : FAINT, "stroke-dasharray": again ? "5 4" : undefined },
     svg("title", {}, `${label || name}: ${bytes(size)}${across && label ? (again ? ", computed again" : ", saved") : ""}`));
   }
 
@@ -40,9 +41,9 @@ export function partitioner({ root, note, data: d, traits, tell }) {
     return svg("g", label ? { ...press(() => toggle(name)), "data-key": name, "aria-label": said, "aria-pressed": saved,
       style: "cursor:pointer" } : {},
     svg("rect", { x: x(column) - wide / 2, y: y(row) - BOX / 2, width: wide, height: BOX, rx: 4, stroke: label ? INK : FAINT,
-      fill: label ? (saved ? BLUE : "var(--jp-layout-color1, #fff)") : FILL, "stroke-width": label ? 2 : 1,
+      fill: label ? (saved ? INK : PAPER) : FILL, "stroke-width": label ? 2 : 1,
       "stroke-dasharray": label && !saved ? "5 3" : input ? "2 2" : undefined }),
-    text(x(column), y(row) + 4, label || name, { "text-anchor": "middle", fill: label && saved ? "#fff" : INK,
+    text(x(column), y(row) + 4, label || name, { "text-anchor": "middle", fill: label && saved ? PAPER : INK,
       "font-size": label ? 14 : 9, "font-weight": label ? 700 : 400 }), svg("title", {}, said));
   }
 
@@ -52,7 +53,9 @@ export function partitioner({ root, note, data: d, traits, tell }) {
     const up = Math.max(...d.cuts.map((cut) => cut[2]), 1);
     const [px, py] = [(size) => left + (wide * size) / far, (flop) => top + high - (high * flop) / up];
     const dot = ([, size, flop], more) => svg("circle", { cx: px(size), cy: py(flop), r: 4, fill: FAINT, ...more });
-    const colors = { "minimum cut": GREEN, default: "#e69f00" };
+    const colors = { "minimum cut": PINK, default: SKY };
+    const key = (row, color, said) => [svg("circle", { cx: left + wide + 34, cy: top + 16 + 20 * row, r: 5, fill: color }),
+      text(left + wide + 46, top + 20 + 20 * row, said)];
     return [svg("path", { d: `M${left},${top} V${top + high} H${left + wide}`, fill: "none", stroke: FAINT }),
       text(left, top + high + 30, `bytes saved, up to ${count(far)}`, { fill: FAINT }),
       text(4, top + 6, "FLOP again", { fill: FAINT }), text(4, top + 22, count(up), { fill: FAINT }),
@@ -62,11 +65,9 @@ export function partitioner({ root, note, data: d, traits, tell }) {
         cy: py(flop), r: 3, fill: RED }, svg("title", {}, `budget ${share}: ${count(size)} bytes, ${count(flop)} FLOP again`))),
       ...Object.entries(d.marked).map(([name, cut]) => dot(cut, { r: 8, fill: colors[name] })),
       dot(now, { r: 10, fill: "none", stroke: INK, "stroke-width": 2.5 }),
-      ...Object.entries(d.marked).map(([name, [kept, size, flop]], i) => text(left + wide + 30, top + 20 + 20 * i,
-        `● ${name}: saves ${kept.map((each) => d.boxes.find(([n]) => n === each)[1]).join(" ") || "nothing"}, ${count(size)} bytes, ${count(flop)} FLOP again`,
-        { fill: colors[name], "font-weight": 600 })),
-      text(left + wide + 30, top + 60, "● the memory budget, from 0 to 1", { fill: RED, "font-weight": 600 }),
-      text(left + wide + 30, top + 80, "● all choices; the ring is yours", { fill: FAINT })];
+      ...Object.entries(d.marked).flatMap(([name, [kept, size, flop]], i) => key(i, colors[name],
+        `${name}: saves ${kept.map((each) => d.boxes.find(([n]) => n === each)[1]).join(" ") || "nothing"}, ${count(size)} bytes, ${count(flop)} FLOP again`)),
+      ...key(2, RED, "the memory budget, from 0 to 1"), ...key(3, FAINT, "all choices; the ring is yours")];
   }
 
   function show() {
