@@ -14,7 +14,7 @@ COLORS = {"allocated": BLUE, "reuses": SKY, "from a pool": GREEN, "by eager": PI
 def buffers(found: Buffers, title: str = "buffers", *, most: int = 0) -> Picture:
     """A row for each piece of memory, a column for each kernel call; below, the bytes alive at each call.
 
-    A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
+    The peak is dark. A buffer whose size is known only in a run has a dashed frame, and does not count in the bytes.
     most: bytes at the top of the lower axis, so that two pictures have one scale; 0 leaves it to the peak.
     """
     rows, columns = max(found.allocations, 1), max(len(found.calls), 1)
@@ -34,12 +34,14 @@ def buffers(found: Buffers, title: str = "buffers", *, most: int = 0) -> Picture
     handles = dict(zip(*reversed(lanes.get_legend_handles_labels()), strict=True))
     lanes.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for below in under:
-        below.bar([i + 0.5 for i in range(len(found.alive))], found.alive, 0.9, color=GREY)
+        at = found.alive.index(found.peak)
+        colors = [INK if size == found.peak else GREY for size in found.alive]
+        below.bar([i + 0.5 for i in range(len(found.alive))], found.alive, 0.9, color=colors)
+        below.text(at + 0.5, found.peak, f"{found.peak:,}", ha="center", va="bottom", fontsize=8)
         below.set_ylabel("bytes held", fontsize=8)
         below.yaxis.set_major_formatter("{x:,.0f}")
         below.tick_params(axis="y", labelsize=8)
-        if most:
-            below.set_ylim(0, 1.05 * most)
+        below.set_ylim(0, 1.3 * (most or found.peak))
     last = [lanes, *under][-1]
     last.set(xlim=(0, columns))
     names = [f"{i}: {_short(name)}" if columns < 10 else _short(name) for i, name in enumerate(found.calls)]
