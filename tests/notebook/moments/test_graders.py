@@ -80,7 +80,7 @@ def test_the_other_circle_and_no_other_launches():
     assert hangs(OTHER) == hangs(OTHER[::-1]) == (1.0, "right")
     assert hangs(CIRCLE) == hangs(CIRCLE[::-1]) == (0.0, "this circle is the one that is shown")
     assert hangs(["0: dp", "2: dp"]) == (0.0, "no rank hangs: nobody waits")
-    assert hangs(["0: dp"]) == (0.0, "no rank hangs: ranks 0 wait, and another one can go on")
+    assert hangs(["0: dp"]) == (0.0, "no rank hangs: rank 0 waits, and ranks 1, 2, 3 can go on")
     assert hangs(["4: dp"])[1].startswith("'4: dp' is no launch")
     assert "it cannot launch another one" in hangs(["0: dp", "0: tp"])[1]
     assert hangs({"0": "dp"}) == (0.0, "give the board, or a list of launches such as '0: dp'")

@@ -112,9 +112,11 @@ def test_other_meshes_are_refused(mesh):
 
 def test_show_has_a_picture_and_little_is_saved(counters):
     counters.launched = []
+    assert counters.error is None
     table, *_ = outputs(counters)
     assert "rank 3  ranks 1 and 3       ranks 2 and 3" in repr(table) and "waits" not in repr(table)
     counters.launched = CIRCLE
+    assert counters.error is counters.reports[counters.rules.after(CIRCLE)]
     picture, shown, _ = outputs(counters)
     assert "rank 0: waits in all_reduce over dp" in repr(picture) and shown is counters
     assert len(json.dumps(counters.get_state(), default=str)) < 60_000

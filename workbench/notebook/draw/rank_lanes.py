@@ -76,7 +76,7 @@ def _label(launch: Launch, several: bool, between: str = "\n") -> str:
 
 
 def _box(axes: Axes, column: int, row: int, label: str, look: dict[str, Any]) -> None:
-    axes.add_patch(Rectangle((column, row), WIDE, HIGH, **look))
+    axes.add_patch(Rectangle((column, row), WIDE, HIGH, clip_on=False, **look))  # whole at the left edge
     axes.text(column + WIDE / 2, row + HIGH / 2, label, ha="center", va="center", fontsize=8.5, color=INK)
 
 

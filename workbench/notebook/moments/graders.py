@@ -75,6 +75,14 @@ def hangs(answer: Any, *, mesh: Mapping[str, int], shown: list[str]) -> Graded:
         return 0.0, str(refused)
     if not rules.stuck(state):
         waiting = rules.waiting(state)
-        return 0.0, "no rank hangs: " + (f"ranks {', '.join(map(str, waiting))} wait, and another one can go on"
+        free = [rank for rank, own in enumerate(state) if rank not in waiting and len(own) < len(rules.axes)]
+        return 0.0, "no rank hangs: " + (f"{_ranks(waiting, 'wait')}, and {_ranks(free, 'can go on')}"
                                          if waiting else "nobody waits")
     return (0.0, "this circle is the one that is shown") if state == known else (1.0, "right")
+
+
+def _ranks(some: list[int], verb: str) -> str:
+    """`rank 2 waits`, `ranks 0, 2 wait`."""
+    if len(some) == 1:
+        return f"rank {some[0]} {verb}" + "s" * (verb == "wait")
+    return f"ranks {', '.join(map(str, some))} {verb}"

@@ -111,11 +111,15 @@ class ProgramCounters(Moment):
         back.on_click(lambda _: setattr(self, "launched", []))
         self.add(back)
 
+    @property
+    def error(self) -> RankError | None:
+        """What real ranks raised in the deadlock after these clicks; None where a rank can go on."""
+        return self.reports.get(self.rules.after(self.launched))
+
     def picture(self) -> Picture | Table:
         """What a reader sees where no script runs: the deadlock after these clicks, else who shares each all-reduce."""
-        state = self.rules.after(self.launched)
-        if state in self.reports:
-            return lanes(self.reports[state])
+        if self.error:
+            return lanes(self.error)
         heads = ("rank", *(f"all_reduce over {axis}" for axis in self.axes))
         return Table("the ranks of each all-reduce", heads, tuple(
             (f"rank {rank}", *("ranks " + " and ".join(map(str, self.rules.group(rank, axis))) for axis in self.axes))

@@ -42,7 +42,7 @@ export function counters({ root, note, data: d, traits, tell }) {
     return svg("g", { ...press(() => launch(rank, axis, state, waits)), "data-key": `${rank}: ${axis}`, "aria-label": label,
       "aria-disabled": String(!free), style: free ? "cursor:pointer" : "" },
     svg("rect", { x, y, width: BOX, height: ROW - 14, rx: 4, fill: waiting ? ORANGE : started ? GREEN : FILL,
-      stroke: wanted ? RED : started ? "none" : INK, "stroke-width": wanted ? 3 : 1, "stroke-dasharray": started ? undefined : "5 3",
+      stroke: wanted ? RED : started ? "none" : FAINT, "stroke-width": wanted ? 3 : 1, "stroke-dasharray": wanted ? "5 3" : undefined,
       opacity: free || started || wanted ? 1 : 0.6 }),
     text(x + BOX / 2, y + 18, `all_reduce over ${axis}`, { "text-anchor": "middle", fill: started ? "#222" : INK }),
     text(x + BOX / 2, y + 34, how, { "text-anchor": "middle", "font-size": 11, fill: started ? "#222" : wanted ? INK : FAINT }),
@@ -75,8 +75,8 @@ export function counters({ root, note, data: d, traits, tell }) {
     root.dataset.deadlock = String(Number(Boolean(report)));
     const done = state.every((own) => own.length === d.axes.length) && !waits.length;
     tell((report ? "Nobody can go on. Above: what real ranks reported in this order. " : done ? "All ranks returned. " : "")
-      + "Click an all-reduce, or focus it and press Enter: its rank launches it. Green: done. Orange: the rank waits. Thick frame: "
-      + "others wait for this one. The triangle is the rank's program counter. Backspace takes the last launch back, Escape all.");
+      + "Click an all-reduce, or focus it and press Enter: its rank launches it. Green: done. Orange: the rank waits. Dashed frame: "
+      + "others wait for this one. The triangle is the rank's program counter: any grey box after it may be next. Backspace takes the last launch back, Escape all.");
     return undefined;
   }
   root.addEventListener("keydown", (event) => {
