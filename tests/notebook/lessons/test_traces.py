@@ -31,6 +31,7 @@ from workbench.notebook.lessons.traces import (
     late_rows,
     longest_late,
     met,
+    products_of,
     profiled,
     recorded,
     report,
@@ -109,9 +110,21 @@ def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
     name, most = solved.remedy(kinds_of, third_job())
     said = "right: with Inductor and nothing else changed, a step takes 113.8 ms instead of 131.0"
     assert remedies((name, most)) == remedies(["Fusion", 31]) == (1.0, said)
-    for wrong, words in (("cudagraph", "not cudagraph"), ("overlap", "not overlap"), ("Buckets", "not overlap"),
-                         ("read", "name a remedy of the first section's table")):
+    overlap = "not overlap: 2.5 ms are exposed at most"
+    for wrong, words in (("cudagraph", "not cudagraph: the CPU is late for 0.1 ms"), ("overlap", overlap),
+                         ("Buckets", overlap), ("read", "name a remedy of the first section's table")):
         assert remedies((wrong, most)) == (0.0, words)
+    assert {remedies((name, ms)) for ms in (27, 27.6, kinds_of(third_job().traced[-2])["rest"])} == {
+        (0.5, "milliseconds of `rest` alone")}
+    slip = [[(at - begin) / 1e3 for begin, _, at in gaps_of(eager) if at > begin and (begin < cut) == soon]
+            for cut in [eager.events[0].begin + 2000] for soon in (True, False)]
+    assert lateness([sum(part) for part in slip]) == (0.0, "these gaps end at the launch")
+    divided = found["eager"].steps[-1].compute_ms / floor_ms(eager)
+    assert {fastest(x) for x in (divided, round(divided, 2))} == {(0.0, "that is compute divided by the floor")}
+    for point, said in (("floor", fastest(divided)), ("late", lateness([sum(part) for part in slip])),
+                        ("remedy", remedies((name, 27))), ("remedy", remedies(("cudagraph", 1)))):
+        reacts = load_lesson("14_read_your_own_trace").checkpoint(point).reacts
+        assert len([words for words in reacts if words in said[1]]) == 1
     assert remedies((name, 6.7)) == (0.5, "milliseconds too low")
     assert remedies((name, 124)) == (0.5, "milliseconds too high")
     assert {remedies(wrong) for wrong in (None, most, name, (name,), (name, "?"))} == {
@@ -206,6 +219,10 @@ def test_what_the_text_says_of_the_timed_steps():
                for s in read_order([recorded("compile", rank, 2) for rank in (0, 1)]).steps)
     inductor = read_order([recorded(names[2])]).steps
     assert all(4.7 < middle[names[2]] - s.span_ms < 5.1 for s in inductor)
+    fast = median(two_clusters[:9]), read_order([recorded("compile")]).steps[-1].compute_ms
+    assert f"{fast[0]:.1f} - {fast[1]:.1f} = {fast[0] - fast[1]:.1f}" == "38.1 - 36.0 = 2.1"
+    less = [round(two_clusters[i] - clock[names[2]][i], digits) for i, digits in ((12, 1), (0, 1), (-1, 0))]
+    assert less == [6.2, 5.3, 7]
     for a, b in combinations(names, 2):  # every other order is open
         assert (a == "eager" and b != "compile") == (clock[b][-1] < clock[a][0]) and clock[a][-1] > clock[b][0]
     compute = read_order([recorded("compile")]).steps[-1].compute_ms
@@ -264,6 +281,7 @@ def test_what_the_text_says_of_compute_on_two_ranks():
     products = [Counter(e.name for e in step.events if any(p in e.name for p in KINDS["products"]))
                 for step in (zero, ours)]
     assert products[0] == products[1] and products[0].total() == 339
+    assert [sum(share > 0.5 for *_, share in products_of(step)) for step in (zero, one, ours)] == [4, 286, 33]
     compute = next(s.compute_ms for s in orders["compile"].steps[::-1] if s.rank == 0)
     assert round(compute - floor_ms(zero)) == 17
     three = [[s.collectives[i] for s in orders["compile"].steps if s.step == orders["compile"].steps[-1].step]

@@ -177,7 +177,7 @@ def exposed_by(step: StepOrder, traced: TracedStep) -> list[tuple[str, int, floa
             after = bisect_left(compute, end, key=lambda c: c.begin)
             later = compute[after] if after < len(compute) else event
             together = later.graph and event.graph  # launched at once
-            late = later.launched is not None and later.launched > begin and not together
+            late = not together and (later.launched or 0.0) > begin
             empty += (end - begin) / 1e3 if late else 0.0
         waits = each.waits_ms or 0.0
         least, most = max(0.0, each.exposed_ms - (each.ms - waits)), min(waits, each.exposed_ms)
@@ -197,12 +197,9 @@ def causes(step: StepOrder, traced: TracedStep) -> tuple[int, float, float, floa
 
 def waits_of(pairs: Iterable[tuple[TracedCollective, TracedCollective]]) -> list[tuple[int, float, float, float]]:
     """By collective, here and on the other rank: index, ms of the wait, what of it is exposed at least, and at most."""
-    rows = []
-    for here, there in pairs:
-        short = min(here.ms, there.ms)
-        wait = here.ms - short
-        rows.append((here.number, wait, max(0.0, here.exposed_ms - short), min(wait, here.exposed_ms)))
-    return rows
+    both = [(here, min(here.ms, there.ms)) for here, there in pairs]
+    return [(one.number, one.ms - short, max(0.0, one.exposed_ms - short), min(one.ms - short, one.exposed_ms))
+            for one, short in both]
 
 
 def third_job() -> TraceOrder:
@@ -247,19 +244,21 @@ def late_rows(steps: Mapping[str, TracedStep],
     return rows
 
 
+def products_of(step: TracedStep) -> list[tuple[str, float, float]]:
+    """A step's products: the name, microseconds, and the share of these in which a collective runs, too."""
+    talk = union((e.begin, e.end) for e in step.events if e.kind != COMPUTE)
+    products = [e for e in step.events if e.kind == COMPUTE and kind_of(e.name) == "products"]
+    return [(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin)) for e in products]
+
+
 def beside(step: TracedStep, other: TracedStep) -> list[tuple[int, float, float]]:
     """What collectives cost the products of `step`: how many products, their milliseconds here and on the other rank.
 
     First those beside collectives here (90 % of their time or more) and alone there (at most 10 %). Then those alone on
     both, to compare. Then all others.
     """
-    rows = []
-    for each in (step, other):
-        talk = union((e.begin, e.end) for e in each.events if e.kind != COMPUTE)
-        products = [e for e in each.events if e.kind == COMPUTE and kind_of(e.name) == "products"]
-        rows.append([(e.name, e.end - e.begin, overlap(talk, e.begin, e.end) / (e.end - e.begin)) for e in products])
     found = [[0, 0.0, 0.0] for _ in range(3)]
-    for (name, here, hidden), (same, there, alone) in zip(*rows, strict=True):
+    for (name, here, hidden), (same, there, alone) in zip(products_of(step), products_of(other), strict=True):
         clear = name == same and alone <= 0.1 and not 0.1 < hidden < 0.9
         for i, more in enumerate((1, here / 1e3, there / 1e3)):
             found[hidden < 0.5 if clear else 2][i] += more

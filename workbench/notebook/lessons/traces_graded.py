@@ -16,6 +16,9 @@ from workbench.notebook.lessons.traces import (
     THIRD,
     Span,
     floor_ms,
+    kinds_of,
+    late_gaps,
+    late_ms,
     late_parts,
     recorded,
     save_spans,
@@ -29,16 +32,25 @@ from workbench.tools.timing.order import read_order
 def fastest(answer: Any) -> tuple[float, str]:
     """Grades the factor by which the recorded eager step is longer than its floor."""
     order = read_order([recorded("eager")])
-    return near(answer, truth=order.steps[-1].span_ms / floor_ms(order.traced[-1]))
+    step, floor = order.steps[-1], floor_ms(order.traced[-1])
+    if meant(answer, step.compute_ms / floor):
+        return 0.0, "that is compute divided by the floor"
+    return near(answer, truth=step.span_ms / floor)
 
 
 def lateness(answer: Any) -> tuple[float, str]:
-    """Grades `late_parts` of the recorded eager step: each part is right or wrong, and on which side."""
+    """Grades `late_parts` of the recorded eager step: each part is right or wrong, and on which side.
+
+    The sum of launch less begin is within 1 % of the later part, so it is told by the first part.
+    """
     try:
         first, later = map(float, answer)
     except (TypeError, ValueError):
         return 0.0, "give a pair of numbers: (in the first 2 ms, later)"
-    truths = late_parts(read_order([recorded("eager")]).traced[-1])
+    step = read_order([recorded("eager")]).traced[-1]
+    truths = late_parts(step)
+    if meant(first, sum(by - begin for begin, _, by in late_gaps(step) if begin < step.events[0].begin + 2000) / 1e3):
+        return 0.0, "these gaps end at the launch"
     parts = {said: near(got, truth=truth) for said, got, truth in zip(
         ("in the first 2 ms", "later"), (first, later), truths, strict=True)}
     wrong = [f"{said} {message}" for said, (score, message) in parts.items() if score < 1]
@@ -51,17 +63,19 @@ def remedies(answer: Any) -> tuple[float, str]:
         name, ms = str(answer[0]).lower(), float(answer[1])
     except (TypeError, ValueError, LookupError):
         return 0.0, "give a pair: (remedy, milliseconds)"
-    if chosen := next((each for each in ("cudagraph", "overlap", "bucket") if each in name), ""):
-        return 0.0, f"not {'overlap' if chosen == 'bucket' else chosen}"
+    order = third_job()
+    last = [both for both in zip(order.steps, order.traced, strict=True) if both[0].step == order.steps[-1].step]
+    if "cudagraph" in name:
+        return 0.0, f"not cudagraph: the CPU is late for {max(late_ms(traced) for _, traced in last):.1f} ms"
+    if "overlap" in name or "bucket" in name:
+        return 0.0, f"not overlap: {max(step.exposed_ms for step, _ in last):.1f} ms are exposed at most"
     if "fusion" not in name and "inductor" not in name:
         return 0.0, "name a remedy of the first section's table"
-    order = third_job()
-    truths = [step.compute_ms - floor_ms(traced)
-              for step, traced in zip(order.steps, order.traced, strict=True) if step.step == order.steps[-1].step]
-    scores = [near(ms, truth=truth, within=0.02) for truth in truths]
+    scores = [near(ms, truth=step.compute_ms - floor_ms(traced), within=0.02) for step, traced in last]
     score, message = max(scores)
     if score < 1:
-        return 0.5, f"milliseconds {message}"
+        one_kind = any(meant(ms, kinds_of(traced)["rest"], 0.01) for _, traced in last)
+        return 0.5, f"milliseconds {'of `rest` alone' if one_kind else message}"
     before, after = (median(timed(job, 2)) for job in (THIRD, FUSED))
     return 1.0, f"right: with Inductor and nothing else changed, a step takes {after:.1f} ms instead of {before:.1f}"
 
@@ -70,6 +84,11 @@ def near(answer: Any, *, truth: float, within: float = 0.01) -> tuple[float, str
     """Grades a number: right or wrong, and on which side."""
     score, message = close(answer, truth=truth, within=within)
     return float(score >= 1), message
+
+
+def meant(answer: Any, slip: float, within: float = 0.005) -> bool:
+    """Whether a number is what a known slip computes."""
+    return close(answer, truth=slip, within=within)[0] >= 1
 
 
 def _cases() -> Iterator[tuple[str, list[Span]]]:
