@@ -169,7 +169,8 @@ def _graphs() -> dict[str, Any]:
             "counts_casts": {"of": empty.graph},
             "counts_bytes": {"of": SimpleNamespace(before=(empty.graph,), after=(empty.graph,))},
             "counts_inputs": {"of": empty}, "saves_bytes": {"without": empty, "fused": empty},
-            "saves_less": {"most": {"bytes": 4}},
+            "saves_less": {"most": {"bytes": 4}}, "slot_bytes": {
+                "experts": 16, "exchange": SimpleNamespace(shape=(192, 128), bytes_in=98304)},
             "count_kept": {"of_graph": None, "refused": {"joint": "", "traced": "no"}, "wanted": [1.0, 2.0]},
             "tips_at": {"size": 1000, "tail": Tail(3, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 0.0)}}
 

@@ -52,6 +52,8 @@ def test_slots_are_told_before_and_after_the_exchange():
     heads = ["e0", "e1"], ["from rank 0", "from rank 1"]
     headed = draw.slots([("sent", sent), ("received", came)], 2, 2, heads=heads)
     assert headed.text == picture.text and headed.height > picture.height
+    named = draw.slots([("sent", sent), ("received", came)], 2, 2, heads=heads, rows=[["rank 0", "rank 1"], ["a", "b"]])
+    assert named.text == picture.text and named.png != headed.png
 
 
 def test_a_palette_keeps_the_size_and_saves_bytes():

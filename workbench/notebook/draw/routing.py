@@ -65,12 +65,12 @@ def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> P
 
 def slots(
     buffers: Sequence[tuple[str, torch.Tensor]], capacity: int, per_rank: int, owner: str = "rank",
-    heads: Sequence[Sequence[str]] = (),
+    heads: Sequence[Sequence[str]] = (), rows: Sequence[Sequence[str]] = (),
 ) -> Picture:
     """One panel for each of `buffers`, (title, slots int64): a slot holds the number of a token, or -1 for none.
 
     Rank r's tokens have numbers from r * per_rank on; the colour is the rank of the token. owner: "sequence" where
-    token numbers and colours tell sequences apart instead.
+    token numbers and colours tell sequences apart instead. heads, rows: for each panel its columns' and rows' names.
     """
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
@@ -87,7 +87,8 @@ def slots(
                      for box in own.unflatten(0, (-1, capacity)).tolist()]
             lines.append(f"rank {rank}: {' | '.join(boxes)}")
         axes.set(xlim=(-0.1, wide + 0.1), ylim=(len(held), -0.1), xticks=[])
-        axes.set_yticks([row + 0.45 for row in range(len(held))], [f"rank {rank}" for rank in held], fontsize=9)
+        labels = rows[panel] if rows else [f"rank {rank}" for rank in held]
+        axes.set_yticks([row + 0.45 for row in range(len(held))], labels, fontsize=9)
         if owner == "rank":
             for label, rank in zip(axes.get_yticklabels(), held, strict=True):
                 label.set_bbox({"facecolor": _of(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})

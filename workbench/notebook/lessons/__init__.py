@@ -4,6 +4,7 @@
     commands       `workbench course`, `lessons`, `check`, `hint`
     course         runs all notebooks, and writes a page of results
     course_site    the executed lessons as pages without a kernel
+    expert_slots   the grader of "Route tokens to experts": bytes as slots of each expert
     fewer_bits     what "Fewer bits, proved" measures and asks
     gather_order   the gathers of a forward as boxes, each with its module
     grading        scores of guesses and answers
