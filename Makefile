@@ -48,8 +48,8 @@ test: ## linter, types, tests and notebooks: what to run before a commit
 	@$(MAKE) --no-print-directory tests
 	@$(MAKE) --no-print-directory notebooks
 
-other-cpu: venv ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs
-	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest $(NBVAL) -n 2 --dist loadscope notebooks
+other-cpu: ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs
+	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory notebooks
 
 test-all: test small other-cpu ## and what takes long
 	@$(BIN)/pytest tests -m slow $(TWO)

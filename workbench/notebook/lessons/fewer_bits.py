@@ -19,7 +19,7 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import roots
-from workbench.notebook.lessons.grading import by_cases, exact
+from workbench.notebook.lessons.grading import by_cases, exact, told
 from workbench.pipeline.proofs.numerics_proof import revealing
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import Recipe
@@ -167,13 +167,9 @@ def sums_over(answer: Any) -> tuple[float, str]:
 
 def counts_casts(answer: Any, *, of: GraphModule) -> tuple[float, str]:
     """Grades a number of casts by those of a graph; names two wrong ways to count."""
-    score, message = exact(answer, truth=casts(of))
-    if score == 1:
-        return score, message
-    unshared = 2 * len(of.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default))
-    if exact(answer, truth=unshared)[0] == 1:
-        return score, f"{message}: no cast is shared"
-    return score, f"{message}: one cast for each tensor" if exact(answer, truth=_tensors_cast(of))[0] == 1 else message
+    products = of.graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)
+    return told(answer, casts(of), {
+        "too high: no cast is shared": 2 * len(products), "too low: one cast for each tensor": _tensors_cast(of)})
 
 
 def _tensors_cast(gm: GraphModule) -> int:
@@ -189,7 +185,6 @@ def counts_bytes(answer: Any, *, of: PassRecord) -> tuple[float, str]:
     before, after = (list_collectives(graphs[0]) for graphs in (of.before, of.after))
     truth = sum(c.payload for c in before) - sum(c.payload for c in after)
     added = sum(c.payload for c in after if c.reduce_op == "max")
-    score, message = exact(answer, truth=truth)
-    slips = {truth + added: "the scales travel, too", truth + 2 * added: "the scales are no saving",
-             truth + added - 4: "one scale for all weights"}
-    return score, next((said for value, said in slips.items() if added and exact(answer, truth=value)[0] == 1), message)
+    return told(answer, truth, {
+        "the scales travel, too": truth + added, "the scales are no saving": truth + 2 * added,
+        "one scale for all weights": truth + added - 4} if added else {})

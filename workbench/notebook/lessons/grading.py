@@ -165,6 +165,15 @@ def exact(answer: Any, *, truth: Any) -> tuple[float, str]:
     return float(score >= 1), message
 
 
+def told(answer: Any, truth: float, slips: Mapping[str, float],
+         grade: Callable[..., tuple[float, str]] = exact) -> tuple[float, str]:
+    """Grades a number. slips: known wrong numbers by the message that names the mistake."""
+    score, message = grade(answer, truth=truth)
+    if score < 1:
+        message = next((said for said, slip in slips.items() if grade(answer, truth=slip)[0] >= 1), message)
+    return score, message
+
+
 def _said(fact: Any) -> str:
     """A number with commas between its thousands; a word as it is."""
     return f"{fact:,}" if _number(fact) else str(fact)
@@ -269,8 +278,7 @@ def by_cases(
     return score, "right" if first is None else f"wrong with {first[0]}: {first[1]}"
 
 
-GRADERS: dict[str, Grader] = {"close": close, "equal": equal, "exact": exact, "first_of": first_of, "targets": targets,
-                               "whole_sum": whole_sum}
+GRADERS: dict[str, Grader] = {each.__name__: each for each in (close, equal, exact, first_of, targets, whole_sum)}
 """`(answer, **context) -> score | (score, message[, figures])` by the names that lessons use."""
 
 

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from workbench.graph.read.launch_bound import Pace
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
-from workbench.notebook.lessons.grading import by_cases, exact
+from workbench.notebook.lessons.grading import by_cases, told
 from workbench.notebook.lessons.traces import gaps_of, late_ms
 from workbench.notebook.lessons.traces_graded import near
 from workbench.pipeline.gpu_communication import union
@@ -189,7 +190,7 @@ def even_size(size: int, tail: Tail) -> float:
 def counts_inputs(answer: Any, *, of: StepGraph) -> tuple[float, str]:
     """Grades a number of inputs of a joined graph."""
     truth, trained = len(of.graph.graph.find_nodes(op="placeholder")), len(of.trained)
-    return _told(answer, exact(answer, truth=truth), {
+    return told(answer, truth, {
         "too low: one state for each parameter": truth - trained,
         "too high: a step count for each parameter": truth + trained - 1})
 
@@ -198,24 +199,16 @@ def saves_bytes(answer: Any, *, without: StepGraph, fused: StepGraph) -> tuple[f
     """Grades a number of bytes by the traffic of two joined graphs."""
     moved = [sum(map(sum, traffic(joined).values())) for joined in (without, fused)]
     saved = moved[0] - moved[1]
-    return _told(answer, exact(answer, truth=saved), {
+    return told(answer, saved, {
         "too low: elements, not bytes": saved / 4, "too high: a write of each gradient is left": 2 * saved})
 
 
 def tips_at(answer: Any, *, size: int, tail: Tail) -> tuple[float, str]:
     """Grades a number of elements by `even_size`."""
     truth = even_size(size, tail)
-    return _told(answer, near(answer, truth=truth, within=0.02), {
+    return told(answer, truth, {
         "a share of the traced model, not a number of elements": truth / size,
-        "too high: the ratio of the two times is the other way round": size * size / truth}, within=0.02)
-
-
-def _told(
-    answer: Any, graded: tuple[float, str], known: dict[str, float], within: float = 0.0
-) -> tuple[float, str]:
-    """The grade of a number; where it is a known wrong one, with the message that names the mistake."""
-    said = (message for message, value in known.items() if near(answer, truth=value, within=within)[0])
-    return graded if graded[0] >= 1 else (graded[0], next(said, graded[1]))
+        "too high: the ratio of the two times is the other way round": size * size / truth}, partial(near, within=0.02))
 
 
 def late_reads(rows: Sequence[Row]) -> dict[str, str]:
