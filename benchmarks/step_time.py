@@ -108,8 +108,11 @@ OWN |= {f"llama3_budget_{gib}": joint(budget(gib)) for gib in (10.0, 8.5, 7.0, 5
 OWN |= {f"llama3_budget_{gib}_reshard": joint("reshard_after_forward", budget(gib)) for gib in (8.5, 7.0, 5.0, 3.0)}
 OWN |= {f"llama3_float8_budget_{gib}": ("llama3_float8", {
     "joint_passes": [*FLOAT8, budget(gib)], "passes": [BLOCKS, H200X2, *LOWERED]}) for gib in (7.0, 5.0)}
-OWN["llama3_8b_plain"] = joint()[0], joint()[1] | {"passes": [BLOCKS, LOWERED[0]]}
-OWN["llama3_8b_budget"] = BUCKETED, joint("reshard_after_forward", budget(45.0))[1] | {"passes": [BLOCKS, LOWERED[0]]}
+OWN |= {f"llama3_float8_whole_step_reshard_budget_{gib}": ("llama3_float8", {
+    **WHOLE_FLOAT8, "joint_passes": [*FLOAT8, "reshard_after_forward", budget(gib)]}) for gib in (6.0, 5.0)}
+OWN["llama3_8b_budget"] = "llama3_whole_step", {
+    "joint_passes": ["inductor_decomposition", "reshard_after_forward", budget(45.0)],
+    "passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}
 OWN["llama3_full_checkpointing"] = joint({"name": "activation_checkpointing", "policy": "full"})
 TORCH = {f"llama3_torch_budget_{share}": share for share in (0.7, 0.5, 0.3)}
 """torch's own `activation_memory_budget`, in the place of ours."""
