@@ -190,6 +190,27 @@ def test_a_collective_that_was_over_before_the_cpu_had_launched_compute_tells_no
     assert found.outcome is Outcome.FAIL and "the first exposed one is forward 5" in found.message
 
 
+def test_a_step_that_waited_for_a_cpu_tells_nothing():
+    """Ten short collectives beside shorter kernels; the same beside each other, in a step that communicates, are lost.
+
+    On the other rank a collective that waits for a late CPU lasts long: its time is not the collective's.
+    """
+    names = [f"forward {i}" for i in range(10)]
+    chosen = ChosenOrder("places", partial(fused, None), dict.fromkeys(names, 1))
+
+    def verdict(ms, total, ranks=()):
+        spans = [Span("gemm", COMPUTE, 0, 2.0), *(Span(str(i), "dp", i, i + ms, ms, "nothing computes meanwhile",
+                                                        part="forward") for i in range(10))]
+        return order.in_profile(chosen, StepTimeline("measured on paper", tuple(spans), total, 2.0), ranks)
+
+    found = verdict(0.01, 30.0)
+    assert found.outcome is Outcome.UNKNOWN and found.evidence["idle_ms"] == pytest.approx(27.9)
+    assert "for 27.9 of the step's 30.0 ms the GPU neither computed nor communicated" in found.message
+    assert verdict(2.5, 30.0).outcome is Outcome.FAIL  # 25 ms of collectives, and nothing behind which they hide
+    assert verdict(2.5, 30.0, [dict.fromkeys(names, 0.01)]).outcome is Outcome.UNKNOWN
+    assert verdict(0.01, 3.0).outcome is Outcome.FAIL
+
+
 def test_fused_kernels_cost_what_they_move(fake4):
     gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
     assert [len(group) for group in fusion_groups(gm)] == [40, 1]  # the sines, and ones(...)

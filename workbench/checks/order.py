@@ -29,6 +29,7 @@ KEEPS = 0.95
 FAR_LESS = 0.25
 """Of a collective's time: compute below this hides it no more. Estimates of pointwise work differ by less."""
 _NONE = "no collective has a matmul, an attention or enough other compute between its launch and its wait"
+_MORE_WORK = "record and replay the step, or give it more work"
 _UNSEEN = "Inductor's calls of {} of {} collectives were not observed"
 
 
@@ -112,8 +113,8 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
     """Whether compute ran for half of each hidden collective's time or more, in a step that a GPU ran.
 
     ranks: `times_of` each rank's step. A collective waits for the rank that comes to it last, and no order hides that:
-    it is charged with the time that it took on the rank where it took least. UNKNOWN where the CPU was late: then the
-    step does not show what its order hides.
+    it is charged with the time that it took on the rank where it took least. UNKNOWN where the CPU was late for one
+    collective or, on any rank, for more than half of the step: then the step does not show what its order hides.
     """
     spans = {f"{s.part} {s.name}": s for s in step.collectives}
     seen = [name for name in order.hidden if name in spans]
@@ -122,19 +123,24 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
         return Verdict("order", Outcome.UNKNOWN, (
             f"{len(order.hidden) - len(seen)} of {len(order.hidden)} collectives could not be told apart in the "
             "profile"), evidence)
-    took = {name: min([spans[name].ms, *(times[name] for times in ranks if name in times)]) for name in seen}
-    exposed = {name: max(0.0, spans[name].exposed - (spans[name].ms - took[name])) for name in seen}
+    took = {name: min([s.ms, *(times[name] for times in ranks if name in times)]) for name, s in spans.items()}
+    exposed = {name: max(0.0, s.exposed - (s.ms - took[name])) for name, s in spans.items()}
     alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
     bare = [name for name in alone if spans[name].limit != CPU_LATE]
     late = len(alone) - len(bare)
+    waited = max(0.0, step.total_ms - step.compute_ms - sum(exposed.values()))
     kept = f"{len(seen) - len(alone)} of {len(seen)} collectives ran behind compute ({step.source})"
-    evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(step.exposed_ms, 3)}
+    evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(sum(exposed.values()), 3),
+                 "idle_ms": round(waited, 3)}
     if len(seen) - len(alone) >= KEEPS * len(seen):
         return Verdict("order", Outcome.PASS, kept, evidence)
+    if waited > 0.5 * step.total_ms:
+        return Verdict("order", Outcome.UNKNOWN, (
+            f"{kept}; for {waited:.1f} of the step's {step.total_ms:.1f} ms the GPU neither computed nor communicated: "
+            f"it waited for a CPU: {_MORE_WORK}"), evidence)
     if len(seen) - len(bare) >= KEEPS * len(seen):
         return Verdict("order", Outcome.UNKNOWN, (
-            f"{kept}; {late} were over before the CPU had launched the compute behind them: record "
-            "and replay the step, or give it more work"), evidence)
+            f"{kept}; {late} were over before the CPU had launched the compute behind them: {_MORE_WORK}"), evidence)
     return Verdict("order", Outcome.FAIL, (
         f"{kept}, where {order.by} had hidden {len(seen)}; the first exposed one is {bare[0]}, for "
         f"{exposed[bare[0]]:.3f} of its {took[bare[0]]:.3f} ms"), evidence | {"first": bare[0]})

@@ -37,6 +37,7 @@ class StepFacts:
     saved_order (for each input of the backward before the tangents, its place among the saved tensors; None for their
     own order) and captured_regions (names of the regions of each direction, before torch's CSE merged nodes).
 
+    Join states saved_names (nodes of the whole step that its forward saved, for each microbatch).
     The check of the order states order. Passes state the rest: regions (names that the forward had), gather_groups
     (process group to its twin for all-gathers), offloaded (places among the saved tensors of those on the host),
     forward_strides (of each output of the lowered forward), estimates (milliseconds by node), recorder and
@@ -45,6 +46,7 @@ class StepFacts:
 
     results: int = 0
     saved_order: tuple[int, ...] | None = None
+    saved_names: frozenset[str] = frozenset()
     captured_regions: dict[str, list[str]] = field(default_factory=dict)
     regions: tuple[str, ...] = ()
     gather_groups: dict[str, str] = field(default_factory=dict)

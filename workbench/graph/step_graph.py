@@ -18,7 +18,7 @@ from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import title
 from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
 from workbench.graph.microbatches import PAIR, Microbatches, Values, refused
-from workbench.graph.partition import ForwardBackward
+from workbench.graph.partition import ForwardBackward, saved_nodes
 from workbench.graph.update import Update, append_update, shards_of
 from workbench.torch_api import aot
 
@@ -130,7 +130,9 @@ def _trained(pair: ForwardBackward, gradients: dict[str, Node]) -> tuple[str, ..
 
 def _facts(pair: ForwardBackward, copies: list[Values]) -> StepFacts:
     """The step's facts for the joined graph, whose nodes have other names where both graphs used one."""
-    step = replace(pair.facts.fork(), results=2, saved_order=(), recorder=None, replayed_forward=None)
+    saved = frozenset(held[node].name for held in copies for node in saved_nodes(*pair.graphs) if node in held)
+    step = replace(pair.facts.fork(), results=2, saved_order=(), saved_names=saved, recorder=None,
+                   replayed_forward=None)
     if step.order is not None:
         hidden = dict[str, int]()
         for part, graph in zip(pair.parts, pair.graphs, strict=True):

@@ -72,6 +72,7 @@ def compile_graph(gm: GraphModule, example_inputs: list[Any], config: dict[str, 
                 if aot.is_parameter(n) or (facts.part == "step" and aot.is_state(n))],
         visible=len(output_values(gm)) if backward else facts.step.results,
         config=config,
+        once=facts.step.saved_names,
         build=facts.world != "fake",
     )
 

@@ -11,5 +11,6 @@
     lowering        decomposition table and compiler entry point
     passes          which passes Inductor runs
     regions         named regions: annotate, cut out, compile
+    saved_values    what a whole step's forward saves is computed once
     written_code    a graph's code, or Inductor's, taken from one process to another
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from workbench.errors import WorkbenchError
 from workbench.torch_api.inductor import kernels
 from workbench.torch_api.inductor.joined_buffers import joined_kept
+from workbench.torch_api.inductor.saved_values import compute_once
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
@@ -77,16 +78,19 @@ def compile_inner(
     static: list[int],
     visible: int,
     config: dict[str, Any],
+    once: Collection[str] = (),
     build: bool = True,
 ) -> tuple[Any, list[tuple[int, ...] | None]]:
     """Lower one graph with `compile_fx_inner`: the boxed callable, and the strides that Inductor chose per output.
 
     The first `visible` outputs keep their layout in the graph; Inductor chooses that of the others (saved tensors).
+    The nodes named in `once` are computed once, and not again inside each kernel that reads them.
     `kernels.seen` reads the kernels of the callable. Without `build`, the C++ kernels are written and not compiled, and
     the callable cannot be called.
     """
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
+    compute_once(graph.graph, once)
     graph.graph.output_node().meta["user_visible_output_idxs"] = visible_outputs(graph, visible)
     record_original_output_strides(graph)
     with (torch._inductor.config.patch(config), _guards.TracingContext.report_output_strides() as strides,

@@ -1,0 +1,42 @@
+"""What the forward of a whole step saves keeps nothing else alive: without this, a norm's weight kept its bucket."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_ranks import small
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from workbench import build, fake_world
+from workbench.graph.facts import facts_of
+from workbench.torch_api.inductor.lowering import compile_inner
+
+
+def norm_in_a_bucket(x, weight):
+    """A norm's weight and a product's come out of one buffer; the norm's is read again after the last product."""
+    bucket = weight @ weight
+    norm = bucket[0] * 2
+    forward = (x * norm) @ (bucket + 1)
+    return [(forward.t() @ forward) * norm.sum()]
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("once", [True, False], ids=["computed once", "the fault"])
+def test_a_small_part_does_not_keep_its_bucket(once):
+    gm = make_fx(norm_in_a_bucket, tracing_mode="fake")(torch.ones(8, 9), torch.ones(9, 9))
+    norm = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[0].name
+    inputs = [n.meta["val"] for n in gm.graph.find_nodes(op="placeholder")]
+    compiled, _ = compile_inner(gm, inputs, is_backward=False, static=[], visible=1, build=False,
+                                config={"fx_graph_cache": False}, once={norm} if once else ())
+    _, _, after = compiled.source_code.rpartition("extern_kernels.mm(")
+    assert ("cpp_fused" in after, "buf0," in after) == (True, not once)
+
+
+def test_a_whole_step_states_what_its_forward_saved():
+    recipe = small({"dp_shard": 2}).override({"training.step": "whole", "training.accumulate": 2,
+                                              "data.batch_per_rank": 2})
+    with fake_world(2) as world:
+        joined = build(recipe, world).step.joined
+    names = [n.name for n in joined.graph.graph.nodes]
+    saved = facts_of(joined.graph).step.saved_names
+    assert len(saved) > 20 and saved <= set(names)

@@ -1,0 +1,57 @@
+"""What the forward of a whole step saves is computed once, as in two graphs, where it is an output.
+
+In one graph, Inductor computes a pointwise value inside each kernel that reads it, and keeps what it is computed from:
+for a norm's weight, the whole bucket in which its block's weights were gathered, from the forward to the backward.
+Source: torch/_inductor/ir.py (`TensorBox.realize`), torch/_inductor/lowering.py (`register_lowering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from workbench.torch_api.ops import aliased_inputs
+
+torch.library.define("workbench::computed", "(Tensor(a) x) -> Tensor(a)")
+
+
+@torch.library.impl("workbench::computed", ("CPU", "CUDA", "Meta"))
+def _computed(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
+
+
+@cache
+def _lowered() -> Any:
+    """The operator, which makes Inductor give its input a buffer."""
+    from torch._inductor.lowering import register_lowering
+
+    def computed(x: Any) -> Any:
+        x.realize()
+        return x
+
+    operator = torch.ops.workbench.computed.default
+    register_lowering(operator, type_promotion_kind=None)(computed)
+    return operator
+
+
+def compute_once(graph: Graph, names: Collection[str]) -> int:
+    """The named nodes, or what they are views of, get buffers of their own. Returns how many nodes that concerns."""
+    owners = dict.fromkeys(_owner(node) for node in graph.nodes if node.name in names)
+    made = [node for node in owners if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)]
+    for node in made:
+        with graph.inserting_after(node):
+            computed = graph.call_function(_lowered(), (node,))
+        computed.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(computed, lambda user, computed=computed: user is not computed)
+    return len(made)
+
+
+def _owner(node: Node) -> Node:
+    """The node whose storage this one shows: itself, or what it is a view of."""
+    while found := aliased_inputs(node):
+        node = found[0]
+    return node
