@@ -7,8 +7,9 @@ Source: torch/_inductor/ir.py (`TensorBox.realize`), torch/_inductor/lowering.py
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ def _lowered() -> Any:
         x.realize()
         return x
 
-    operator = torch.ops.workbench.computed.default
-    register_lowering(operator, type_promotion_kind=None)(computed)
-    return operator
+    target = torch.ops.workbench.computed.default
+    register_lowering(target, type_promotion_kind=None)(computed)
+    return target
 
 
 def compute_once(graph: Graph, names: Collection[str]) -> int:
@@ -46,7 +47,7 @@ def compute_once(graph: Graph, names: Collection[str]) -> int:
         with graph.inserting_after(node):
             computed = graph.call_function(_lowered(), (node,))
         computed.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(computed, lambda user, computed=computed: user is not computed)
+        node.replace_all_uses_with(computed, partial(operator.is_not, computed))
     return len(made)
 
 
