@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 from torch.fx import GraphModule, Node
 
+from workbench.torch_api.inductor.saved_values import computed_by
 from workbench.torch_api.ops import collective_kind, sends, waits
 
 GENERATED = ("triton", "cpp")
@@ -75,7 +76,7 @@ class _Watch:
 
     def __init__(self, graph: GraphModule):
         self.graph = graph
-        self.ours = {n: n.name for n in graph.graph.nodes if n.op == "call_function"}
+        self.ours = {n: computed_by(n).name for n in graph.graph.nodes if n.op == "call_function"}
         self.heirs: dict[Node, str] = {}
         self.told: list[_Told] = []
         self.lowerings: dict[int, Any] = {}

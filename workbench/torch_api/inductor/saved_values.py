@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from workbench.torch_api.ops import aliased_inputs
+from workbench.torch_api.ops import aliased_inputs, op_name
 
 torch.library.define("workbench::computed", "(Tensor(a) x) -> Tensor(a)")
 
@@ -49,6 +49,11 @@ def compute_once(graph: Graph, names: Collection[str]) -> int:
         computed.meta = {"val": node.meta["val"]}
         node.replace_all_uses_with(computed, partial(operator.is_not, computed))
     return len(made)
+
+
+def computed_by(node: Node) -> Node:
+    """The node that makes this one's value: the graph's own, where `compute_once` put an operator behind it."""
+    return node.args[0] if op_name(node.target) == "workbench.computed" else node  # type: ignore[return-value]
 
 
 def _owner(node: Node) -> Node:
