@@ -56,7 +56,7 @@ DOCUMENTS = {  # the tables of each document
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
                         "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
-                        "float8_8b", "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
+                        "float8_8b", "saved_values", "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
                         "what_if", "mutants", "soak", "museum"),
 }
 
@@ -157,6 +157,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
             "float8_budget": choices_table(root, "float8_budget_h200x2.jsonl"),
             "float8_8b": choices_table(root, "float8_8b_h200x2.jsonl"),
+            "saved_values": choices_table(root, "saved_values_h200x2.jsonl"),
             "long_sequences": choices_table(root, "llama3_8b_8192_h200x2.jsonl"),
             "offload": choices_table(root, "offload_h200x2.jsonl"),
             "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl")}
@@ -290,6 +291,7 @@ def choice_of(line: dict[str, Any]) -> str:
             told = [f"{key} {value if not isinstance(value, list) else ', '.join(value)}".lower()
                     for key, value in options.items() if key not in ("name", "device")]
             said.append(f"`{name}`" + (f" ({'; '.join(told)})" if told else ""))
+    said += [line["tree"]] if "tree" in line else []
     return (", ".join(said) or "as it is") + ("; replayed" if "cudagraph" in recipe["passes"] else "") + (
         "; the whole step in one graph" if recipe["training"].get("step") == "whole" else "") + (
         f"; {batch} sequences a rank" if (batch := line["changes"].get("data.batch_per_rank", "1")) != "1" else "")
