@@ -56,7 +56,7 @@ DOCUMENTS = {  # the tables of each document
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
                         "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
-                        "float8_8b", "saved_values", "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
+                        "float8_8b", "float8_kernels", "saved_values", "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
                         "what_if", "mutants", "soak", "museum"),
 }
 
@@ -156,6 +156,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "float8": float8_table(root), "float8_numerics": float8_numerics_table(root),
             "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
             "float8_budget": choices_table(root, "float8_budget_h200x2.jsonl"),
+            "float8_kernels": float8_kernels_table(root),
             "float8_8b": choices_table(root, "float8_8b_h200x2.jsonl"),
             "saved_values": choices_table(root, "saved_values_h200x2.jsonl"),
             "long_sequences": choices_table(root, "llama3_8b_8192_h200x2.jsonl"),
@@ -303,9 +304,11 @@ def choices_table(root: Path, name: str) -> str:
     rows = [[said, *(each_run(found, key) for key in ("step_ms", "kernels_ms", "exposed_nccl_ms")),
              each_run(found, "exposed_copies_ms") if found[0].get("copies_ms") else "",
              f"{saved:.1f} GiB" if (saved := found[0].get("saved_gib")) else "",
-             f"{max(max(run.get('first_peak_gib', 0.0), run['peak_gib']) for run in found):.1f} GiB"]
+             f"{max(max(run.get('first_peak_gib', 0.0), run['peak_gib']) for run in found):.1f} GiB",
+             f"{max(run['peak_gib'] for run in found):.1f} GiB" if said.endswith("; replayed") else ""]
             for (_, said), found in runs.items() if "step_ms" in found[0]]
-    heads = ["choice", "a step, each run", "compute kernels", "NCCL exposed", "copies exposed", "saved", "peak"]
+    heads = ["choice", "a step, each run", "compute kernels", "NCCL exposed", "copies exposed", "saved", "peak",
+             "of it in replayed steps"]
     full = [i for i in range(len(heads)) if any(row[i] for row in rows)]
     (axes, _), *_ = runs
     return f"{table([heads[i] for i in full], [[row[i] for i in full] for row in rows])}\n\n{where}, {axes}."
@@ -691,6 +694,32 @@ def float8_table(root: Path = ROOT) -> str:
             rows.append([model, "all" if kind == "all" else f"{some[0]['count']} x {kind}", *shown])
     return table(["model", "layers", "bfloat16", "tensorwise: products + casts", "rowwise: products + casts"],
                  rows) + f"\n\n{found['tokens']:,} tokens. {of_gpu(found)}."
+
+
+KERNELS = {
+    "float8 products": "nvjet_sm90_q", "bfloat16 products": "nvjet|gemm", "attention": "sdpa|cudnn",
+    "optimizer, clipping": "multi_tensor_apply", "Inductor's": "^triton", "torch's others": "at::native",
+}
+
+
+def float8_kernels_table(root: Path = ROOT) -> str:
+    """Where the kernels' time of a float8 step goes, as far as its 20 longest kernels tell."""
+    rows = []
+    for flavor, name, variants in (
+        ("1b", "float8_h200x2.jsonl", ("llama3_whole_step_fused_cudagraph", "llama3_float8_cudagraph")),
+        ("8b", "float8_8b_h200x2.jsonl", ("llama3_whole_step_fused_cudagraph", "llama3_float8_whole_step_cudagraph",
+                                          "compile_float8_tensorwise")),
+    ):
+        first = {line["variant"]: line for line in reversed(list(json_lines(root / "benchmarks" / "results" / name)))}
+        for variant in variants:
+            spent = dict.fromkeys(KERNELS, 0.0)
+            for kernel, ms in first[variant]["longest"].items():
+                if "nccl" not in kernel:
+                    spent[next(kind for kind, marks in KERNELS.items() if re.search(marks, kernel))] += ms
+            total = first[variant]["kernels_ms"]
+            rows.append([flavor, choice_of(first[variant]), f"{total:.1f} ms", *(f"{ms:.1f}" for ms in spent.values()),
+                         f"{total - sum(spent.values()):.1f}"])
+    return table(["model", "choice", "kernels", *KERNELS, "shorter ones"], rows)
 
 
 def float8_numerics_found(root: Path = ROOT) -> dict[str, Any]:
