@@ -58,16 +58,19 @@ def window_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -
     return (time.perf_counter() - started) / repeats * 1e3
 
 
-def kernel_ms(call: Callable[[], Any], device: torch.device) -> float:
-    """The mean milliseconds of a call's kernels: on a GPU they are replayed, since launching may take longer."""
+def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -> float:
+    """The mean milliseconds of a call's kernels: on a GPU they are replayed, since launching may take longer.
+
+    repeats: as in `window_ms`; ranks that communicate must agree on it.
+    """
     if device.type == "cpu":
-        return window_ms(call, device)
+        return window_ms(call, device, repeats)
     call()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog asks for events meanwhile
         for _ in range(REPLAYED):
             call()
-    return window_ms(graph.replay, device) / REPLAYED
+    return window_ms(graph.replay, device, repeats) / REPLAYED
 
 
 def _dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
@@ -125,7 +128,7 @@ def collectives(world: World) -> Iterator[Sent]:
         if kind == "all_to_all" and world.device.type == "cpu":
             continue  # gloo has none
         dist.barrier()
-        ms = window_ms(lambda: KINDS[kind](whole, part), world.device, repeats=20 if power < 24 else 8)  # noqa: B023
+        ms = kernel_ms(lambda: KINDS[kind](whole, part), world.device, repeats=20 if power < 24 else 8)  # noqa: B023
         yield Sent(kind=kind, ranks=world.size, bytes=2**power, ms=ms)
 
 
