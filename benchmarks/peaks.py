@@ -33,7 +33,8 @@ from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
 
 RESULTS = Path(__file__).parent / "results"
-FILES = ("llama3_1b_h200x4", "deepseek_v3_debug_h200x2", "memory_budget_h200x2", "llama3_8b_h200x2", "llama3_8b_8192_h200x2")
+FILES = ("llama3_1b_h200x4", "deepseek_v3_debug_h200x2", "memory_budget_h200x2", "llama3_8b_h200x2",
+         "llama3_8b_8192_h200x2")
 
 
 @uncollected()

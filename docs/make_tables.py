@@ -56,7 +56,8 @@ DOCUMENTS = {  # the tables of each document
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
                         "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
-                        "float8_8b", "float8_kernels", "saved_values", "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
+                        "float8_8b", "float8_kernels", "saved_values", "long_sequences",
+                        "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
                         "what_if", "mutants", "soak", "museum"),
 }
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from on_ranks import small
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from whole_steps import JOINED, differing, whole
+from whole_steps import CAPACITY, JOINED, differing, experts, whole
 
 from workbench.graph.read.collectives import list_collectives
+from workbench.pipeline import train as training
 from workbench.pipeline.build import build
 from workbench.recipe.recipe import load_recipe, recipe_names
 from workbench.tools.as_backend import as_backend
@@ -58,6 +60,34 @@ def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(count):
         ((odd, compared, verdicts, _),) = pool.run(differing, whole({}, (), ("cudagraph",), **changes))
     assert odd == [] and compared >= 12 * 4 and verdicts == JOINED
 
+
+
+def trained_unread(recipe):
+    """Train with one read at the end; from the second step on, what waits for the device raises."""
+    built, made, read = build(recipe, current_world()), training.Batches.at, training._read
+
+    def at(self, step):
+        if step:
+            torch.cuda.set_sync_debug_mode("error")
+        return made(self, step)
+
+    def reading(*given):
+        torch.cuda.set_sync_debug_mode("default")
+        return read(*given)
+
+    with patch.object(training.Batches, "at", at), patch.object(training, "_read", reading):
+        found = training.train(built.authored, built.step)
+    built.step.close()
+    return len(found.losses)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", [whole({}, (), ("cudagraph",)), experts({}, (), **CAPACITY)],
+                         ids=["whole step", "experts"])
+def test_no_step_waits_for_the_device_before_its_loss_is_read(recipe):
+    steps = {"training.steps": 5, "training.read_loss_every": 5}
+    with ranks(1, backend="nccl", timeout=120, echo="none") as pool:
+        assert pool.run(trained_unread, recipe.override(steps)) == [5]
 
 
 def offloaded(repeats=5):

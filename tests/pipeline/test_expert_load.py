@@ -65,7 +65,7 @@ def test_the_bias_moves_against_the_load():
     moe, load = layer(0.01), ExpertLoad(["moe"])
     moe.tokens.copy_(torch.tensor([7, 1, 4, 4]))  # the mean is 4
     moe.dropped.fill_(3)
-    balance(nn.ModuleDict({"moe": moe}), load)
+    load.note([balance(nn.ModuleDict({"moe": moe}))])
     assert moe.router.bias.tolist() == pytest.approx([-0.01, 0.01, 0, 0])
     assert load.tokens == [[[[7, 1, 4, 4]]]] and load.dropped == [[[3]]]
 
@@ -74,13 +74,13 @@ def test_an_even_load_leaves_the_bias():
     moe = layer(0.01)
     moe.tokens.fill_(5)
     moe.router.bias.copy_(torch.tensor([0.1, 0.0, -0.1, 0.2]))
-    balance(moe, ExpertLoad([""]))
+    balance(moe)
     assert torch.equal(moe.router.bias, torch.tensor([0.1, 0.0, -0.1, 0.2]))
 
 
 def test_a_module_without_experts_notes_nothing():
     load = ExpertLoad([])
-    balance(nn.Linear(2, 2), load)
+    load.note([balance(nn.Linear(2, 2))])
     assert load.tokens == [] and routed_layers(nn.Linear(2, 2)) == {}
 
 
@@ -91,7 +91,7 @@ def balanced(rate: float) -> ExpertLoad:
     x = torch.randn(2, 64, 16)
     for _ in range(30):
         moe(x)
-        balance(moe, load)
+        load.note([balance(moe)])
     return load
 
 
@@ -108,7 +108,7 @@ def counted_apart() -> tuple[list[float], ExpertLoad]:
     rank, moe, load = dist.get_rank(), layer(0.01), ExpertLoad(["moe"])
     moe.tokens.copy_(torch.tensor([[6, 2, 0, 0], [0, 2, 6, 0]][rank]))  # each is uneven in another way
     moe.dropped.fill_(rank)
-    balance(moe, load)
+    load.note([balance(moe)])
     return moe.router.bias.tolist(), load
 
 

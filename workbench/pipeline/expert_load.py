@@ -24,6 +24,13 @@ class ExpertLoad:
     tokens: list[list[list[list[int]]]] = field(default_factory=list)
     dropped: list[list[list[int]]] = field(default_factory=list)
 
+    def note(self, counts: list[torch.Tensor]) -> None:
+        """Read what `balance` returned for steps, which waits for the device."""
+        if counts and self.layers:
+            every = torch.stack(counts)
+            self.tokens += every[..., :-1].tolist()
+            self.dropped += every[..., -1].tolist()
+
     def by_expert(self, step: int, layer: int) -> list[int]:
         """Copies that reached each expert's queue in a step, of all ranks together."""
         return [sum(rank) for rank in zip(*self.tokens[step][layer], strict=True)]
@@ -82,15 +89,16 @@ def routed_layers(module: nn.Module) -> dict[str, MoE]:
     return {path: part for path, part in module.named_modules() if isinstance(part, MoE)}
 
 
-def balance(module: nn.Module, load: ExpertLoad) -> None:
-    """Note what the step just run routed where, and move each router's bias towards an even load.
+def balance(module: nn.Module) -> torch.Tensor:
+    """Move each router's bias towards an even load of the step just run. Returns its counts, which are not read yet:
+    (layers, ranks, experts + 1), the copies of each expert and the dropped ones.
 
     Every rank calls it: one all-gather. An expert with more copies than the mean loses `balance_rate`, one with fewer
     gains it. Source: arXiv:2412.19437, section 2.1.2.
     """
     layers = list(routed_layers(module).values())
     if not layers:
-        return
+        return torch.empty(0)
     mine = torch.stack([torch.cat((layer.tokens, layer.dropped.unsqueeze(0))) for layer in layers])
     ranks = [mine]
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -102,5 +110,4 @@ def balance(module: nn.Module, load: ExpertLoad) -> None:
     for layer, step in zip(layers, steps, strict=True):
         bias = layer.router.bias
         bias += layer.config.balance_rate * step.to(bias.dtype)
-    load.tokens.append(every[:, :, :-1].tolist())
-    load.dropped.append(every[:, :, -1].tolist())
+    return every

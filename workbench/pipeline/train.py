@@ -57,7 +57,9 @@ class Batches:
         batch = self.text.batch(
             step, seq_len=spec.seq_len, batch_per_rank=spec.batch_per_rank, dp_rank=self.dp_rank, seed=spec.seed
         )
-        return batch[0].to(self.device), batch[1].to(self.device)
+        if self.device.type == "cuda":  # a copy from other memory would wait for the device
+            batch = batch[0].pin_memory(), batch[1].pin_memory()
+        return batch[0].to(self.device, non_blocking=True), batch[1].to(self.device, non_blocking=True)
 
 
 Step = Callable[..., torch.Tensor] | WholeStep
@@ -210,10 +212,11 @@ def train(
     with deterministic(spec.deterministic):
         first = saved.resume() if saved is not None else 0
         pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        counts: list[torch.Tensor] = []
         started = time.perf_counter()
         for index in range(first, spec.steps):
             pending.append(run(*batches.at(index)))
-            balance(authored.module, load)
+            counts.append(balance(authored.module))
             if schedule is not None:
                 _advance(schedule)
             due = saved is not None and (index + 1 == spec.steps or (index + 1) % (save_every or spec.steps) == 0)
@@ -221,6 +224,7 @@ def train(
                 continue
             for found, more in zip((losses, norms), _read(pending, world.size), strict=True):
                 found += more
+            load.note(counts)
             if cuda:
                 torch.cuda.synchronize(world.device)
             seconds += [(time.perf_counter() - started) / len(pending)] * len(pending)
@@ -228,7 +232,7 @@ def train(
                 progress(first + i, losses[i])
             if due and saved is not None:
                 saved.save(index + 1)
-            pending, started = [], time.perf_counter()
+            pending, counts, started = [], [], time.perf_counter()
     tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
     peak = torch.cuda.max_memory_allocated(world.device) if cuda else None
     odd = [first + i for i, norm in enumerate(norms) if not math.isfinite(norm)]
