@@ -25,7 +25,7 @@ from workbench.recipe.wording import counted, json_text
 from workbench.tools import listings
 from workbench.tools.command_line import parser
 from workbench.tools.export.source_code import import_file
-from workbench.tools.timing.commands import calibrate, order, writable
+from workbench.tools.timing.timing_commands import calibrate, order, writable
 from workbench.torch_api.supported import require_torch
 
 if TYPE_CHECKING:

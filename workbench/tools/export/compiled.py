@@ -36,7 +36,7 @@ from workbench.torch_api.inductor.carried import kernels_kept, rebuild
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
-Kind = Literal["gloo", "nccl"]
+Backend = Literal["gloo", "nccl"]
 SYMMETRIC = "async_tensor_parallel"
 _DEVICE = {"gloo": "cpu", "nccl": "cuda:0"}
 MOST = 256
@@ -59,7 +59,7 @@ def compile_recipe(
     Raises WorkbenchError where `out` exists, the ranks' collectives differ, a strict recipe's pass has no effect, or
     something cannot be written to a file.
     """
-    kind: Kind = world if world != "auto" else "nccl" if gpus() else "gloo"
+    kind: Backend = world if world != "auto" else "nccl" if gpus() else "gloo"
     if kind == "nccl":
         refuse_nccl(1)
     out, size = Path(out), recipe.mesh.world_size
@@ -79,7 +79,7 @@ def compile_recipe(
         return seal(folder, manifest)
 
 
-def _compile(recipe: Recipe, folder: Path, kind: Kind, progress: Callable[[str], None]) -> Manifest:
+def _compile(recipe: Recipe, folder: Path, kind: Backend, progress: Callable[[str], None]) -> Manifest:
     size, programs = recipe.mesh.world_size, dict[str, dict[str, Any]]()
     ranks, entries, verdicts = [], [], dict[str, Any]()
     for rank in range(size):

@@ -26,7 +26,7 @@ from workbench.pipeline.train import deterministic, train
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, parse_recipe
 from workbench.tools.export.artifact import KERNELS, Manifest, made_of, read, require_same
-from workbench.tools.export.compiled import Kind, transform
+from workbench.tools.export.compiled import Backend, transform
 from workbench.tools.export.loaded import load_step
 from workbench.torch_api.inductor.carried import import_runtime
 from workbench.world.mesh import current_world
@@ -61,7 +61,7 @@ def run_artifact(
     """
     folder = Path(folder).absolute()
     manifest = read(folder)
-    kind: Kind = manifest.world  # type: ignore[assignment]
+    kind: Backend = manifest.world  # type: ignore[assignment]
     if world is not None and world.backend != kind:
         raise WorkbenchError(f"artifact {folder} is compiled for {_ON[kind]}, and this pool has {world.backend}: give "
                              f'ranks(n, backend="{kind}")')
