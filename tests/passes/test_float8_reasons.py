@@ -1,0 +1,104 @@
+"""float8_matmul: each reason of a product's own why it stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from workbench import author_module, capture, run_joint
+from workbench.authoring.plans import ParallelPlan
+from workbench.authoring.simple_fsdp import Precision
+from workbench.errors import WorkbenchError
+from workbench.graph.make_nodes import fake_mode_of
+from workbench.graph.products.linear import products_of
+from workbench.passes.float8_matmul import Float8Options, transform
+from workbench.world.mesh import World
+
+ALONE = World("gloo", 1, 0, torch.device("cpu"))
+
+
+class Layer(nn.Module):
+    """A linear layer by hand, and then `block` of its result and of a second weight."""
+
+    def __init__(self, block, dtype):
+        super().__init__()
+        self.block = block
+        self.first, self.second = (nn.Parameter(torch.empty(32, 32, dtype=dtype)) for _ in range(2))
+
+    def forward(self, x):
+        return self.block(x @ self.first.t(), self.second)
+
+
+class Model(nn.Module):
+    def __init__(self, block, dtype):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(block, dtype)])
+
+    def forward(self, x):
+        return self.layers[0](x).square().sum()
+
+
+def captured(block, dtype=torch.float32, world=ALONE):
+    precision = Precision(dtype)
+    return capture(author_module(Model(block, precision.stored), world, None, ParallelPlan(units=("layers.*",)),
+                                 precision=precision, batch=lambda: (torch.empty(32, 32, dtype=dtype),)))
+
+
+def linear(y, weight):
+    return torch.relu(y) @ weight.t()
+
+
+def of_a_slice(y, weight):
+    return torch.relu(y)[:, :16] @ weight[:, :16].t()
+
+
+def of_a_part(y, weight):
+    """As many columns as in a slice, and contiguous."""
+    return torch.relu(y)[:, :16].contiguous() @ weight[:, :16].contiguous().t()
+
+
+def of_its_own_result(y, weight):
+    """Scores of tokens: no operand comes from a parameter."""
+    return (y @ y.t()) * weight
+
+
+def effect_of(joint, **options):
+    return run_joint(joint, [{"name": "float8_matmul", "smallest": 16, **options}])[0].verdict("effect")
+
+
+def test_an_operand_that_is_not_contiguous_is_named_with_its_strides():
+    left = effect_of(captured(of_a_slice)).evidence["left"]
+    assert "layers.0 forward" in left["an operand has strides (32, 1)"]
+    assert effect_of(captured(of_a_part)).evidence["left"] == {}
+
+
+def test_a_dtype_that_has_no_cast_is_named():
+    with pytest.raises(WorkbenchError, match="5: an operand is float64, layers.0 forward first"):
+        effect_of(captured(linear, torch.float64))
+    assert effect_of(captured(linear, torch.bfloat16)).evidence["converted"] == 5
+
+
+def test_a_product_of_two_activations_belongs_to_no_linear_layer():
+    left = effect_of(captured(of_its_own_result)).evidence["left"]
+    assert list(left) == ["belongs to no linear layer"] and "layers.0 mm_1" in left["belongs to no linear layer"]
+
+
+def on_a_gpu(joint):
+    """The graph with its products' results on a GPU."""
+    with fake_mode_of(joint.graph):
+        for product in products_of(joint.graph):
+            value = product.node.meta["val"]
+            product.node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+    return joint.graph
+
+
+@pytest.mark.parametrize(("dtype", "device", "scaling", "stay"), [
+    (torch.float32, "cuda", "rowwise", 5), (torch.bfloat16, "cuda", "rowwise", 0),
+    (torch.float32, "cpu", "rowwise", 0), (torch.float32, "cuda", "tensorwise", 0)], ids=str)
+def test_rowwise_scales_need_a_bfloat16_result_on_a_gpu_alone(dtype, device, scaling, stay):
+    joint = captured(linear, dtype)
+    graph = on_a_gpu(joint) if device == "cuda" else joint.graph
+    left = transform.chosen(graph, Float8Options(smallest=16, scaling=scaling))[1]
+    assert {why: len(names) for why, names in left.items()} == (
+        {"rowwise scales need a bfloat16 result on a GPU": stay} if stay else {})
