@@ -1,4 +1,4 @@
-"""float8_matmul: each reason of a product's own why it stays."""
+"""float8_matmul: each reason of a product's own why it stays, and whether the ranks emulate what is converted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import author_module, capture, run_joint
+from workbench import author_module, capture, fake_world, run_joint
 from workbench.authoring.plans import ParallelPlan
 from workbench.authoring.simple_fsdp import Precision
 from workbench.errors import WorkbenchError
@@ -16,6 +16,7 @@ from workbench.passes.float8_matmul import Float8Options, transform
 from workbench.world.mesh import World
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
+EMULATED = "on these CPUs products are emulated in float32, and so nothing is said of time"
 
 
 class Layer(nn.Module):
@@ -102,3 +103,18 @@ def test_rowwise_scales_need_a_bfloat16_result_on_a_gpu_alone(dtype, device, sca
     left = transform.chosen(graph, Float8Options(smallest=16, scaling=scaling))[1]
     assert {why: len(names) for why, names in left.items()} == (
         {"rowwise scales need a bfloat16 result on a GPU": stay} if stay else {})
+
+
+def test_the_effect_says_that_a_cpu_emulates():
+    effect = effect_of(captured(linear))
+    assert effect.outcome == "PASS" and effect.evidence["emulated"]
+    assert effect.message == f"5 of 5 products are float8; {EMULATED}"
+
+
+def test_a_gpu_or_a_world_without_values_emulates_nothing():
+    graph = on_a_gpu(captured(linear))
+    told = transform.products_converted((graph,), (graph,), Float8Options(smallest=16))
+    assert told.evidence["eligible"] == 5 and not told.evidence["emulated"] and EMULATED not in told.reason
+    with fake_world(1) as world:
+        fake = effect_of(captured(linear, world=world))
+    assert not fake.evidence["emulated"] and fake.message == "5 of 5 products are float8"

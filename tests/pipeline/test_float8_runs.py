@@ -31,6 +31,7 @@ def test_a_run_counts_the_products_that_a_step_ran():
     effect = effect_of(run(recipe(FLOAT8), world="gloo", progress=False))
     assert effect.outcome == "PASS" and effect.evidence["ran"] == effect.evidence["converted"] == 21
     assert effect.message.startswith("21 scaled products ran in a step, for 21 converted ones")
+    assert effect.evidence["emulated"] and effect.message.endswith("and so nothing is said of time")
 
 
 def lowered_back(gm):

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.products.float8 import SCALED, TYPES, Float8, cannot
 from workbench.graph.products.float8_gathers import WeightGather, expected_collectives, gather_in_float8, weight_gathers
 from workbench.graph.products.linear import Product, products_of
@@ -19,6 +20,8 @@ from workbench.passes.effect import Effect
 from workbench.passes.float8_matmul import CONTRACT, Float8Options
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.torch_api.devices.float8 import emulate_on_cpu, scaled_products
+
+_EMULATED = "on these CPUs products are emulated in float32, and so nothing is said of time"
 
 
 def _stays(product: Product, options: Float8Options) -> str:
@@ -31,13 +34,10 @@ def _stays(product: Product, options: Float8Options) -> str:
         return f"products leaves out {product.which}"
     if (least := min(product.sizes)) < options.smallest:
         return f"size {least} is below smallest, {options.smallest}"
-    if options.scaling == "rowwise" and _on_gpu(product) and product.node.meta["val"].dtype is not torch.bfloat16:
+    result = product.node.meta["val"]
+    if options.scaling == "rowwise" and result.device.type == "cuda" and result.dtype is not torch.bfloat16:
         return "rowwise scales need a bfloat16 result on a GPU"
     return cannot(product)
-
-
-def _on_gpu(product: Product) -> bool:
-    return bool(product.node.meta["val"].device.type == "cuda")
 
 
 def chosen(gm: GraphModule, options: Float8Options) -> tuple[list[Product], dict[str, list[str]]]:
@@ -52,14 +52,17 @@ def chosen(gm: GraphModule, options: Float8Options) -> tuple[list[Product], dict
 
 
 def products_converted(before: Graphs, after: Graphs, options: Float8Options) -> Effect:
-    """Every product that the options choose is a scaled one; the evidence names the reason for each other one."""
+    """Every product that the options choose is a scaled one; the evidence names the reason for each other one, and says
+    whether the ranks emulate them. On a fake world nothing runs.
+    """
     taken, left = chosen(before[0], options)
     now = sum(n.target is SCALED for n in after[0].graph.nodes) - sum(n.target is SCALED for n in before[0].graph.nodes)
     every = len(taken) + sum(map(len, left.values()))
-    evidence = {"products": every, "eligible": len(taken), "converted": now, "left": left}
-    said = f"{now} of {every} products are float8"
-    why = "; ".join(f"{len(names)} stay: {reason}" for reason, names in left.items())
-    return Effect(bool(taken) and now == len(taken), "; ".join(filter(None, (said, why))), evidence)
+    runs_on = taken[0].node.meta["val"].device.type if taken and facts_of(before[0]).world != "fake" else ""
+    evidence = {"products": every, "eligible": len(taken), "converted": now, "left": left, "emulated": runs_on == "cpu"}
+    said = [f"{now} of {every} products are float8", *(f"{len(names)} stay: {why}" for why, names in left.items())]
+    said += [_EMULATED] if runs_on == "cpu" else []
+    return Effect(bool(taken) and now == len(taken), "; ".join(said), evidence)
 
 
 def float8_matmul(gm: GraphModule, example_inputs: list[Any], *, options: Float8Options) -> GraphModule:
