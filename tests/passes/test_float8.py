@@ -134,13 +134,6 @@ def test_saved_activations_and_gathered_weights_are_float8(fake4, through):
     assert {row.dtype for row in weights if len(row.shape) == 2} == {"float8_e4m3fn"}
 
 
-def test_rowwise_keeps_the_gathers(fake4, through):
-    authored = author(small({"dp_shard": 4}).override(BFLOAT16), fake4)
-    found = through(authored, [spec(scaling="rowwise")])
-    assert {c.dtype for c in list_collectives(found[2]) if c.kind == "all_gather"} == {"bfloat16"}
-    assert found[0][NAME].verdict("collectives").outcome == "PASS"
-
-
 def test_a_weight_that_something_else_reads_is_gathered_as_before(fake4, through):
     authored = author(small({"dp_shard": 4}).override(BFLOAT16), fake4)
     found = through(authored, [spec(products=("forward",))])  # dx reads the weights in bfloat16

@@ -38,8 +38,9 @@ class Float8Options(Options):
     """scaling: one scale a tensor, or one for each row of the left and each column of the right operand. modules: globs
     of module paths; the default leaves out the output layer. smallest: of a product's three sizes. products: of a
     layer's three. gradients: the type of output gradients. fast_sums: products that sum in fewer bits on tensor cores.
-    float8_gathers: sharded weights travel in float8. Rowwise weights and saved activations keep their type, since
-    forward and backward sum over different dimensions and so need different scales.
+    float8_gathers: sharded weights travel in float8, tensorwise. Rowwise weights are gathered in their own type, since
+    forward and backward sum over different dimensions and so need casts with different scales. Both scalings save the
+    casts that the backward reads, which are smaller than what they were made of.
     """
 
     scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
@@ -53,7 +54,7 @@ class Float8Options(Options):
 
 CONTRACT = PassContract(
     "float8_matmul", Stage.JOINT, Numerics.LOSSY,
-    "products of linear layers multiply float8; with one scale a tensor, saved activations and gathers are float8, too",
+    "products of linear layers multiply float8, and save float8; with one scale a tensor, gathers are float8, too",
     Float8Options, tolerance=0.4, after=frozenset({"inductor_decomposition"}),
     source="arXiv:2209.05433 (FP8 formats)",
 )
