@@ -1,7 +1,8 @@
 """Scaled products of float8: their kernels by name, and their values on a CPU, in float32.
 
-torch's CPU kernel asks oneDNN, whose reference kernel takes half a minute for 1024 x 1024 x 1024 where the CPU has no
-float8 instructions.
+Every CPU emulates them. torch's CPU kernel asks oneDNN where the CPU has AMX for int8, and oneDNN's reference kernel
+takes half a minute for 1024 x 1024 x 1024 where it has no float8 instructions, too. torch does not tell which CPUs have
+them, and on CPUs without AMX it emulates as well.
 
 Source: aten/src/ATen/native/Blas.cpp (_scaled_mm_out_cpu).
 """
