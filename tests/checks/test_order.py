@@ -227,3 +227,16 @@ def test_a_compiled_region_counts_with_the_matmuls_inside(fake4):
     mm.append(wait)
     found = between(gm, costs_of(gm, "h100"))["all_gather_into_tensor"]
     assert found.products == 3 and found.ms > 1.0 and facts_of(gm).part == "forward"
+
+
+@pytest.mark.parametrize(("outcome", "effect"), [(Outcome.FAIL, "NO_EFFECT"), (Outcome.UNKNOWN, "PASS"),
+                                                 (Outcome.PASS, "PASS")])
+def test_the_profile_takes_the_pass_back_only_where_it_fails(fake4, outcome, effect):
+    gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
+    early, other = chosen(gm, fused), record("tidies", "partitioned", gm, gm)
+    profile = Verdict("order", outcome, "0 of 1 ran behind compute", {"chosen_by": "places"})
+    taken = order.take_back([early, other], profile)
+    assert [r.verdict("effect").outcome for r in taken] == [effect, "PASS"]
+    assert early.verdict("effect").outcome is Outcome.PASS and (taken[0] is early) == (effect == "PASS")
+    unseen = order.take_back([record("places", "partitioned", gm, gm)], profile)[0]
+    assert (profile.message in unseen.verdict("effect").message) == (effect != "PASS")

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.distributed import _symmetric_memory as symm_mem
 
 from workbench import author_module, capture, fake_world, load_recipe, partition, run, run_partitioned
 from workbench.authoring.plans import ParallelPlan
@@ -335,6 +336,50 @@ def test_listing_it_touches_no_gpu(monkeypatch):
         authored = author_module(MLP(), world, world.mesh_of({"tp": 2}), ParallelPlan(), batch=None)
         assert authored.module is not None
     cuda_graphs.Recorder().close()
+
+
+def test_too_little_symmetric_memory_names_the_pass_that_reserves_it(stand, monkeypatch):
+    """torch's own refusal, in a recording that ends with another error or not; the step can be recorded afterwards."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setitem(symm_mem._group_name_to_workspace_tensor, "7", torch.empty(1024, dtype=torch.uint8))
+    step, (record,) = build({"name": "cudagraph", "warmup": 1})
+    train(step, 1)
+    body = record.after[0].body
+    works = body.function
+
+    def grows(args):
+        symm_mem.get_symm_mem_workspace("7", 4096)
+
+    def ends_with_another_error(args):
+        try:
+            grows(args)
+        finally:
+            raise RuntimeError("capturing stream has unjoined work")
+
+    for function in (grows, ends_with_another_error):
+        body.function = function
+        with pytest.raises(WorkbenchError, match=(
+                r"pass 'cudagraph' on the forward graph: .* over group '7' needs 4,096 bytes of it on each rank, 1,024 "
+                r"are reserved, .* before the pass 'async_tensor_parallel', .* symmetric_memory.reserve\('7', 4096\)")):
+            step(*batch(1))
+    body.function = works
+    plain, _ = build()
+    train(plain, 1)
+    assert same(train(step), train(plain)) and stand.recorded == 2
+
+
+def test_another_error_of_a_recording_stays_as_it_is(stand):
+    step, (record,) = build({"name": "cudagraph", "warmup": 1})
+    train(step, 1)
+    body, error = record.after[0].body, RuntimeError("of something else")
+
+    def fails(args):
+        raise error
+
+    body.function = fails
+    with pytest.raises(RuntimeError) as told:
+        step(*batch(1))
+    assert told.value is error
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import torch
 from workbench import WorkbenchError
 from workbench.torch_api.devices.profile import MACHINES, _along, _between, device_spec, load_profile
 from workbench.torch_api.devices.specs import DEVICES, EFFICIENCY, DeviceSpec
+from workbench.torch_api.supported import cpu_name
 
 
 def profile(**changes):
@@ -19,8 +20,9 @@ def profile(**changes):
             for m in sides for k in sides for n in sides]
     attention = {"dtype": "float32", "heads": 8, "length": 128, "dim": 64}
     return {
-        "format_version": 1, "device": "cpu", "command": "by hand", "machine": {"gpus": [], "cores": 2, "cpu": "x"},
-        "versions": {"torch": "2.13.0"}, "matmuls": rows,
+        "format_version": 1, "device": "cpu", "command": "by hand",
+        "machine": {"gpus": [], "cores": 2, "cpu": cpu_name()},
+        "versions": {"torch": torch.__version__}, "matmuls": rows,
         "attentions": [{**attention, "backward": False, "ms": 1.0}, {**attention, "backward": True, "ms": 3.0}],
         "moves": [{"bytes": 1000, "ms": 0.5}, {"bytes": 3000, "ms": 1.0}],
         "collectives": [{"kind": "all_gather", "ranks": 2, "bytes": 100, "ms": 0.1},
@@ -61,6 +63,30 @@ def test_times_come_from_the_file_and_from_the_data_sheet_where_it_has_none(spec
     assert newer.launching_us(compiled=True) == (9.0, 0.0) and newer.launching_us(compiled=False) == (5.0, 2.0)
     assert sheet.launching_us(compiled=True) == (0.0, 0.0)
     assert spec(errors={"compute": 0.04}).trust == "compute within 4% as a median"
+
+
+@pytest.mark.parametrize(("cpu", "version", "told"), [
+    (None, "2.99.1", "with torch 2.99.1, and this is "), ("Abacus", None, "error unknown, calibrated on Abacus with "),
+    (None, ".".join([*torch.__version__.split(".")[:2], "99"]), ""),  # a patch release is as fast
+])
+def test_a_cpus_figures_name_another_cpu_or_torch_of_their_file(spec, cpu, version, told):
+    found = spec(machine={"gpus": [], "cores": 2, "cpu": cpu or cpu_name()},
+                 versions={"torch": version or torch.__version__}).trust
+    assert told in found and (found == "error unknown") == (not told)
+
+
+def test_figures_on_a_gpu_name_another_gpu_or_torch_and_a_laptop_simulates_any(spec, monkeypatch):
+    laptop = device_spec("h200x2").trust
+    assert laptop == "compute within 4% as a median"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    assert device_spec("h200x2").trust == (
+        f"{laptop}, calibrated on NVIDIA H200 with torch 2.11.0+cu130, and this is NVIDIA H100 with torch "
+        f"{torch.__version__}")
+    own = {"gpus": ["NVIDIA H100"], "cores": 2, "cpu": "x"}
+    assert spec(machine=own).trust == "error unknown"
+    assert "calibrated on NVIDIA H100 with torch 2.99.0" in spec(machine=own, versions={"torch": "2.99.0"}).trust
+    assert DEVICES["h100"].trust == "not calibrated"
 
 
 def test_between_the_measured_sizes_rates_change_gradually(spec):

@@ -146,17 +146,24 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
         f"{exposed[bare[0]]:.3f} of its {took[bare[0]]:.3f} ms"), evidence | {"first": bare[0]})
 
 
-def take_back(records: Sequence[PassRecord]) -> list[PassRecord]:
-    """The records, where the effect of a pass whose order was lost later is NO_EFFECT, with the stage that lost it."""
+def take_back(records: Sequence[PassRecord], profile: Verdict | None = None) -> list[PassRecord]:
+    """The records, where the effect of a pass whose order was lost later is NO_EFFECT, with the stage that lost it.
+
+    profile: the verdict of `in_profile`, once the step has run.
+    """
     found = list(records)
     for late, record in enumerate(found):
-        lost = record.verdict("order")
-        if lost is None or lost.outcome is not Outcome.FAIL:
-            continue
-        early = max((i for i, r in enumerate(found[:late]) if r.name == lost.evidence["chosen_by"]), default=None)
-        if early is not None:
-            why = f"{record.name} lost the order that it chose: {lost.message}"
-            found[early] = replace(found[early], verdicts=[
-                Verdict("effect", Outcome.NO_EFFECT, why, v.evidence)
-                if v.check == "effect" and v.outcome is Outcome.PASS else v for v in found[early].verdicts])
+        _take_from(found, late, record.verdict("order"), f"{record.name} lost the order that it chose")
+    _take_from(found, len(found), profile, "the GPU did not run the order that it chose")
     return found
+
+
+def _take_from(found: list[PassRecord], end: int, lost: Verdict | None, where: str) -> None:
+    """Take the PASS from the last record before `end` of the pass whose order was lost, if it was."""
+    if lost is None or lost.outcome is not Outcome.FAIL:
+        return
+    early = max((i for i, r in enumerate(found[:end]) if r.name == lost.evidence["chosen_by"]), default=None)
+    if early is not None:
+        found[early] = replace(found[early], verdicts=[
+            Verdict("effect", Outcome.NO_EFFECT, f"{where}: {lost.message}", v.evidence)
+            if v.check == "effect" and v.outcome is Outcome.PASS else v for v in found[early].verdicts])

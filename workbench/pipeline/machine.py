@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from workbench.torch_api.supported import cpu_name
 from workbench.world.bounds import cores
 
 
@@ -20,13 +20,14 @@ def gpus() -> int:
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     names = [torch.cuda.get_device_name(i) for i in range(gpus())]
-    return {"system": platform.system(), "machine": platform.machine(), "cpu": _cpu(), "cores": cores(), "gpus": names}
+    return {"system": platform.system(), "machine": platform.machine(), "cpu": cpu_name(), "cores": cores(),
+            "gpus": names}
 
 
 def device_of(world: str) -> str:
     """What code that was compiled for ranks of this kind depends on: the CPU, or under nccl GPU 0 and its compiler."""
     if world != "nccl":
-        return f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}"
+        return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
     if not gpus():
         return "no CUDA GPU"
     from importlib.metadata import PackageNotFoundError, version
@@ -37,14 +38,6 @@ def device_of(world: str) -> str:
     except PackageNotFoundError:
         triton = "not installed"
     return f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, CUDA {torch.version.cuda}, Triton {triton}"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def versions() -> dict[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
+from workbench.graph.whole_step import WholeStep
 from workbench.pipeline import gpu_communication as gpu
 from workbench.pipeline.step_profile import profiled
-from workbench.torch_api.unchanged import unchanged
+from workbench.torch_api.unchanged import kept, unchanged
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
           "all_to_all": "SendRecv", "broadcast": "Broadcast"}
@@ -37,21 +39,39 @@ class Kernel(NamedTuple):
     launched: float = float("-inf")
 
 
-def measured(step: Callable[[], Any], pair: ForwardBackward) -> StepTimeline:
-    """Run `step` (forward and backward of this pair, and no other collective) on this rank's GPU, profiled.
+def measured(step: Callable[[], Any], what: ForwardBackward | WholeStep) -> StepTimeline:
+    """Run `step` (forward and backward of a pair, or a whole step, and no other collective) on this rank's GPU,
+    profiled.
 
     Every rank calls it, after warm-up; the step runs twice, and the second run counts. Each process group has a stream
-    of its own, whose NCCL kernels are matched with the group's collectives in their order. The module is unchanged
-    afterwards. Raises WorkbenchError without a GPU.
+    of its own, whose NCCL kernels are matched with the group's collectives in their order. The module, and a whole
+    step's optimizer, are unchanged afterwards. Raises WorkbenchError without a GPU.
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
-    with unchanged(pair.authored.module, pair.written):
+    with _unchanged(what):
         events, calls = profiled(step)
     launched = {call.id: call.time_range.end for call in calls}
     kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end,
                       launched.get(e.id, float("-inf"))) for e in events]
-    return run_of_kernels(kernels, pair.by_part, f"measured on {torch.cuda.get_device_name()}")
+    return run_of_kernels(kernels, graphs_of(what), f"measured on {torch.cuda.get_device_name()}")
+
+
+def graphs_of(what: ForwardBackward | WholeStep) -> dict[str, GraphModule]:
+    """The graphs that one step runs, by part."""
+    return {"step": what.joined.graph} if isinstance(what, WholeStep) else what.by_part
+
+
+@contextmanager
+def _unchanged(what: ForwardBackward | WholeStep) -> Iterator[None]:
+    """Restore the module at the end; also what a whole step updates, parameters and the optimizer's state."""
+    if isinstance(what, WholeStep):
+        states = [value for state in what.optimizer.state.values() for value in state.values()]
+        with unchanged(what.module, what.joined.trained), kept(states):
+            yield
+    else:
+        with unchanged(what.authored.module, what.written):
+            yield
 
 
 def _moves(kernel: Kernel) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,16 @@ from torch.fx import GraphModule
 
 from workbench.checks import memory
 from workbench.checks.collectives import gathered
-from workbench.checks.order import in_profile, times_of
+from workbench.checks.order import in_profile, take_back, times_of
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import facts_of
 from workbench.graph.saving.peak import StepPeak, step_peak
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
-from workbench.pipeline.measured_run import measured
+from workbench.pipeline.measured_run import graphs_of, measured
 from workbench.pipeline.progress import REPORTS, Post
 from workbench.pipeline.proofs.executed_proof import prove_executed
 from workbench.pipeline.proofs.time_proof import prove_time
@@ -147,11 +148,8 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
         once = partial(_once, built, batch)
         _prove_executed(built, once)
         if world.device.type == "cuda":
-            if isinstance(built.step, WholeStep):
-                profile = profile_step(once, built.authored.module, built.step.joined.trained)
-            else:
-                profile = profile_step(once, built.authored.module, built.step.pair.written)
-                seen = _order_in_profile(built, batch)
+            profile = profile_step(once, built.authored.module, _written(built))
+            seen = _order_in_profile(built, once)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     why = _missing(world, level)
@@ -162,39 +160,38 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
 
 
 def _prove_executed(built: Built, once: Callable[[], None]) -> None:
-    whole, module = isinstance(built.step, WholeStep), built.authored.module
-    written = built.step.joined.trained if isinstance(built.step, WholeStep) else built.step.pair.written
+    whole = isinstance(built.step, WholeStep)
+    with unchanged(built.authored.module, _written(built)):
+        prove_executed(built.records, once, recipe_of(built.authored).training.accumulate if whole else 1)
 
-    def step() -> None:
-        module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
-        once()
 
-    with unchanged(module, written):
-        prove_executed(built.records, step, recipe_of(built.authored).training.accumulate if whole else 1)
+def _written(built: Built) -> Collection[str]:
+    """The names of the parameters that one step writes."""
+    return built.step.joined.trained if isinstance(built.step, WholeStep) else built.step.pair.written
 
 
 def _once(built: Built, batch: tuple[Any, ...]) -> None:
     """Forward and backward, or the whole step."""
+    built.authored.module.zero_grad(set_to_none=True)  # a replayed step refuses to write over gradients that are held
     if isinstance(built.step, WholeStep):
         built.step(*batch)
     else:
         built.step(*batch).backward()
 
 
-def _order_in_profile(built: Built, batch: tuple[Any, ...]) -> list[Verdict]:
+def _order_in_profile(built: Built, once: Callable[[], None]) -> list[Verdict]:
     """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; empty without such a pass.
+
+    Where they did not, the pass loses its PASS.
     """
-    pair, module = built.step.pair, built.authored.module
-
-    def step() -> None:
-        module.zero_grad(set_to_none=True)
-        _once(built, batch)
-
-    chosen = pair.facts.order
+    what = built.step if isinstance(built.step, WholeStep) else built.step.pair
+    chosen = facts_of(next(iter(graphs_of(what).values()))).step.order
     if chosen is None or not chosen.hidden:
         return []
-    ran = measured(step, pair)
-    return [in_profile(chosen, ran, gathered(times_of(ran)))]
+    ran = measured(once, what)
+    found = in_profile(chosen, ran, gathered(times_of(ran)))
+    built.records = take_back(built.records, found)
+    return [found]
 
 
 _NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from workbench.errors import WorkbenchError
 
@@ -43,3 +45,13 @@ def require_torch() -> None:
 def platform_name() -> tuple[str, str]:
     """(system, machine), such as ("Linux", "x86_64")."""
     return platform.system(), platform.machine()
+
+
+@cache
+def cpu_name() -> str:
+    """Its model, such as "Intel(R) Xeon(R) Processor"."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import Body
 from workbench.graph.read.replay import Replay, ReplayInput, count_launches
 from workbench.torch_api import aot, cuda_graphs
+from workbench.torch_api.distributed import symmetric_memory
 from workbench.torch_api.ops import hint, tensor_bytes
 
 REGISTER = "NCCL_GRAPH_REGISTER"
@@ -87,7 +88,8 @@ class Replayed:
         self.copied = sum(isinstance(v, torch.Tensor) and not f for v, f in zip(args, self.fixed, strict=True))
         forward = self.other if self.body.backward else None
         saved = [cuda_graphs.holders(value) for value, *_ in forward._held] if forward else []
-        self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
+        with symmetric_memory.recording(self.where):
+            self._replay, self._outputs = self.recorder.record(self.body, self._inputs)
         self.pool_bytes = self.recorder.pool_bytes()
         given = {_storage(value) for value in self._inputs}
         made = {_storage(v): v for v in self._outputs[self.results :] if isinstance(v, torch.Tensor)}

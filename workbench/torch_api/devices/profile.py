@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
+from workbench.torch_api.supported import cpu_name
 
 MACHINES = Path(__file__).parent / "machines"
 
@@ -123,6 +124,22 @@ def _why(error: BaseException) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
+def _elsewhere(profile: MachineProfile) -> str:
+    """What to add where a reader could take the profile for one of this machine and torch, and it is not.
+
+    Nothing where GPUs are simulated in a process that uses none: that is what profiles are for.
+    """
+    gpus = profile.machine.get("gpus")
+    if gpus and not torch.cuda.is_initialized():
+        return ""
+    there = str(gpus[0] if isinstance(gpus, list) and gpus else profile.machine.get("cpu"))
+    here = torch.cuda.get_device_name() if gpus else cpu_name()
+    then, now = profile.versions.get("torch", "unknown"), torch.__version__
+    if there == here and then.split(".")[:2] == now.split(".")[:2]:
+        return ""
+    return f", calibrated on {there} with torch {then}, and this is {here} with torch {now}"
+
+
 def _between(grid: Mapping[tuple[int, ...], float], at: Sequence[float]) -> float:
     """Interpolated between the corners of a grid, all on a logarithmic scale; outside the grid, its border's value.
 
@@ -165,7 +182,8 @@ class MeasuredSpec(DeviceSpec):
     @property
     def trust(self) -> str:
         errors = self.profile.errors if self.profile else {}
-        return ", ".join(f"{what} within {error:.0%} as a median" for what, error in errors.items()) or "error unknown"
+        known = ", ".join(f"{what} within {error:.0%} as a median" for what, error in errors.items()) or "error unknown"
+        return known + (_elsewhere(self.profile) if self.profile else "")
 
     @property
     def host_known(self) -> bool:

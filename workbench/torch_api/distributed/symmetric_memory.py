@@ -6,6 +6,7 @@ device, `as_two_operators` runs them as torch's own fallbacks do, a collective a
 
 from __future__ import annotations
 
+import re
 import socket
 import warnings
 from collections.abc import Iterator
@@ -17,10 +18,15 @@ import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from workbench.errors import WorkbenchError
+
 GATHER_MATMUL = torch.ops.symm_mem.fused_all_gather_matmul.default
 """(shard, [second factors], dimension, group, return_A=...) -> (the whole first factor or None, [products])"""
 MATMUL_SCATTER = torch.ops.symm_mem.fused_matmul_reduce_scatter.default
 """(first factor, second factor, reduction, dimension, group) -> this rank's part of the product, summed over ranks"""
+
+_TOO_SMALL = re.compile(r"get_symm_mem_workspace\(\): the requested size \((\d+) bytes\).*?\((\d+) bytes\)"
+                        r".*?group_name=\"([^\"]*)\"", re.S)
 
 
 def missing_for(group: str) -> str:
@@ -47,6 +53,28 @@ def reserve(group: str, size: int) -> None:
         warnings.simplefilter("ignore", FutureWarning)  # said to be no longer needed, and it is
         symm_mem.enable_symm_mem_for_group(group)  # type: ignore[arg-type]
     symm_mem.get_symm_mem_workspace(group, size)  # type: ignore[arg-type]
+
+
+@contextmanager
+def recording(where: str) -> Iterator[None]:
+    """Around the recording of a CUDA graph, in which no workspace can grow. where: the message's first words.
+
+    Raises WorkbenchError in the place of torch's error for an operator that needs more than was reserved.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # the end of a recording that has failed may raise an error of its own on top
+        said = next(filter(None, (_TOO_SMALL.search(str(e)) for e in (error, error.__context__) if e)), None)
+        if said is None:
+            raise
+        needed, reserved, group = int(said[1]), int(said[2]), said[3]
+        raise WorkbenchError(
+            f"{where}: a product that is sent through symmetric memory over group {group!r} needs {needed:,} bytes of "
+            f"it on each rank, {reserved:,} are reserved, and a recording cannot add to them: put what changes the "
+            "products before the pass 'async_tensor_parallel', which reserves their bytes, or call "
+            f"symmetric_memory.reserve({group!r}, {needed}) of workbench.torch_api.distributed on every rank before "
+            "the step runs") from error
 
 
 @contextmanager

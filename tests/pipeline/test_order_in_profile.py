@@ -1,0 +1,101 @@
+"""A run's GPU against the order that a pass chose, for a pair and for a whole step: kernels are written by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from on_ranks import small
+from torch import nn
+from whole_steps import whole
+
+from workbench import author_module, capture, partition
+from workbench.authoring.plans import ParallelPlan
+from workbench.graph.read.simulated_run import simulated
+from workbench.graph.step_graph import join
+from workbench.graph.update import Update
+from workbench.graph.whole_step import WholeStep
+from workbench.pipeline import measured_run
+from workbench.pipeline import run as running
+from workbench.pipeline.build import build
+from workbench.pipeline.measured_run import _KINDS, Kernel, graphs_of, measured, run_of_kernels
+from workbench.torch_api import aot
+from workbench.world.mesh import World
+
+PASSES = ("overlap_collectives",)
+
+
+@pytest.fixture(scope="module", params=["pair", "whole"])
+def made(request, fake4):
+    return build(whole({"dp_shard": 4}, (), PASSES) if request.param == "whole" else
+                 small({"dp_shard": 4}, passes=PASSES), fake4)
+
+
+def kernels_of(graphs, covered):
+    """One collective after the other, 10 µs each; a product runs beside each of the first `covered`, or after it."""
+    found = []
+    for i, span in enumerate(simulated(graphs).collectives):
+        begin, work = 20.0 * i, 20.0 * i + (0 if i < covered else 10)
+        kind = _KINDS[span.label.split(" ", 1)[0]]
+        found += [Kernel(f"ncclDevKernel_{kind}_RING_LL(x)", 20, begin, begin + 10), Kernel("gemm", 7, work, work + 10)]
+    return found
+
+
+@pytest.mark.parametrize(("covered", "outcome", "effect"), [
+    (10_000, "PASS", "PASS"), (0, "FAIL", "NO_EFFECT"), (None, "UNKNOWN", "PASS")])
+def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch, covered, outcome, effect):
+    """Covered: all collectives, or none; or the profile has no kernel."""
+    what = made.step if isinstance(made.step, WholeStep) else made.step.pair
+    graphs = graphs_of(what)
+    kernels = [] if covered is None else kernels_of(graphs, covered)
+    monkeypatch.setattr(running, "measured", lambda step, what: run_of_kernels(kernels, graphs, "measured on paper"))
+    monkeypatch.setattr(running, "gathered", lambda own: [own])
+    monkeypatch.setattr(made, "records", list(made.records))
+    (found,) = running._order_in_profile(made, lambda: None)
+    assert found.outcome == outcome, found
+    assert found.evidence["hidden"] == 12 and found.evidence["seen"] == (0 if covered is None else 12)
+    told = made.records[-1].verdict("effect")
+    assert told.outcome == effect
+    if covered == 0:
+        assert told.message == f"the GPU did not run the order that it chose: {found.message}"
+        assert ("first exposed one is step" if graphs.keys() == {"step"} else "first exposed one is forward"
+                ) in found.message
+
+
+def test_without_a_chosen_order_nothing_is_profiled(fake4, monkeypatch):
+    monkeypatch.setattr(running, "measured", lambda *_: pytest.fail("profiled"))
+    assert running._order_in_profile(build(whole({"dp_shard": 4}), fake4), lambda: None) == []
+
+
+class Squares(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).square().sum()
+
+
+def test_a_profiled_whole_step_leaves_module_and_optimizer_as_they_were(monkeypatch):
+    alone, batch = World("gloo", 1, 0, torch.device("cpu")), (torch.ones(2, 4),)
+    joined = join(partition(capture(author_module(Squares(4, 4), alone, None, ParallelPlan(), batch=lambda: batch))),
+                  Update())
+    joined.body = aot.boxed(joined.graph)
+    module = joined.pair.authored.module
+    step = WholeStep(joined, torch.optim.AdamW(module.parameters(), fused=True))
+    seen = []
+
+    def held():
+        states = [value for state in step.optimizer.state.values() for value in state.values()]
+        return [value.detach().clone() for value in (*module.parameters(), *states)]
+
+    def profiled(once):
+        once()
+        seen.append(held())
+        return [], []
+
+    gpu = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "paper")
+    monkeypatch.setattr(measured_run, "torch", SimpleNamespace(cuda=gpu))
+    monkeypatch.setattr(measured_run, "profiled", profiled)
+    step(*batch)
+    before = held()
+    assert measured(lambda: step(*batch), step).source == "measured on paper"
+    assert len(before) == 2 + 3 * 2 and all(map(torch.equal, held(), before))
+    assert not any(map(torch.equal, seen[0], before))  # each was written meanwhile
