@@ -112,8 +112,8 @@ def casts_alone(found, plain):
 
 
 ALONE = {"tensorwise": {"attention": 2}, "rowwise": {"attention": 4, "wait": 14}}
-"""Library kernels compute attention's output and the gradient of its values, and collectives gather the seven weights: a
-cast has no kernel to join. Rowwise casts each of them twice.
+"""Library kernels compute attention's output and the gradient of its values, and collectives gather the seven weights:
+a cast has no kernel to join. Rowwise casts each of them twice.
 """
 
 
