@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from workbench.tools.export.code import Code, text_of
 from workbench.tools.export.compiled import transform
 from workbench.tools.export.load_once import load_once
 from workbench.tools.export.source_code import import_file
+from workbench.torch_api.inductor.carried import kernels_kept
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool
 
@@ -217,6 +220,46 @@ def test_a_disk_that_fills_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(WorkbenchError, match="the artifact cannot be written: No space left on device"):
         compile_recipe(tiny("llama3", mesh__dp_shard=2, mesh__tp=1), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def _files_of_at_most(size: int) -> Iterator[None]:
+    """Inside, the system refuses to make a file of this process longer: a disk that is really full, for its writers."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_with_constants_leaves_nothing(tmp_path: Path) -> None:
+    code = Code("forward", "graph", "", (), (), constants={"t": torch.zeros(10_000)})
+    with (pytest.raises(WorkbenchError, match="out: the artifact cannot be written: File too large$"),
+          artifact.new_folder(tmp_path / "out") as folder, _files_of_at_most(4096)):
+        artifact.write_code(folder, "one", code)
+    assert list(tmp_path.iterdir()) == []
+
+
+CACHE_FULL = r"Inductor's cache in .* cannot be written: {}: free space there, or set TMPDIR to another folder$"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_with_inductors_cache_leaves_nothing(tmp_path: Path) -> None:
+    recipe = tiny("llama3_full_inductor", mesh__dp_shard=1, mesh__tp=1)
+    with pytest.raises(WorkbenchError, match=CACHE_FULL.format("File too large")), _files_of_at_most(20_000):
+        compile_recipe(recipe, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("raised", "said"), [
+    ("CppCompileError: fatal error: error writing to x.s: No space left on device",
+     CACHE_FULL.format("No space left on device")),
+    ("CppCompileError: x.cpp: No such file or directory", "^CppCompileError: x.cpp: No such file or directory$"),
+])
+def test_only_a_compiler_that_found_a_full_disk_is_said_to_have(raised: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match=said), kernels_kept(tmp_path / "kernels"):
+        raise WorkbenchError(raised)
 
 
 def test_of_two_that_write_one_artifact_the_second_is_refused(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, full_disk
 from workbench.pipeline.machine import device_of
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
@@ -101,8 +102,9 @@ def new_folder(out: Path) -> Iterator[Path]:
             path.chmod(0o700 if path.is_dir() else 0o600)
         _refuse_existing(out)  # a rename would replace an empty folder
         made.rename(out)
-    except OSError as error:
-        raise WorkbenchError(f"{out}: the artifact cannot be written: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:  # safetensors has the system's words in a message of its own
+        why = getattr(error, "strerror", None) or full_disk(str(error)) or error
+        raise WorkbenchError(f"{out}: the artifact cannot be written: {why}") from None
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
