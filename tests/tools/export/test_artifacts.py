@@ -16,6 +16,7 @@ import torch
 from workbench import Recipe, WorkbenchError, compile_recipe, load_recipe, run, run_artifact
 from workbench.cli import main
 from workbench.tools.export import artifact, loaded
+from workbench.tools.export import run_artifact as run_artifact_module
 from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
 from workbench.tools.export.code import Code, text_of
 from workbench.tools.export.compiled import transform
@@ -334,7 +335,6 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(("line", "said"), [
     (["run"], "run: give a RECIPE, or --artifact DIR"),
     (["run", "llama3", "--verify"], "run --verify: it compares an artifact with each rank's own capture"),
-    (["run", "llama3", "--artifact", "x"], "run --artifact x: leave out RECIPE"),
     (["run", "--artifact", "x", "--level", "full"], "run --artifact x: leave out --level"),
     (["run", "--artifact", "x", "--world", "fake"], "run --artifact x: leave out --world"),
     (["run", "--artifact", "no/such"], "no/such is no artifact: manifest.json: No such file or directory"),
@@ -344,6 +344,47 @@ def test_wrong_lines_say_what_to_give(line: list[str], said: str, capsys: pytest
     assert main(line) == 2 and said in capsys.readouterr().err
 
 
-def test_a_key_that_the_step_depends_on_cannot_be_changed(compiled: Path) -> None:
-    with pytest.raises(WorkbenchError, match="--set data.seq_len: the artifact is compiled for the recipe's own value"):
-        run_artifact(compiled, changes={"data.seq_len": 32}, progress=False)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"mesh.tp": 4, "training.steps": 2}, "mesh.tp was 2 and is 4 here"),
+    ({"data.seq_len": 32, "capture": "traced"},
+     "data.seq_len was 16 and is 32 here; capture was joint and is traced here"),
+])
+def test_another_mesh_or_recipe_is_refused_with_both_values(
+        changes: dict[str, Any], said: str, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_artifact_module, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(compiled, changes=changes, progress=False)
+    assert str(caught.value) == (
+        f"artifact {compiled}: {said}: compile the recipe again, or change training.steps, training.lr, "
+        "training.read_loss_every, data.path alone")
+
+
+def test_a_key_that_has_its_value_already_is_no_change(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_artifact_module, "on_ranks", lambda recipe, *_, **__: pytest.fail(f"on {recipe.mesh.tp}"))
+    with pytest.raises(pytest.fail.Exception, match="on 2"):
+        run_artifact(compiled, changes={"mesh.tp": 2, "training.steps": 2}, progress=False)
+
+
+OTHER_SIZE = "artifact {} is compiled for tp 2, and there are 4 ranks: start 2, or compile the recipe again for 4"
+
+
+def test_another_number_of_torchruns_ranks_is_refused(
+        compiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", "--artifact", str(compiled)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"workbench: error: {OTHER_SIZE.format(compiled)}"
+
+
+@pytest.mark.integration
+def test_a_pool_of_another_size_is_refused(compiled: Path, pool4: RankPool) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(compiled, world=pool4, progress=False)
+    assert str(caught.value) == OTHER_SIZE.format(compiled)
+
+
+def test_another_recipe_is_refused_by_both_names(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "llama3_tp", "--artifact", str(compiled)]) == 2
+    assert capsys.readouterr().err == (
+        f"workbench: error: run llama3_tp --artifact {compiled}: leave out llama3_tp: the artifact was compiled from "
+        "recipe 'llama3'\n")
