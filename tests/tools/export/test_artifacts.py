@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from workbench.torch_api.inductor.carried import kernels_kept
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool
 
+ROOT = Path(__file__).parents[3]
 TINY: dict[str, Any] = {"model.n_layers": 1, "data.seq_len": 16, "training.steps": 3}
 OWN = '''
 import workbench
@@ -270,6 +274,55 @@ def test_of_two_that_write_one_artifact_the_second_is_refused(tmp_path: Path) ->
             (other / "first").touch()
         (folder / "second").touch()
     assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["out", "out/first"]
+
+
+def test_one_that_is_slower_by_less_than_a_check_is_refused_too(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = iter([None, None])  # at the start, and before the folder takes its name
+    refuse = artifact._refuse_existing
+    monkeypatch.setattr(artifact, "_refuse_existing", lambda out: next(checks, out) and refuse(out))
+    with (pytest.raises(WorkbenchError, match="out exists already: remove it, or give another folder"),
+          artifact.new_folder(tmp_path / "out") as folder):
+        (folder / "second").touch()
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "first").touch()
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["out", "out/first"]
+
+
+COMPILE_AT_ONCE = """
+import os, sys, time
+from pathlib import Path
+from workbench import WorkbenchError, compile_recipe
+from workbench.recipe.recipe import parse_recipe
+
+recipe, out, number = parse_recipe(eval(sys.argv[1]), "test"), Path(sys.argv[2]), int(sys.argv[3])
+
+def wait_for_the_other(line):
+    (out.parent / str(number)).touch()
+    while not (out.parent / str(1 - number)).exists():
+        assert os.getppid() == int(sys.argv[4]), "the test has ended"
+        time.sleep(0.01)
+
+try:
+    compile_recipe(recipe, out, world="gloo", progress=wait_for_the_other)
+except WorkbenchError as error:
+    print(error)
+"""
+
+
+@pytest.mark.integration
+def test_of_two_processes_that_compile_into_one_folder_one_writes_a_whole_artifact(tmp_path: Path) -> None:
+    """Each has begun to write before the other is told to go on."""
+    recipe, out = tiny("llama3", mesh__dp_shard=1, mesh__tp=2), tmp_path / "out"
+    both = [subprocess.Popen([sys.executable, "-c", COMPILE_AT_ONCE, repr(recipe.to_dict()), str(out), str(number),
+                              str(os.getpid())], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
+            for number in range(2)]
+    said = [each.communicate(timeout=240) for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert sorted(text for text, _ in said) == ["", f"{out} exists already: remove it, or give another folder\n"]
+    assert read(out).ranks == [0, 1]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0", "1", "out"]
 
 
 def test_files_are_their_user_s_alone_and_none_is_a_pickle(compiled: Path) -> None:

@@ -101,13 +101,21 @@ def new_folder(out: Path) -> Iterator[Path]:
         for path in made.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
         _refuse_existing(out)  # a rename would replace an empty folder
-        made.rename(out)
+        _rename(made, out)
     except (OSError, SafetensorError) as error:  # safetensors has the system's words in a message of its own
         why = getattr(error, "strerror", None) or full_disk(str(error)) or error
         raise WorkbenchError(f"{out}: the artifact cannot be written: {why}") from None
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _rename(made: Path, out: Path) -> None:
+    try:
+        made.rename(out)
+    except OSError:
+        _refuse_existing(out)  # another process was faster by less than the check before
+        raise
 
 
 def _refuse_existing(out: Path) -> None:
