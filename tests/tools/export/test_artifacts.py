@@ -385,6 +385,20 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
 
 
+@pytest.mark.ranks
+def test_torchrun_trains_from_an_artifact_as_new_ranks_do(compiled: Path, pool2: RankPool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               "workbench", "run", "--artifact", str(compiled), "--set", "training.steps=2", "--json",
+               str(tmp_path / "r.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("llama3 on 2 gloo ranks (tp 2)") == 1 and done.stdout.splitlines()[-1] == "PASS"
+    assert done.stderr.count("run only artifacts that you trust") == 1
+    ours = run_artifact(compiled, world=pool2, changes={"training.steps": 2}, progress=False).training
+    assert ours is not None
+    assert json.loads((tmp_path / "r.json").read_text())["training"]["losses"] == ours.losses
+
+
 @pytest.mark.parametrize(("line", "said"), [
     (["run"], "run: give a RECIPE, or --artifact DIR"),
     (["run", "llama3", "--verify"], "run --verify: it compares an artifact with each rank's own capture"),
