@@ -7,9 +7,11 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,27 @@ def test_a_pass_of_one_s_own_that_has_changed_is_refused(tmp_path: Path) -> None
     import_file(file)
     with pytest.raises(WorkbenchError, match="the source of your own model and passes was .* and is .* here"):
         run_artifact(out, progress=False)
+
+
+@pytest.mark.parametrize(("file", "said"), [
+    ("passes/transformer_block_bucketing/transform.py", "the source of pass 'transformer_block_bucketing' was"),
+    ("passes/effect.py", "the source of the package's code that passes share was"),
+    ("graph/capture.py", "the source of the package's captures and graphs was"),
+    ("torch_api/inductor/lowering.py", "the source of the package's use of torch was"),
+    ("authoring/models/llama3.py", "the source of the package's models was"),
+    ("passes/cudagraph/transform.py", ""),
+    ("notebook/magics.py", ""),
+])
+def test_a_change_to_the_package_is_refused_where_the_step_depends_on_it(
+        file: str, said: str, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, package = load_recipe("llama3_block_bucketing"), tmp_path / "workbench"
+    manifest = replace(read(compiled), made_of=artifact.made_of(recipe, "gloo"))
+    shutil.copytree(artifact._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(artifact, "_PACKAGE", package)
+    with (package / file).open("a") as changed:
+        changed.write("# more\n")
+    with pytest.raises(WorkbenchError, match=said) if said else contextlib.nullcontext():
+        artifact.require_same(manifest, artifact.made_of(recipe, "gloo"), compiled)
 
 
 def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from workbench.tools.export.script import own_module
 FORMAT = 2
 MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
+_ROOMS = {"models": "authoring/**/*.py", "captures and graphs": "graph/**/*.py", "use of torch": "torch_api/**/*.py",
+          "code that passes share": "passes/*.py"}
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,11 @@ class Manifest:
 
 def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     """What the code of a step depends on beside the recipe, by what a message calls it. world: gloo or nccl."""
-    found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world),
-             "the source of the package's models": _sources(_PACKAGE / "authoring")}
+    found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world)}
+    found |= {f"the source of the package's {what}": _sources(files) for what, files in _ROOMS.items()}
     for name in dict.fromkeys(recipe.pass_names):
-        if (folder := _PACKAGE / "passes" / name).is_dir():
-            found[f"the source of pass {name!r}"] = _sources(folder)
+        if (_PACKAGE / "passes" / name).is_dir():
+            found[f"the source of pass {name!r}"] = _sources(f"passes/{name}/**/*.py")
     own = own_module(recipe)
     return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
 
@@ -194,8 +196,8 @@ def read(folder: Path) -> Manifest:
     return found
 
 
-def _sources(folder: Path) -> str:
-    return _sha(b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*.py"))))
+def _sources(files: str) -> str:
+    return _sha(b"\0".join(path.read_bytes() for path in sorted(_PACKAGE.glob(files))))
 
 
 def _sha(data: bytes) -> str:
