@@ -128,15 +128,19 @@ def _tell(report: Report, args: argparse.Namespace) -> int:
 
 
 def _run_artifact(args: argparse.Namespace) -> int:
-    given = {"RECIPE": args.recipe, "--dump": args.dump, "--strict": args.strict, "--level": args.level != "light",
+    given = {"--dump": args.dump, "--strict": args.strict, "--level": args.level != "light",
              "--world": args.world != "auto"}
     if wrong := [name for name, value in given.items() if value]:
         raise WorkbenchError(f"run --artifact {args.artifact}: leave out {wrong[0]}: an artifact has its recipe, built "
                              "for one kind of ranks")
     writable(args.json)
     require_torch()
+    from workbench.tools.export.artifact import read
     from workbench.tools.export.run_artifact import run_artifact
 
+    if args.recipe is not None:
+        raise WorkbenchError(f"run {args.recipe} --artifact {args.artifact}: leave out {args.recipe}: the artifact was "
+                             f"compiled from recipe {read(args.artifact).recipe['name']!r}")
     if _first_rank():
         print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust", file=sys.stderr)
     _import(args.files)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 import sysconfig
 import tempfile
@@ -33,6 +35,7 @@ class UnusableGraph(WorkbenchError):
         return f"pass {self.passed!r} left a graph that the next stage cannot use: {self.problem}"
 
 
+_FULL = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
 _LIBRARY = ("<frozen ", sysconfig.get_path("stdlib"))
 _PACKAGE = str(Path(__file__).parent)
 
@@ -86,3 +89,8 @@ def temporary(make: Callable[[], Made]) -> Made:
     except OSError as error:
         what = f"no temporary file can be made in {tempfile.tempdir or 'any folder'}: {error.strerror}"
         raise WorkbenchError(f"{what}: make that folder, free space in it, or set TMPDIR to another") from None
+
+
+def full_disk(message: str) -> str:
+    """The words in a message of Inductor, g++ or a library that tell of a full disk; "" where it tells of none."""
+    return next((words for words in _FULL if words in message), "")

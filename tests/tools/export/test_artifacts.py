@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
-from collections.abc import Callable
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +21,17 @@ import torch
 from workbench import Recipe, WorkbenchError, compile_recipe, load_recipe, run, run_artifact
 from workbench.cli import main
 from workbench.tools.export import artifact, loaded
+from workbench.tools.export import run_artifact as run_artifact_module
 from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
 from workbench.tools.export.code import Code, text_of
 from workbench.tools.export.compiled import transform
 from workbench.tools.export.load_once import load_once
 from workbench.tools.export.source_code import import_file
+from workbench.torch_api.inductor.carried import kernels_kept
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool
 
+ROOT = Path(__file__).parents[3]
 TINY: dict[str, Any] = {"model.n_layers": 1, "data.seq_len": 16, "training.steps": 3}
 OWN = '''
 import workbench
@@ -188,6 +198,27 @@ def test_a_pass_of_one_s_own_that_has_changed_is_refused(tmp_path: Path) -> None
         run_artifact(out, progress=False)
 
 
+@pytest.mark.parametrize(("file", "said"), [
+    ("passes/transformer_block_bucketing/transform.py", "the source of pass 'transformer_block_bucketing' was"),
+    ("passes/effect.py", "the source of the package's code that passes share was"),
+    ("graph/capture.py", "the source of the package's captures and graphs was"),
+    ("torch_api/inductor/lowering.py", "the source of the package's use of torch was"),
+    ("authoring/models/llama3.py", "the source of the package's models was"),
+    ("passes/cudagraph/transform.py", ""),
+    ("notebook/magics.py", ""),
+])
+def test_a_change_to_the_package_is_refused_where_the_step_depends_on_it(
+        file: str, said: str, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, package = load_recipe("llama3_block_bucketing"), tmp_path / "workbench"
+    manifest = replace(read(compiled), made_of=artifact.made_of(recipe, "gloo"))
+    shutil.copytree(artifact._PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(artifact, "_PACKAGE", package)
+    with (package / file).open("a") as changed:
+        changed.write("# more\n")
+    with pytest.raises(WorkbenchError, match=said) if said else contextlib.nullcontext():
+        artifact.require_same(manifest, artifact.made_of(recipe, "gloo"), compiled)
+
+
 def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "odd_launches.py"
     file.write_text(OWN.format(about="Rank 1 reduces otherwise.", code="""import torch.distributed as dist
@@ -219,6 +250,46 @@ def test_a_disk_that_fills_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
+@contextlib.contextmanager
+def _files_of_at_most(size: int) -> Iterator[None]:
+    """Inside, the system refuses to make a file of this process longer: a disk that is really full, for its writers."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_with_constants_leaves_nothing(tmp_path: Path) -> None:
+    code = Code("forward", "graph", "", (), (), constants={"t": torch.zeros(10_000)})
+    with (pytest.raises(WorkbenchError, match="out: the artifact cannot be written: File too large$"),
+          artifact.new_folder(tmp_path / "out") as folder, _files_of_at_most(4096)):
+        artifact.write_code(folder, "one", code)
+    assert list(tmp_path.iterdir()) == []
+
+
+CACHE_FULL = r"Inductor's cache in .* cannot be written: {}: free space there, or set TMPDIR to another folder$"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_with_inductors_cache_leaves_nothing(tmp_path: Path) -> None:
+    recipe = tiny("llama3_full_inductor", mesh__dp_shard=1, mesh__tp=1)
+    with pytest.raises(WorkbenchError, match=CACHE_FULL.format("File too large")), _files_of_at_most(20_000):
+        compile_recipe(recipe, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("raised", "said"), [
+    ("CppCompileError: fatal error: error writing to x.s: No space left on device",
+     CACHE_FULL.format("No space left on device")),
+    ("CppCompileError: x.cpp: No such file or directory", "^CppCompileError: x.cpp: No such file or directory$"),
+])
+def test_only_a_compiler_that_found_a_full_disk_is_said_to_have(raised: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match=said), kernels_kept(tmp_path / "kernels"):
+        raise WorkbenchError(raised)
+
+
 def test_of_two_that_write_one_artifact_the_second_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="out exists already: remove it, or give another folder"), \
             artifact.new_folder(tmp_path / "out") as folder:
@@ -226,6 +297,55 @@ def test_of_two_that_write_one_artifact_the_second_is_refused(tmp_path: Path) ->
             (other / "first").touch()
         (folder / "second").touch()
     assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["out", "out/first"]
+
+
+def test_one_that_is_slower_by_less_than_a_check_is_refused_too(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = iter([None, None])  # at the start, and before the folder takes its name
+    refuse = artifact._refuse_existing
+    monkeypatch.setattr(artifact, "_refuse_existing", lambda out: next(checks, out) and refuse(out))
+    with (pytest.raises(WorkbenchError, match="out exists already: remove it, or give another folder"),
+          artifact.new_folder(tmp_path / "out") as folder):
+        (folder / "second").touch()
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "first").touch()
+    assert [str(each.relative_to(tmp_path)) for each in sorted(tmp_path.rglob("*"))] == ["out", "out/first"]
+
+
+COMPILE_AT_ONCE = """
+import os, sys, time
+from pathlib import Path
+from workbench import WorkbenchError, compile_recipe
+from workbench.recipe.recipe import parse_recipe
+
+recipe, out, number = parse_recipe(eval(sys.argv[1]), "test"), Path(sys.argv[2]), int(sys.argv[3])
+
+def wait_for_the_other(line):
+    (out.parent / str(number)).touch()
+    while not (out.parent / str(1 - number)).exists():
+        assert os.getppid() == int(sys.argv[4]), "the test has ended"
+        time.sleep(0.01)
+
+try:
+    compile_recipe(recipe, out, world="gloo", progress=wait_for_the_other)
+except WorkbenchError as error:
+    print(error)
+"""
+
+
+@pytest.mark.integration
+def test_of_two_processes_that_compile_into_one_folder_one_writes_a_whole_artifact(tmp_path: Path) -> None:
+    """Each has begun to write before the other is told to go on."""
+    recipe, out = tiny("llama3", mesh__dp_shard=1, mesh__tp=2), tmp_path / "out"
+    both = [subprocess.Popen([sys.executable, "-c", COMPILE_AT_ONCE, repr(recipe.to_dict()), str(out), str(number),
+                              str(os.getpid())], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
+            for number in range(2)]
+    said = [each.communicate(timeout=240) for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert sorted(text for text, _ in said) == ["", f"{out} exists already: remove it, or give another folder\n"]
+    assert read(out).ranks == [0, 1]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0", "1", "out"]
 
 
 def test_files_are_their_user_s_alone_and_none_is_a_pickle(compiled: Path) -> None:
@@ -288,10 +408,23 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
 
 
+@pytest.mark.ranks
+def test_torchrun_trains_from_an_artifact_as_new_ranks_do(compiled: Path, pool2: RankPool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               "workbench", "run", "--artifact", str(compiled), "--set", "training.steps=2", "--json",
+               str(tmp_path / "r.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("llama3 on 2 gloo ranks (tp 2)") == 1 and done.stdout.splitlines()[-1] == "PASS"
+    assert done.stderr.count("run only artifacts that you trust") == 1
+    ours = run_artifact(compiled, world=pool2, changes={"training.steps": 2}, progress=False).training
+    assert ours is not None
+    assert json.loads((tmp_path / "r.json").read_text())["training"]["losses"] == ours.losses
+
+
 @pytest.mark.parametrize(("line", "said"), [
     (["run"], "run: give a RECIPE, or --artifact DIR"),
     (["run", "llama3", "--verify"], "run --verify: it compares an artifact with each rank's own capture"),
-    (["run", "llama3", "--artifact", "x"], "run --artifact x: leave out RECIPE"),
     (["run", "--artifact", "x", "--level", "full"], "run --artifact x: leave out --level"),
     (["run", "--artifact", "x", "--world", "fake"], "run --artifact x: leave out --world"),
     (["run", "--artifact", "no/such"], "no/such is no artifact: manifest.json: No such file or directory"),
@@ -301,6 +434,47 @@ def test_wrong_lines_say_what_to_give(line: list[str], said: str, capsys: pytest
     assert main(line) == 2 and said in capsys.readouterr().err
 
 
-def test_a_key_that_the_step_depends_on_cannot_be_changed(compiled: Path) -> None:
-    with pytest.raises(WorkbenchError, match="--set data.seq_len: the artifact is compiled for the recipe's own value"):
-        run_artifact(compiled, changes={"data.seq_len": 32}, progress=False)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"mesh.tp": 4, "training.steps": 2}, "mesh.tp was 2 and is 4 here"),
+    ({"data.seq_len": 32, "capture": "traced"},
+     "data.seq_len was 16 and is 32 here; capture was joint and is traced here"),
+])
+def test_another_mesh_or_recipe_is_refused_with_both_values(
+        changes: dict[str, Any], said: str, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_artifact_module, "on_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(compiled, changes=changes, progress=False)
+    assert str(caught.value) == (
+        f"artifact {compiled}: {said}: compile the recipe again, or change training.steps, training.lr, "
+        "training.read_loss_every, data.path alone")
+
+
+def test_a_key_that_has_its_value_already_is_no_change(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_artifact_module, "on_ranks", lambda recipe, *_, **__: pytest.fail(f"on {recipe.mesh.tp}"))
+    with pytest.raises(pytest.fail.Exception, match="on 2"):
+        run_artifact(compiled, changes={"mesh.tp": 2, "training.steps": 2}, progress=False)
+
+
+OTHER_SIZE = "artifact {} is compiled for tp 2, and there are 4 ranks: start 2, or compile the recipe again for 4"
+
+
+def test_another_number_of_torchruns_ranks_is_refused(
+        compiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", "--artifact", str(compiled)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"workbench: error: {OTHER_SIZE.format(compiled)}"
+
+
+@pytest.mark.integration
+def test_a_pool_of_another_size_is_refused(compiled: Path, pool4: RankPool) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        run_artifact(compiled, world=pool4, progress=False)
+    assert str(caught.value) == OTHER_SIZE.format(compiled)
+
+
+def test_another_recipe_is_refused_by_both_names(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "llama3_tp", "--artifact", str(compiled)]) == 2
+    assert capsys.readouterr().err == (
+        f"workbench: error: run llama3_tp --artifact {compiled}: leave out llama3_tp: the artifact was compiled from "
+        "recipe 'llama3'\n")

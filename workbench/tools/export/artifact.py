@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, full_disk
 from workbench.pipeline.machine import device_of
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
@@ -31,6 +32,8 @@ from workbench.tools.export.script import own_module
 FORMAT = 2
 MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
+_ROOMS = {"models": "authoring/**/*.py", "captures and graphs": "graph/**/*.py", "use of torch": "torch_api/**/*.py",
+          "code that passes share": "passes/*.py"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,11 @@ class Manifest:
 
 def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     """What the code of a step depends on beside the recipe, by what a message calls it. world: gloo or nccl."""
-    found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world),
-             "the source of the package's models": _sources(_PACKAGE / "authoring")}
+    found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world)}
+    found |= {f"the source of the package's {what}": _sources(files) for what, files in _ROOMS.items()}
     for name in dict.fromkeys(recipe.pass_names):
-        if (folder := _PACKAGE / "passes" / name).is_dir():
-            found[f"the source of pass {name!r}"] = _sources(folder)
+        if (_PACKAGE / "passes" / name).is_dir():
+            found[f"the source of pass {name!r}"] = _sources(f"passes/{name}/**/*.py")
     own = own_module(recipe)
     return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
 
@@ -100,12 +103,21 @@ def new_folder(out: Path) -> Iterator[Path]:
         for path in made.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
         _refuse_existing(out)  # a rename would replace an empty folder
-        made.rename(out)
-    except OSError as error:
-        raise WorkbenchError(f"{out}: the artifact cannot be written: {error.strerror or error}") from None
+        _rename(made, out)
+    except (OSError, SafetensorError) as error:  # safetensors has the system's words in a message of its own
+        why = getattr(error, "strerror", None) or full_disk(str(error)) or error
+        raise WorkbenchError(f"{out}: the artifact cannot be written: {why}") from None
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _rename(made: Path, out: Path) -> None:
+    try:
+        made.rename(out)
+    except OSError:
+        _refuse_existing(out)  # another process was faster by less than the check before
+        raise
 
 
 def _refuse_existing(out: Path) -> None:
@@ -184,8 +196,8 @@ def read(folder: Path) -> Manifest:
     return found
 
 
-def _sources(folder: Path) -> str:
-    return _sha(b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*.py"))))
+def _sources(files: str) -> str:
+    return _sha(b"\0".join(path.read_bytes() for path in sorted(_PACKAGE.glob(files))))
 
 
 def _sha(data: bytes) -> str:

@@ -16,7 +16,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.progress import Post
-from workbench.pipeline.recipe_ranks import on_ranks
+from workbench.pipeline.recipe_ranks import on_ranks, ranks_there
 from workbench.pipeline.report import Report, complete
 from workbench.pipeline.report_data import PassRow
 from workbench.pipeline.roofline import matmul_ceiling
@@ -24,7 +24,8 @@ from workbench.pipeline.run import RankResult, memory_and_time, pass_row, report
 from workbench.pipeline.run_passes import prove_replay
 from workbench.pipeline.train import deterministic, train
 from workbench.recipe.contracts import Numerics, Stage
-from workbench.recipe.recipe import Recipe, parse_recipe
+from workbench.recipe.recipe import Recipe, diff_recipes, parse_recipe
+from workbench.recipe.wording import counted
 from workbench.tools.export.artifact import KERNELS, Manifest, made_of, read, require_same
 from workbench.tools.export.compiled import Backend, transform
 from workbench.tools.export.loaded import load_step
@@ -67,6 +68,7 @@ def run_artifact(
                              f'ranks(n, backend="{kind}")')
     recipe = _recipe(manifest, folder, changes or {})
     require_same(manifest, made_of(recipe, kind), folder)
+    _require_size(recipe, folder, ranks_there(world or kind))
     check_saving(recipe, checkpoints, save_every)
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
     here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, stages=3 + verify,
@@ -76,11 +78,22 @@ def run_artifact(
 
 def _recipe(manifest: Manifest, folder: Path, changes: Mapping[str, Any]) -> Recipe:
     recipe = parse_recipe(manifest.recipe, f"artifact {folder}")
-    wrong = next((key for key in changes if key not in LATER), None)
-    if wrong is not None:
-        raise WorkbenchError(f"--set {wrong}: the artifact is compiled for the recipe's own value: compile again, or "
-                             f"change {', '.join(LATER)} alone")
-    return recipe.override(dict(changes))
+    changed = recipe.override(changes)
+    wrong = [f"{key} was {'unset' if was is None else was} and is {'unset' if now is None else now} here"
+             for key, was, now in diff_recipes(recipe, changed) if key not in LATER]
+    if wrong:
+        raise WorkbenchError(f"artifact {folder}: {'; '.join(wrong)}: compile the recipe again, or change "
+                             f"{', '.join(LATER)} alone")
+    return changed
+
+
+def _require_size(recipe: Recipe, folder: Path, found: int | None) -> None:
+    """Raise WorkbenchError where there are ranks already, and not as many as the artifact is for."""
+    size = recipe.mesh.world_size
+    if found is not None and found != size:
+        mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in recipe.mesh.axes.items()) or "one rank"
+        raise WorkbenchError(f"artifact {folder} is compiled for {mesh}, and there {'is' if found == 1 else 'are'} "
+                             f"{counted(found, 'rank')}: start {size}, or compile the recipe again for {found}")
 
 
 def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None], verify: bool,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, full_disk, temporary
 from workbench.torch_api.inductor.lowering import configured
 
 RANK_GPU = "RANK_GPU"
@@ -51,13 +51,29 @@ def text_for_any_gpu(source: str) -> str:
 
 
 @contextlib.contextmanager
+def _empty_cache() -> Iterator[tuple[str, dict[str, str]]]:
+    """A temporary folder, and the variables that make it the cache. WorkbenchError where its disk is full."""
+    with temporary(tempfile.TemporaryDirectory) as cache:
+        try:
+            yield cache, {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}"}
+        except WorkbenchError as error:  # with the words of Inductor or g++; who writes elsewhere raises another error
+            if not (why := full_disk(str(error))):
+                raise
+            raise WorkbenchError(f"Inductor's cache in {cache} cannot be written: {why}: free space there, or set "
+                                 "TMPDIR to another folder") from None
+
+
+@contextlib.contextmanager
 def kernels_kept(folder: Path) -> Iterator[None]:
-    """Inside, Inductor builds every kernel with an empty cache; at the end the kernels are copied to `folder`."""
+    """Inside, Inductor builds every kernel with an empty cache; at the end the kernels are copied to `folder`.
+
+    Raises WorkbenchError where the cache's disk is full.
+    """
     from torch._inductor.utils import clear_caches
 
-    with tempfile.TemporaryDirectory() as cache:
+    with _empty_cache() as (cache, variables):
         clear_caches()
-        with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}"}):
+        with mock.patch.dict(os.environ, variables):
             yield
         clear_caches()
         for built in _built(Path(cache)):
@@ -88,11 +104,10 @@ def rebuild(folder: Path, command: list[str]) -> None:
     Triton names a kernel after all that built it, and that depends on what its process has done before: only a process
     that does what a rank does finds the names that a rank looks for. Raises WorkbenchError where the command fails.
     """
-    with tempfile.TemporaryDirectory() as cache:
+    with _empty_cache() as (cache, variables):
         for chosen in folder.rglob(f"*{_CHOSEN}"):
             _copy(chosen, Path(cache) / chosen.relative_to(folder))
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {
-            "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/{_TRITON}",
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
         if done.returncode:
             raise WorkbenchError(f"the code that was compiled cannot be loaded: {done.stderr[-2000:]}")
