@@ -55,8 +55,8 @@ def test_a_view_answers_any_message(examples: int, views: list[Any]) -> None:
         json.dumps(content)
         if "error" in content:
             is_a_sentence(content["error"])
-        assert len(content) == 1 if "module" in content else content["id"] == (
-            message.get("id") if isinstance(message, dict) else None)
+        given = message.get("id") if isinstance(message, dict) else None
+        assert len(content) == 1 if "module" in content else [content["id"]] == [given]  # in lists, NaN equals itself
 
     holds(examples, check, st.integers(0, 3), st.integers(0, len(ASKED) - 1), edits(json_values))
 
