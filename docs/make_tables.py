@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +335,11 @@ FAMILIES = {  # of kernels, by their names
 }
 
 
+def family(kernel: str, marks: Mapping[str, str]) -> str:
+    """The first of the families whose pattern is found in a kernel's name."""
+    return next(name for name, pattern in marks.items() if re.search(pattern, kernel))
+
+
 def same_passes_table(root: Path = ROOT) -> str:
     """Where torchtitan's block bucketing and cudagraph is faster, by kernels of the traces of rank 0."""
     folder = root / "benchmarks" / "results" / "traces_h200x2"
@@ -342,8 +347,7 @@ def same_passes_table(root: Path = ROOT) -> str:
     for variant in ("llama3", "reference"):
         spent: dict[str, list[float]] = {name: [] for name in FAMILIES}
         for event in read_trace(folder / f"{variant}_block_bucketing_cudagraph.rank0.json.gz").steps[-1].events:
-            name = next(name for name, marks in FAMILIES.items() if re.search(marks, event.name))
-            spent[name].append((event.end - event.begin) / 1e3)
+            spent[family(event.name, FAMILIES)].append((event.end - event.begin) / 1e3)
         found.append(spent)
     ours, theirs = found
     rows = [[name or "all others: casts, copies, rotary embedding, sums",
@@ -716,7 +720,7 @@ def float8_kernels_table(root: Path = ROOT) -> str:
             spent = dict.fromkeys(KERNELS, 0.0)
             for kernel, ms in first[variant]["longest"].items():
                 if "nccl" not in kernel:
-                    spent[next(kind for kind, marks in KERNELS.items() if re.search(marks, kernel))] += ms
+                    spent[family(kernel, KERNELS)] += ms
             total = first[variant]["kernels_ms"]
             rows.append([flavor, choice_of(first[variant]), f"{total:.1f} ms", *(f"{ms:.1f}" for ms in spent.values()),
                          f"{total - sum(spent.values()):.1f}"])

@@ -169,7 +169,6 @@ def test_a_profile_in_which_a_collective_was_not_hidden_fails():
     assert slow.outcome == "FAIL" and "forward a, for 0.500 of its 0.900 ms" in slow.message
 
 
-
 def test_a_collective_that_was_over_before_the_cpu_had_launched_compute_tells_nothing():
     """Five of twenty were late; with two more that compute could have hidden, the order is lost."""
     names = [f"forward {i}" for i in range(20)]

@@ -15,7 +15,7 @@ from workbench.checks.matching import Matching, arguments, gap
 from workbench.checks.numerics import bound_of, coarsest
 from workbench.checks.record import PassRecord
 from workbench.checks.values import Key, Trace, Value
-from workbench.checks.verdicts import Outcome, worst
+from workbench.checks.verdicts import SEVERITY, Outcome
 from workbench.graph.read.memory import live_bytes, saved_tensors
 from workbench.graph.read.node_facts import described
 from workbench.graph.read.nodes import provenance
@@ -136,7 +136,7 @@ def first_told(
         told = [v for v in record.verdicts if v.outcome in outcomes
                 and not (record.name in expected and v.outcome is Outcome.NO_EFFECT)]
         if told:
-            gravest = next(v for v in told if v.outcome is worst(told))
+            gravest = min(told, key=lambda v: SEVERITY.index(v.outcome))
             what = f"{gravest.check} FAIL" if gravest.outcome is Outcome.FAIL else gravest.outcome
             return Found(record.name, f"{what}: {gravest.message}")
     return None

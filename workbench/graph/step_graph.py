@@ -130,8 +130,9 @@ def _trained(pair: ForwardBackward, gradients: dict[str, Node]) -> tuple[str, ..
 
 def _facts(pair: ForwardBackward, copies: list[Values]) -> StepFacts:
     """The step's facts for the joined graph, whose nodes have other names where both graphs used one."""
-    saved = frozenset(held[node].name for held in copies for node in saved_nodes(*pair.graphs) if node in held)
-    step = replace(pair.facts.fork(), results=2, saved_order=(), saved_names=saved, recorder=None,
+    saved = saved_nodes(*pair.graphs)
+    names = frozenset(held[node].name for held in copies for node in saved if node in held)
+    step = replace(pair.facts.fork(), results=2, saved_order=(), saved_names=names, recorder=None,
                    replayed_forward=None)
     if step.order is not None:
         hidden = dict[str, int]()

@@ -39,16 +39,15 @@ def _lowered() -> Any:
     return target
 
 
-def compute_once(graph: Graph, names: Collection[str]) -> int:
-    """The named nodes, or what they are views of, get buffers of their own. Returns how many nodes that concerns."""
-    owners = dict.fromkeys(_owner(node) for node in graph.nodes if node.name in names)
-    made = [node for node in owners if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)]
-    for node in made:
+def compute_once(graph: Graph, names: Collection[str]) -> None:
+    """The named nodes, or what they are views of, get buffers of their own."""
+    for node in dict.fromkeys(_owner(node) for node in graph.nodes if node.name in names):
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
         with graph.inserting_after(node):
             computed = graph.call_function(_lowered(), (node,))
         computed.meta = {"val": node.meta["val"]}
         node.replace_all_uses_with(computed, partial(operator.is_not, computed))
-    return len(made)
 
 
 def computed_by(node: Node) -> Node:
