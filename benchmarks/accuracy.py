@@ -3,10 +3,8 @@
     python benchmarks/accuracy.py measure FILE.jsonl RECIPE [--set KEY=VALUE ...]     (a GPU; one row)
     torchrun --nproc-per-node N benchmarks/accuracy.py measure ...                    (the recipe on N GPUs)
     python benchmarks/accuracy.py simulate MEASURED.jsonl DEVICE --json FILE          (no GPU; all rows)
-    python benchmarks/accuracy.py collectives PROFILE TIMELINE ... --out PROFILE      (a profile of more GPUs)
 
 Each row is the forward and backward of a recipe on one GPU, captured anew for the simulation, on any machine.
-`collectives` adds to a profile of one GPU the collectives that timelines of two measured, and their slowdown.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from workbench.pipeline.route import StepState, route, walk
 from workbench.pipeline.step_profile import profile_step, profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
-from workbench.torch_api.devices.profile import MachineProfile, Sent, device_spec, load_profile
+from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.mesh import World, current_world, opened
 
@@ -163,30 +161,6 @@ def measured_on_ranks(recipe: Recipe) -> dict[str, Any]:
             "kernels": seen[0].kernels, "launches": seen[0].launches}
 
 
-def with_collectives(profile: MachineProfile, timelines: list[dict[str, Any]], command: str) -> MachineProfile:
-    """The profile with collectives from `benchmarks/timelines.py`: the fastest of each size, and the least latency.
-
-    The slowdown is that of the hidden ones: their median over the fastest, in timelines that hide more than half.
-    """
-    alone: dict[tuple[str, int, int], list[float]] = {}
-    slower = []
-    for timeline in timelines:
-        rows: dict[tuple[str, int, int], list[float]] = {}
-        for row in timeline["rows"]:
-            kind, size = row["label"].split(" ")[:2]
-            key = kind, len(timeline["machine"]["gpus"]), int(size.replace(",", ""))
-            rows.setdefault(key, []).append(row["measured_ms"])
-            alone.setdefault(key, []).append(row["measured_ms"])
-        if timeline["measured"]["exposed_ms"] < sum(map(sum, rows.values())) / 2:
-            slower += [statistics.median(times) / min(times) for times in rows.values() if len(times) > 1]
-    small = min(min(times) for times in alone.values())
-    sent = {key: min(times) for key, times in alone.items()}
-    sent |= {(kind, ranks, 4096): small for kind, ranks, _ in alone}
-    return profile.model_copy(update={
-        "collectives": tuple(Sent(kind=k, ranks=r, bytes=size, ms=ms) for (k, r, size), ms in sorted(sent.items())),
-        "collective_slowdown": statistics.median(slower), "command": command, "machine": timelines[0]["machine"]})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -198,17 +172,7 @@ def main() -> None:
     simulate.add_argument("measured", type=Path)
     simulate.add_argument("device")
     simulate.add_argument("--json", type=Path, required=True)
-    collectives = commands.add_parser("collectives")
-    collectives.add_argument("profile", type=Path)
-    collectives.add_argument("timelines", nargs="+", type=Path)
-    collectives.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    if options.command == "collectives":
-        files = [options.profile.name, *(path.name for path in options.timelines)]
-        said = " ".join(["benchmarks/accuracy.py collectives", *files])
-        data = [json.loads(path.read_text(encoding="utf-8")) for path in options.timelines]
-        with_collectives(load_profile(options.profile), data, said).to_json(options.out)
-        return
     if options.command == "measure":
         changes = dict(item.split("=", 1) for item in options.set)
         row = {"recipe": options.recipe, "changes": changes, "machine": machine(), "versions": versions()}

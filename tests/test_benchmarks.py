@@ -114,15 +114,6 @@ def test_the_ranking_of_lists_is_told_where_they_differ_and_a_wrong_one_is_named
     assert committed["ranking"]["pairs"] >= 8 and not committed["ranking"]["wrong"]
 
 
-def test_collectives_of_timelines_join_a_profile() -> None:
-    timelines = [json.loads((RESULTS / f"timeline_{name}_h200x2.json").read_text(encoding="utf-8"))
-                 for name in ("llama3_block_bucketing", "llama3_tp")]
-    joined = accuracy.with_collectives(load_profile(MACHINES / "h200x1.json"), timelines, "by test")
-    known = load_profile(MACHINES / "h200x2.json")
-    assert joined.collectives == known.collectives and joined.collective_slowdown == known.collective_slowdown
-    assert {row.ranks for row in joined.collectives} == {2} and joined.matmuls == known.matmuls
-
-
 SOAK = {"pools": 300, "changes": 300, "cells": 1000, "restarts": 50}
 
 

@@ -221,6 +221,11 @@ class MeasuredSpec(DeviceSpec):
         return _along(rows, payload)
 
 
+def _without_delays(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """(bytes, ms), sorted; a message that took longer than a larger one was delayed by something else."""
+    return tuple((size, min(ms for more, ms in rows if more >= size)) for size, _ in sorted(rows))
+
+
 def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     """The device of a profile. Raises WorkbenchError where the profile names no device of ours."""
     if profile.device not in DEVICES:
@@ -236,7 +241,7 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
               "host_gbps": profile.host_gbps or sheet.host_gbps}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
-                        _sent={key: tuple(sorted(rows)) for key, rows in groups.items()})
+                        _sent={key: _without_delays(rows) for key, rows in groups.items()})
 
 
 def device_spec(device: str | DeviceSpec) -> DeviceSpec:
