@@ -43,13 +43,13 @@ def state(module, optimizer):
     return {name: getattr(v, "_local_tensor", v).detach().clone() for name, v in found.items()}
 
 
-def trained(recipe, eager):
-    """(losses and norms, what training left on this rank): parameters, buffers and the optimizer's state."""
+def trained(recipe, eager, level="light"):
+    """(losses and norms, what training left on this rank: parameters, buffers and the optimizer's state, the build)."""
     kept = []
     made = training.optimizer_of
     training.optimizer_of = lambda authored: kept.append(made(authored)) or kept[-1]
     try:
-        built = None if eager else build(recipe, current_world())
+        built = None if eager else build(recipe, current_world(), level=level)
         authored = author(recipe, current_world()) if built is None else built.authored
         assert built is None or isinstance(built.step, WholeStep)
         seen = training.train(authored, built and built.step)
