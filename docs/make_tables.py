@@ -676,9 +676,13 @@ def captures_table(root: Path = ROOT) -> str:
 def captures_on_gpus(path: Path) -> str:
     """Both captures on GPUs: the time of a step, and whether they train the same."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}),
-             *(f"{row['step_ms'][name]:.1f} ms" for name in ("joint", "traced")), row["values"][1]]
-            for row in found["recipes"]]
+
+    def step(row: dict[str, Any], name: str) -> str:
+        timed = f"{row['step_ms'][name]:.1f} ms" if "step_ms" in row else "not timed"
+        return "not done" if "problem" in row else row["refused"].get(name, timed)
+
+    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}), step(row, "joint"),
+             step(row, "traced"), row.get("values", ["", ""])[1]] for row in found["recipes"]]
     heads = ["recipe", "model", "mesh", "joint: step", "traced: step", "values"]
     return f"{table(heads, rows)}\n\n{of_gpu(found)}."
 
