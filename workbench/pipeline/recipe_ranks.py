@@ -72,7 +72,8 @@ def on_ranks(
 def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], drawn: bool, before: float
                ) -> Answer:
     send = send_progress if drawn and current_world().rank == 0 else None
-    return function(recipe, *args, Post(send, call_began() - before))
+    began, joining = call_began()
+    return function(recipe, *args, Post(send, began - before, joining))
 
 
 @contextmanager

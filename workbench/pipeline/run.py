@@ -58,7 +58,7 @@ class RankResult:
     training: Training | None
     ceiling: float | None
     profile: StepProfile | None
-    start: float | None = None
+    start: tuple[float, float] | None = None
 
 
 def run(
@@ -98,6 +98,11 @@ def run(
                              steps=recipe.training.steps, timeout=timeout, progress=progress, began=began)
     report = report_of(recipe, here, level, results)
     return report if world != "fake" and among_ranks(world) else _kept(report)
+
+
+def _start(ranks: list[tuple[float, float]]) -> float | None:
+    """Seconds of the slowest rank; of joining, those of the last one, for which the others waited."""
+    return min(joining for joining, _ in ranks) + max(later for _, later in ranks) if ranks else None
 
 
 def _kept(report: Report) -> Report:
@@ -254,7 +259,7 @@ def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult
         machine=machine() | ({"peak_bytes_by_rank": peaks} if peaks else {}),
         versions=versions(),
         seconds=first.seconds,
-        start_seconds=max((r.start for r in results if r.start is not None), default=None),
+        start_seconds=_start([r.start for r in results if r.start is not None]),
         passes=merge_rows([r.rows for r in results]),
         schedule=gravest_rank([r.schedule for r in results]),
         pipeline=pipeline,

@@ -147,7 +147,7 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
         if own:
             unpack(own)
         fn, args, kwargs = pickle.loads(payload)
-        _CLOCK["began"] = time.perf_counter() - _CLOCK.pop("joining", 0.0)
+        _CLOCK["began"] = time.perf_counter()
         kind = "error"
         result = fn(*args, **kwargs)
         kind = "unsent"
@@ -155,6 +155,7 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
     except BaseException as error:  # SystemExit, too: only the pool ends a rank
         return kind, _describe(error)
     finally:
+        _CLOCK["joining"] = 0.0
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 
@@ -200,10 +201,10 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def call_began() -> float:
-    """In a rank: when its call began, by `time.perf_counter`, with the call's code imported. The first call began
-    earlier by what it took to join the process group."""
-    return _CLOCK["began"]
+def call_began() -> tuple[float, float]:
+    """In a rank: when its call began, by `time.perf_counter`, with the call's code imported; and if it is the first,
+    seconds that the rank took to join the process group, with its wait for the others."""
+    return _CLOCK["began"], _CLOCK["joining"]
 
 
 def send_progress(message: Any) -> None:
