@@ -55,8 +55,8 @@ DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "same_passes", "steps_8b",
                         "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
-                        "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "float8", "float8_steps",
-                        "float8_8b", "float8_kernels", "saved_values", "long_sequences",
+                        "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "update_cost", "float8",
+                        "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
                         "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
                         "what_if", "mutants", "soak", "museum"),
 }
@@ -154,6 +154,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
+            "update_cost": update_cost_table(root),
             "float8": float8_table(root), "float8_numerics": float8_numerics_table(root),
             "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
             "float8_budget": choices_table(root, "float8_budget_h200x2.jsonl"),
@@ -415,15 +416,17 @@ def start_on(found: dict[str, Any]) -> str:
     def each(recipe: str, way: str, key: str) -> str:
         return ", ".join(f"{row[key]:.1f}" for row in found["rows"] if (row["recipe"], row["way"]) == (recipe, way))
 
-    rows = []
+    rows, whole = [], any("start" in row for row in found["rows"])
     for made in [row for row in found["rows"] if row["way"] == "compile"]:
         recipe = made["recipe"]
         times = [f"{took} s ({each(recipe, way, 'command')} s)" if took else NOT_MEASURED
-                 for way in ways for took in [each(recipe, way, "stages")]]
+                 for way in ways for took in [each(recipe, way, "start" if whole else "stages")]]
         rows.append([f"`{recipe}`", *times, f"{made['command']:.0f} s, {made['bytes'] / 1e6:.1f} MB"])
     heads = ["recipe", *ways.values(), "`workbench compile` takes, writes"]
     where = of_gpu(found) if found["machine"]["gpus"] else of_cpu(found)
-    return (f"{table(heads, rows)}\n\nFrom the author stage to the end of the first step on rank 0, and in brackets "
+    span = ("From the start of the run to the end of the first step on the slowest rank, imports left out" if whole else
+            "From the author stage to the end of the first step on rank 0")
+    return (f"{table(heads, rows)}\n\n{span}, and in brackets "
             f"the whole command, with imports and all steps; each run; {', '.join(found['changes'])}. {where}."
             f"{same_losses(found['rows'])}")
 
@@ -650,6 +653,32 @@ def whole_step_table(root: Path = ROOT) -> str:
     return f"{table(heads, rows)}\n\n{of_gpu(found[-1])}, and each row with its own step and passes."
 
 
+UPDATE = {"norm": "LpNorm", "scaling": "BinaryOpScalar", "AdamW": "FusedAdam"}
+"""The kernels of clipping and of the optimizer, by their names."""
+
+
+def update_cost(root: Path, variant: str) -> dict[str, float]:
+    """What clipping, AdamW and idle time take of a traced step on two GPUs, in ms; of both ranks the most."""
+    paths = [root / "benchmarks" / "results" / "traces_h200x2" / f"{variant}.rank{rank}.json.gz" for rank in (0, 1)]
+    steps = [(read_trace(path).steps[-1].events, read_order([path]).steps[-1]) for path in paths]
+    found = {name: max(sum(e.end - e.begin for e in events if kernel in e.name) for events, _ in steps) / 1e3
+             for name, kernel in UPDATE.items()}
+    return found | {"idle": max(step.idle_ms for _, step in steps), "step": max(step.span_ms for _, step in steps)}
+
+
+def update_cost_table(root: Path = ROOT) -> str:
+    """How much of a step the whole step in one graph can save at most, from benchmarks/results/traces_h200x2."""
+    variants = {"outside": "llama3_full_inductor_block_bucketing_overlap_cudagraph",
+                "in the graph": "llama3_whole_step_fused_cudagraph"}
+    costs = {where: update_cost(root, variant) for where, variant in variants.items()}
+    pair = costs["outside"]
+    heads = ["clipping and AdamW", *pair]
+    rows = [[where, *(f"{ms:.2f} ms" for ms in found.values())] for where, found in costs.items()]
+    return (f"{table(heads, rows)}\n\nWithout norm, scaling and any idle time, the step of a pair would be "
+            f"{pair['norm'] + pair['scaling'] + pair['idle']:.1f} ms shorter. If AdamW took no time either: "
+            f"{sum(pair.values()) - pair['step']:.1f} ms. The norm is {pair['norm'] / pair['step']:.1%} of the step.")
+
+
 def captures_table(root: Path = ROOT) -> str:
     """Which recipes run from both captures, and in what they differ, from benchmarks/results/captures.json."""
     found = json.loads((root / "benchmarks" / "results" / "captures.json").read_text(encoding="utf-8"))
@@ -676,9 +705,13 @@ def captures_table(root: Path = ROOT) -> str:
 def captures_on_gpus(path: Path) -> str:
     """Both captures on GPUs: the time of a step, and whether they train the same."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}),
-             *(f"{row['step_ms'][name]:.1f} ms" for name in ("joint", "traced")), row["values"][1]]
-            for row in found["recipes"]]
+
+    def step(row: dict[str, Any], name: str) -> str:
+        timed = f"{row['step_ms'][name]:.1f} ms" if "step_ms" in row else "not timed"
+        return "not done" if "problem" in row else row["refused"].get(name, timed)
+
+    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}), step(row, "joint"),
+             step(row, "traced"), row.get("values", ["", ""])[1]] for row in found["recipes"]]
     heads = ["recipe", "model", "mesh", "joint: step", "traced: step", "values"]
     return f"{table(heads, rows)}\n\n{of_gpu(found)}."
 

@@ -37,22 +37,41 @@ def fake4() -> Iterator[Any]:
         yield world
 
 
+def _ranks(n: int, backend: str) -> Iterator[Any]:
+    from workbench.world.ranks import ranks
+
+    with ranks(n, backend=backend, timeout=280, echo="none") as pool:
+        yield pool
+
+
 @pytest.fixture(scope="session")
 def pool2() -> Iterator[Any]:
     """Two gloo ranks for all tests that do them no harm: a start costs seconds."""
-    from workbench.world.ranks import ranks
-
-    with ranks(2, backend="gloo", timeout=280, echo="none") as pool:
-        yield pool
+    yield from _ranks(2, "gloo")
 
 
 @pytest.fixture(scope="session")
 def pool4() -> Iterator[Any]:
     """Four gloo ranks, likewise."""
-    from workbench.world.ranks import ranks
+    yield from _ranks(4, "gloo")
 
-    with ranks(4, backend="gloo", timeout=280, echo="none") as pool:
-        yield pool
+
+@pytest.fixture(scope="session")
+def nccl2() -> Iterator[Any]:
+    """Two GPUs, likewise."""
+    yield from _ranks(2, "nccl")
+
+
+@pytest.fixture(scope="session")
+def nccl4() -> Iterator[Any]:
+    """Four GPUs, likewise."""
+    yield from _ranks(4, "nccl")
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Any:
+    """The ranks that a test's parameter names: `whole_steps.gloo_and_nccl`."""
+    return request.getfixturevalue(request.param)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ import torch
 from on_ranks import small
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from whole_steps import CAPACITY, JOINED, differing, experts, whole
+from whole_steps import BLOCKS, CAPACITY, JOINED, differing, experts, whole
 
 from workbench.graph.read.collectives import list_collectives
 from workbench.pipeline import train as training
@@ -52,14 +52,22 @@ def test_attention_compiled_as_a_region_reads_the_right_blocks(mask, passes):
     assert found < 1e-5
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("count", [1, 2], ids=["one microbatch", "two microbatches"])
-def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(count):
-    changes = {"training.accumulate": count, "data.batch_per_rank": 2 * count}
-    with ranks(1, backend="nccl", timeout=120, echo="none") as pool:
-        ((odd, compared, verdicts, _),) = pool.run(differing, whole({}, (), ("cudagraph",), **changes))
-    assert odd == [] and compared >= 12 * 4 and verdicts == JOINED
+TWO_MICROBATCHES = {"training.accumulate": 2, "data.batch_per_rank": 4}
 
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "recipe"), [
+    pytest.param(1, whole({}), id="one microbatch"),
+    pytest.param(1, whole({}, **TWO_MICROBATCHES), id="two microbatches"),
+    pytest.param(2, whole({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.multi_gpu(2)),
+    pytest.param(2, experts({"dp_shard": 2, "ep": 2}, **CAPACITY), id="experts", marks=pytest.mark.multi_gpu(2)),
+    pytest.param(4, whole({"dp_shard": 4}), id="dp_shard 4", marks=pytest.mark.multi_gpu(4)),
+])
+def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(n, recipe):
+    recorded = recipe.override({"passes": [*recipe.pass_names, "cudagraph"]})
+    with ranks(n, backend="nccl", timeout=120, echo="none") as pool:
+        for odd, compared, verdicts, schedule in pool.run(differing, recorded):
+            assert odd == [] and compared >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
 
 
 def trained_unread(recipe):

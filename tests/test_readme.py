@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.passes import fused_clip_adamw
 from workbench.pipeline.build import check_buildable
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import load_recipe, recipe_names
@@ -34,6 +35,11 @@ def report(name: str, kind: str, ok: bool = True, outcome: str = "PASS") -> dict
 @pytest.mark.parametrize("name", MADE["DOCUMENTS"])
 def test_the_tables_are_current(name: str) -> None:
     assert MADE["documents"]()[name] == (ROOT / name).read_text(), "stale: run `python docs/make_tables.py`"
+
+
+def test_a_docstring_gives_the_norm_s_share_of_a_step() -> None:
+    cost = MADE["update_cost"](ROOT, "llama3_full_inductor_block_bucketing_overlap_cudagraph")
+    assert f"takes, {cost['norm'] / cost['step']:.1%} of a step" in (fused_clip_adamw.__doc__ or "")
 
 
 def test_every_table_has_its_document() -> None:

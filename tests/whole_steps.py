@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from on_ranks import small
 
@@ -14,6 +15,13 @@ from workbench.world.mesh import current_world
 
 BLOCKS, DECOMPOSE, INDUCTOR = "transformer_block_bucketing", "inductor_decomposition", "full_inductor_compilation"
 CAPACITY = {"model.dispatch": "capacity"}
+
+
+def gloo_and_nccl(n):
+    """Run a test on n CPU ranks, and on n GPUs where a machine has them."""
+    return pytest.mark.parametrize("pool", [
+        pytest.param(f"pool{n}", id="gloo"),
+        pytest.param(f"nccl{n}", id="nccl", marks=pytest.mark.multi_gpu(n))], indirect=True)
 
 
 def whole(mesh, joint=(), passes=(), **changes):
@@ -35,13 +43,13 @@ def state(module, optimizer):
     return {name: getattr(v, "_local_tensor", v).detach().clone() for name, v in found.items()}
 
 
-def trained(recipe, eager):
-    """(losses and norms, what training left on this rank): parameters, buffers and the optimizer's state."""
+def trained(recipe, eager, level="light"):
+    """(losses and norms, what training left on this rank: parameters, buffers and the optimizer's state, the build)."""
     kept = []
     made = training.optimizer_of
     training.optimizer_of = lambda authored: kept.append(made(authored)) or kept[-1]
     try:
-        built = None if eager else build(recipe, current_world())
+        built = None if eager else build(recipe, current_world(), level=level)
         authored = author(recipe, current_world()) if built is None else built.authored
         assert built is None or isinstance(built.step, WholeStep)
         seen = training.train(authored, built and built.step)
@@ -54,6 +62,7 @@ def trained(recipe, eager):
 def differing(recipe):
     """Names of what five steps leave other than the eager loop does, how much is compared, and the join's verdicts."""
     (whole, ours, built), (eager, theirs, _) = trained(recipe, False), trained(recipe, True)
+    built.step.close()
     assert ours.keys() == theirs.keys()
     odd = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     odd += ["losses"] * (whole.losses != eager.losses) + ["norms"] * (whole.norms != eager.norms)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+import cloudpickle
 import pytest
 import torch
-from on_ranks import small
+from on_ranks import outcomes, small
 from step_faults import updates_before_the_last_read
 from torch import nn
+from whole_steps import BLOCKS, gloo_and_nccl, whole
+from whole_steps import trained as trained_beside
 
 from workbench import author_module, capture, partition, run_partitioned
 from workbench.authoring.plans import ParallelPlan
@@ -18,10 +23,12 @@ from workbench.passes.fused_clip_adamw.transform import clipping_in_the_update
 from workbench.passes.overlap_update.transform import overlap_update, updates_behind_compute
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import build
+from workbench.pipeline.proofs.time_proof import prove_time
 from workbench.pipeline.train import train
 from workbench.world.mesh import World
 
 pytestmark = pytest.mark.integration
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
 FUSED, OVERLAP = "fused_clip_adamw", "overlap_update"
 
@@ -50,6 +57,32 @@ def test_clipping_is_part_of_the_update_and_each_gradient_is_read_twice():
     (wanted, wanted_norms), eager = trained(built(**{"training.clip": 0.1}))
     assert losses == pytest.approx(wanted, rel=1e-6) and norms == pytest.approx(wanted_norms, rel=1e-5)
     assert all(float((a - b).norm() / b.norm()) < 1e-5 for a, b in zip(parameters, eager, strict=True))
+
+
+def proved(recipe):
+    """What is proved of the last pass, and how far five steps end from the eager loop's, each tensor by its norm."""
+    (seen, ours, found), (wanted, theirs, _) = trained_beside(recipe, False, "full"), trained_beside(recipe, True)
+    prove_time(found.records, found.step)
+    found.step.close()
+    pairs = [(torch.tensor(getattr(seen, name)), torch.tensor(getattr(wanted, name))) for name in ("losses", "norms")]
+    pairs += [(ours[name], theirs[name]) for name in ours]
+    far = max(float((a - b).double().norm() / b.double().norm().clamp_min(1e-30)) for a, b in pairs)
+    told = {check: outcome for check, (outcome, _) in outcomes(found, found.records[-1].name).items()}
+    return told, [str(v.outcome) for v in found.pipeline], len(pairs), far
+
+
+@gloo_and_nccl(2)
+@pytest.mark.parametrize("mesh", [
+    pytest.param({"dp_shard": 2}, id="dp_shard 2"), pytest.param({"tp": 2}, id="tp 2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "clip", "bound"), [
+    (FUSED, 0.1, 1e-5), ({"name": OVERLAP, "groups": 16}, None, 0.0)], ids=[FUSED, OVERLAP])
+def test_each_pass_is_proved_on_ranks(pool, mesh, name, clip, bound):
+    passes = (BLOCKS, name) if "dp_shard" in mesh else (name,)
+    recipe = whole(mesh, (), passes, **{"training.clip": clip, "model.n_layers": 2})
+    for told, pipeline, compared, far in pool.run(proved, recipe):
+        assert set(told.values()) == set(pipeline) == {"PASS"}
+        assert {"effect", "lint", "collectives", "numerics", "time"} <= told.keys()
+        assert compared >= 2 + 21 * 4 and far <= bound
 
 
 def test_without_clipping_there_is_nothing_to_fold():
@@ -135,7 +168,9 @@ def test_an_update_that_needs_the_norm_says_why_it_stays(passes, changes):
 
 def test_one_group_is_no_overlap():
     effect = verdict(built({"name": OVERLAP, "groups": 1}, **{"training.clip": None}))
-    assert effect.outcome == "NO_EFFECT"
+    assert (effect.outcome, effect.message) == (
+        "NO_EFFECT", "every group has a gradient that comes, or a parameter that is read, behind the last matmul: set "
+        "more groups")
 
 
 def test_an_update_in_front_of_a_read_fails_lint():

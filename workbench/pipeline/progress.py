@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,10 +59,18 @@ class Bars:
 
 
 class Post:
-    """The progress of a rank, passed to `send`: `Bars.draw`, the channel to the pool, or nothing."""
+    """The progress of a rank, passed to `send`: `Bars.draw`, the channel to the pool, or nothing.
 
-    def __init__(self, send: Callable[[Message], None] | None = None) -> None:
+    began: when the run began, by `time.perf_counter`. start: (joining, seconds from there to the end of the first
+    training step). joining: seconds that this rank took to join the others before, with its wait for them.
+    """
+
+    def __init__(self, send: Callable[[Message], None] | None = None, began: float = 0.0,
+                 joining: float = 0.0) -> None:
         self._send = send or (lambda _: None)
+        self.began = began or time.perf_counter()
+        self.joining = joining
+        self.start: tuple[float, float] | None = None
 
     def stage(self, name: str) -> None:
         """A stage of the build starts."""
@@ -69,6 +78,8 @@ class Post:
 
     def step(self, index: int, loss: float) -> None:
         """A training step has ended."""
+        if self.start is None:
+            self.start = self.joining, time.perf_counter() - self.began
         self._send(("step", index, loss))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,7 +25,7 @@ from workbench.torch_api.supported import require_torch
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
 from workbench.world.ranks import RankPool, ranks
-from workbench.world.worker import send_progress
+from workbench.world.worker import call_began, send_progress
 
 Answer = TypeVar("Answer")
 WorldChoice = Literal["auto", "fake", "gloo", "nccl"]
@@ -41,32 +42,38 @@ def runnable(recipe: Recipe | str | os.PathLike[str], world: WorldChoice | RankP
 
 def on_ranks(
     recipe: Recipe, world: WorldChoice | RankPool, function: Callable[..., Answer], *args: Any,
-    stages: int, steps: int = 0, timeout: float, progress: bool,
+    stages: int, steps: int = 0, timeout: float, progress: bool, began: float | None = None,
 ) -> tuple[World, list[Answer]]:
     """Call `function(recipe, *args, post)` on every rank of the recipe's mesh; the world, and the ranks' answers.
 
     A fake world has the answer of one rank. In a process that is a rank already, every rank gets all answers. post:
-    hears of `stages` stages and `steps` training steps; it draws bars for rank 0 if `progress` asks for them.
-    timeout: seconds for all of it. Raises WorkbenchError for what this world cannot do, RankError where a rank fails.
+    hears of `stages` stages and `steps` training steps; it draws bars for rank 0 if `progress` asks for them, and
+    times the start from `began` on, without the imports of new ranks. timeout: seconds for all of it. Raises
+    WorkbenchError for what this world cannot do, RankError where a rank fails.
     """
+    began = began or time.perf_counter()
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, bars(stages, steps, progress) as draw:
-            return here, [function(recipe, *args, Post(draw))]
+            return here, [function(recipe, *args, Post(draw, began))]
     if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as here:
             with bars(stages, steps, progress and here.rank == 0) as draw:
-                mine = function(recipe, *args, Post(draw))
+                mine = function(recipe, *args, Post(draw, began))
             return here, gathered(mine)
+    before = time.perf_counter() - began
     with bars(stages, steps, progress) as draw, pool_of(recipe, world, timeout) as pool:
-        given = function, recipe, args, draw is not None
+        given = function, recipe, args, draw is not None, before
         answers = pool.run_on(range(pool.size), _with_post, given, progress=draw)
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         return World(pool.backend, pool.size, 0, device), answers  # type: ignore[arg-type]
 
 
-def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], drawn: bool) -> Answer:
-    return function(recipe, *args, Post(send_progress if drawn and current_world().rank == 0 else None))
+def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], drawn: bool, before: float
+               ) -> Answer:
+    send = send_progress if drawn and current_world().rank == 0 else None
+    began, joining = call_began()
+    return function(recipe, *args, Post(send, began - before, joining))
 
 
 @contextmanager

@@ -57,10 +57,11 @@ class Expectation:
 class ReportData:
     """One run as data.
 
-    world: kind, size and axes. seconds: wall time by stage, on rank 0. schedule: do the ranks' collectives agree.
-    pipeline: the whole list of passes (numerics against eager, measured memory and time). saved_bytes: handed from
-    forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None on a fake world.
-    profile: one step's kernels on rank 0's GPU; None elsewhere.
+    world: kind, size and axes. seconds: wall time by stage, on rank 0. start_seconds: from the start of the run to the
+    end of the first step on the slowest rank, without the imports of new ranks; None on a fake world. schedule: do the
+    ranks' collectives agree. pipeline: the whole list of passes (numerics against eager, measured memory and time).
+    saved_bytes: handed from forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None
+    on a fake world. profile: one step's kernels on rank 0's GPU; None elsewhere.
     command: what to type for the same run, where a command line started it.
     """
 
@@ -79,6 +80,7 @@ class ReportData:
     profile: StepProfile | None = None
     expectations: list[Expectation] = field(default_factory=list)
     command: str = ""
+    start_seconds: float | None = None
 
     @property
     def step_seconds(self) -> float | None:
@@ -119,7 +121,7 @@ class ReportData:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         data = {f: getattr(self, f) for f in ("command", "world", "level", "machine", "versions", "seconds",
-                                             "saved_bytes")}
+                                             "start_seconds", "saved_bytes")}
         rows = [{**asdict(row), "outcome": row.outcome} for row in self.passes]
         return {
             "format_version": FORMAT_VERSION,

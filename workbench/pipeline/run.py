@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class RankResult:
     training: Training | None
     ceiling: float | None
     profile: StepProfile | None
+    start: tuple[float, float] | None = None
 
 
 def run(
@@ -82,6 +84,7 @@ def run(
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
     """
+    began = time.perf_counter()
     recipe = runnable(recipe, world)
     if world == "fake" and checkpoints is not None:
         raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
@@ -92,9 +95,14 @@ def run(
     if world != "fake":
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
     here, results = on_ranks(recipe, world, on_rank, level, folder, (kept, save_every), stages=stages,
-                             steps=recipe.training.steps, timeout=timeout, progress=progress)
+                             steps=recipe.training.steps, timeout=timeout, progress=progress, began=began)
     report = report_of(recipe, here, level, results)
     return report if world != "fake" and among_ranks(world) else _kept(report)
+
+
+def _start(ranks: list[tuple[float, float]]) -> float | None:
+    """Seconds of the slowest rank; of joining, those of the last one, for which the others waited."""
+    return min(joining for joining, _ in ranks) + max(later for _, later in ranks) if ranks else None
 
 
 def _kept(report: Report) -> Report:
@@ -124,7 +132,7 @@ def on_rank(recipe: Recipe, level: Level, folder: Path | None, saving: tuple[Pat
             post.stage("time")
             prove_time(built.records, built.step)
         training = train(built.authored, built.step, progress=post.step, folder=saving[0], save_every=saving[1])
-    return _result(built, recipe, level, training)
+    return replace(_result(built, recipe, level, training), start=post.start)
 
 
 def report_here(built: Built, training: Training) -> Report:
@@ -251,6 +259,7 @@ def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult
         machine=machine() | ({"peak_bytes_by_rank": peaks} if peaks else {}),
         versions=versions(),
         seconds=first.seconds,
+        start_seconds=_start([r.start for r in results if r.start is not None]),
         passes=merge_rows([r.rows for r in results]),
         schedule=gravest_rank([r.schedule for r in results]),
         pipeline=pipeline,

@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _FOR_LIFE = ExitStack()
 _POOLS: list[Parent] = []  # one, in a rank
+_CLOCK = {"joining": 0.0, "began": 0.0}
 PARENT_CHECK_SECONDS = 2.0
 LEAVE_SECONDS = 4.0
 GROUP_TIMEOUT = timedelta(days=1)
@@ -145,6 +147,7 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
         if own:
             unpack(own)
         fn, args, kwargs = pickle.loads(payload)
+        _CLOCK["began"] = time.perf_counter()
         kind = "error"
         result = fn(*args, **kwargs)
         kind = "unsent"
@@ -152,6 +155,7 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
     except BaseException as error:  # SystemExit, too: only the pool ends a rank
         return kind, _describe(error)
     finally:
+        _CLOCK["joining"] = 0.0
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 
@@ -197,6 +201,12 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def call_began() -> tuple[float, float]:
+    """In a rank: when its call began, by `time.perf_counter`, with the call's code imported; and if it is the first,
+    seconds that the rank took to join the process group, with its wait for the others."""
+    return _CLOCK["began"], _CLOCK["joining"]
+
+
 def send_progress(message: Any) -> None:
     """In a rank, during a call: send something to the `progress` of the call's `run_on`."""
     for pool in _POOLS:
@@ -208,7 +218,11 @@ def serve(parent: Parent, job: dict[str, Any]) -> None:
     _POOLS.append(parent)
     threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
+        import torch.distributed  # noqa: F401 - an import is no part of the start
+
+        began = time.perf_counter()
         _join(job)
+        _CLOCK["joining"] = time.perf_counter() - began
     except BaseException as error:
         parent.send("error", _describe(error))
         raise SystemExit(1) from None

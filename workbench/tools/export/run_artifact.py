@@ -60,7 +60,7 @@ def run_artifact(
     Runs the artifact's code as Python: only run what you trust. Raises WorkbenchError for an artifact that is damaged
     or was made of or for something else, naming the difference, before any of its code is run.
     """
-    folder = Path(folder).absolute()
+    began, folder = time.perf_counter(), Path(folder).absolute()
     manifest = read(folder)
     kind: Backend = manifest.world  # type: ignore[assignment]
     if world is not None and world.backend != kind:
@@ -72,7 +72,7 @@ def run_artifact(
     check_saving(recipe, checkpoints, save_every)
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
     here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, stages=3 + verify,
-                             steps=recipe.training.steps, timeout=timeout, progress=progress)
+                             steps=recipe.training.steps, timeout=timeout, progress=progress, began=began)
     return report_of(recipe, here, "light when it was compiled", results)
 
 
@@ -126,7 +126,7 @@ def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None
     pipeline = complete([*map(_verdict, manifest.pipeline), *memory_and_time(world, training)], _WHY)
     return RankResult(rows, _verdict(manifest.schedule), pipeline, seconds, program["step"]["saved_bytes"],
                       program["step"]["flop"], training, matmul_ceiling(world, getattr(torch, recipe.precision.param)),
-                      None)
+                      None, post.start)
 
 
 @contextlib.contextmanager
