@@ -67,7 +67,8 @@ def test_one_recording_of_the_whole_step_is_bitwise_the_eager_loop_s(n, recipe):
     recorded = recipe.override({"passes": [*recipe.pass_names, "cudagraph"]})
     with ranks(n, backend="nccl", timeout=120, echo="none") as pool:
         for odd, compared, verdicts, schedule in pool.run(differing, recorded):
-            assert odd == [] and compared >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
+            assert odd == [] and compared >= 12 * 4 and verdicts == JOINED
+            assert schedule == ("PASS" if n > 1 else "UNKNOWN")  # one rank has none to be compared with
 
 
 def trained_unread(recipe):
