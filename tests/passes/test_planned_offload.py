@@ -89,14 +89,14 @@ def test_it_is_off_unless_it_is_asked_for(joint, link):
 
 
 def test_a_machine_whose_link_was_not_measured_is_told(joint):
-    assert not device_spec("h200x2").host_known
-    found = plan(joint, device="h200x2")
+    assert not device_spec("h200x1").host_known
+    found = plan(joint, device="h200x1")
     assert not found.offloaded
-    assert found.note == ("nothing is offered to the host: h200x2 has no measured bandwidth to it; "
+    assert found.note == ("nothing is offered to the host: h200x1 has no measured bandwidth to it; "
                           "`workbench calibrate` measures one")
     assert found.summary.endswith(found.note)
     with pytest.raises(WorkbenchError) as error:
-        plan(joint, device="h200x2", to_host=("*:silu",))
+        plan(joint, device="h200x1", to_host=("*:silu",))
     assert str(error.value) == f"memory_budget: to_host is given, and {found.note}"
 
 

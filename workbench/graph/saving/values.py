@@ -105,8 +105,7 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
         if node.op == "call_function" and not later:
             root = item[node]
             if root is node and isinstance(node.meta.get("val"), torch.Tensor):
-                owner = flow.owner[node]
-                made = producers.setdefault(owner, Producer(owner, ms[owner] if owner in needed else 0.0))
+                made = producers.setdefault(flow.owner[node], Producer(flow.owner[node], ms[flow.owner[node]]))
                 stored[node] = Stored(node, own_bytes(node), made)
                 made.results.append(stored[node])
             if root in stored:
@@ -121,12 +120,15 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
         read = dict.fromkeys(item[n] for n in made.node.all_input_nodes)
         made.inputs = [stored[n] for n in read if n in stored]
         made.holds_parameters = all(flow.parameters(each.node) is not None for each in made.results)
-        made.fixed, made.why = _fixed(made, collectives)
+        if made.node in needed:
+            made.fixed, made.why = _fixed(made, collectives)
+        else:  # a partitioner never puts it into the forward, whatever its tag says
+            made.ms, made.fixed, made.why = 0.0, "repeated", "only the backward needs it"
     return list(producers.values())
 
 
 def _needed_by_forward(gm: GraphModule, gradients: set[Any], behind: set[Node]) -> set[Node]:
-    """What the forward's results are computed from, or what it writes: the rest runs once, wherever it stands."""
+    """What the forward's results are computed from, and what it writes."""
     needed = {n for n in output_values(gm) if isinstance(n, Node) and n not in gradients}
     for node in reversed(gm.graph.nodes):
         runs = node.op == "call_function" and not (is_backward(node) or node in behind)
