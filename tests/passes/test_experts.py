@@ -13,6 +13,7 @@ from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import flops
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import RecipeError, load_recipe
+from workbench.recipe.sections import PassSpec
 from workbench.torch_api import aot
 from workbench.torch_api.inductor.regions import region_of
 from workbench.torch_api.ops import is_symbolic
@@ -64,6 +65,21 @@ def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
     assert exchanges(made) == exchanges(plain) and all(exchanges(made))
     assert all(axis == "ep" for graph in exchanges(made) for axis, _, _ in graph)
     assert {str(v.outcome) for v in record.verdicts} == {"PASS"}
+
+
+@pytest.mark.parametrize(("dispatch", "why", "stay"), [
+    ("dropless", "its size is known only during the step", 4 * 3 * 3),
+    ("capacity", "batched product, aten.bmm: only a product of two matrices is converted", 3 * 3),
+])
+def test_float8_names_why_each_product_of_an_expert_stays(fake4, through, dispatch, why, stay):
+    """Three products of each of three weights; on a CPU, dropless ones are one for each of this rank's experts."""
+    listed = PassSpec(name="float8_matmul", options={"smallest": 16})
+    effect = through(author(recipe(dispatch), fake4), [listed])[0]["float8_matmul"].verdict("effect")
+    found, left = effect.evidence, effect.evidence["left"]
+    assert effect.outcome == "PASS" and f" stay: {why}" in effect.message
+    assert [len([name for name in names if "moe.experts" in name]) for names in left.values()].count(stay) == 1
+    assert len([name for name in left[why] if "moe.experts" in name]) == stay
+    assert found["converted"] == found["eligible"] == found["products"] - sum(map(len, left.values())) > 0
 
 
 def test_an_exchange_that_a_pass_drops_is_missed(captured):

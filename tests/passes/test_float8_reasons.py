@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import grouped_mm
 
 from workbench import author_module, capture, fake_world, run_joint
 from workbench.authoring.plans import ParallelPlan
@@ -64,6 +65,12 @@ def of_its_own_result(y, weight):
     return (y @ y.t()) * weight
 
 
+def grouped(y, weight):
+    """As two experts of 16 rows each."""
+    both = torch.stack((weight, weight)).transpose(1, 2)
+    return grouped_mm(torch.relu(y), both, offs=torch.arange(16, 48, 16, dtype=torch.int32))
+
+
 def effect_of(joint, **options):
     return run_joint(joint, [{"name": "float8_matmul", "smallest": 16, **options}])[0].verdict("effect")
 
@@ -83,6 +90,13 @@ def test_a_dtype_that_has_no_cast_is_named():
 def test_a_product_of_two_activations_belongs_to_no_linear_layer():
     left = effect_of(captured(of_its_own_result)).evidence["left"]
     assert list(left) == ["belongs to no linear layer"] and "layers.0 mm_1" in left["belongs to no linear layer"]
+
+
+def test_grouped_products_are_counted_and_named():
+    effect = effect_of(captured(grouped, torch.bfloat16))
+    why = "grouped product, aten._grouped_mm: only a product of two matrices is converted"
+    assert effect.evidence["products"] == 5 and effect.evidence["converted"] == effect.evidence["eligible"] == 2
+    assert [name.partition(" ")[0] for name in effect.evidence["left"][why]] == ["layers.0"] * 3
 
 
 def on_a_gpu(joint):

@@ -17,6 +17,7 @@ from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.graph.read.nodes import layer_of
+from workbench.graph.saving import values
 from workbench.graph.saving.choose import choose
 from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.recomputation import cut
@@ -98,6 +99,26 @@ def test_after_resharding_the_gathered_weights_take_none_of_the_budget(four):
     assert plan.decided_ms > 0 and f"by earlier passes, at most {plan.decided_ms:.4g} ms more" in plan.summary
     assert record.outcome is Outcome.PASS and plan.least == 0
     assert not [c for c in plan.saved if c.operator.startswith("all_gather")]
+
+
+FLOAT8 = PassSpec(name="float8_matmul", options={"smallest": 16})
+
+
+@pytest.mark.parametrize("before", [(), ("reshard_after_forward",)], ids=["kept", "resharded"])
+def test_what_the_backward_alone_needs_is_made_there_and_has_no_price(four, before):
+    """Transposed casts of float8, which only gradients read."""
+    record, pair = through(four["joint"], FLOAT8, *before, spec(fraction=0.5))
+    plan, ran = facts_of(pair.forward).plan, {n.name for n in pair.forward.graph.nodes}
+    late = [c for c in plan.choices if c.fixed == "only the backward needs it"]
+    assert {c.operator for c in late} >= {"clone"} and {(c.choice, c.ms) for c in late} == {("recompute", 0.0)}
+    assert ran.isdisjoint(c.name for c in late)
+    assert [v.outcome for v in record.verdicts if v.check == "effect"] == [Outcome.PASS, Outcome.PASS]
+
+
+def test_a_choice_where_there_is_none_is_found_out(four, monkeypatch):
+    monkeypatch.setattr(values, "_needed_by_forward", lambda gm, *given: set(gm.graph.nodes))
+    found = through(four["joint"], FLOAT8, spec(fraction=0.5))[0].verdicts[-1]
+    assert found.outcome is Outcome.NO_EFFECT and "planned and not saved: clone" in found.message
 
 
 @pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["dp_shard 4", "dp_shard 2 x tp 2"])

@@ -19,6 +19,9 @@ from workbench.graph.read.nodes import is_backward, kind_of, module_path
 from workbench.torch_api.ops import op_name
 
 aten = torch.ops.aten
+MANY: dict[Any, str] = {aten.bmm.default: "batched", aten.baddbmm.default: "batched",
+                        aten._grouped_mm.default: "grouped"}
+"""Products of many matrices at once: those of experts, and of attention that is written out."""
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "forward", "input_gradient", "weight_gradient"
 _VIEWS = ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.alias")
 

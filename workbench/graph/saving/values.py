@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -36,9 +37,9 @@ class HostCopy:
 class Producer:
     """An operator of the forward that makes tensors of its own.
 
-    ms: what it takes in the backward. inputs: the tensors that it reads, beside the graph's inputs. fixed: "saved"
-    where it may not run twice, "repeated" where it has to, "sent" where its tensor has to go to the host; why: the
-    reason.
+    ms: what it adds to the step in the backward; 0 where nothing of the forward needs it. inputs: the tensors that it
+    reads, beside the graph's inputs. fixed: "saved" where it may not run twice, "repeated" where it has to, "sent"
+    where its tensor has to go to the host; why: the reason.
     """
 
     node: Node
@@ -96,6 +97,7 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
     gradients = {value for value, desc in zip(output_values(gm), gm.graph.output_node().meta.get("desc") or (),
                                               strict=False) if gradient_of(desc) is not None}
     behind = behind_tangents(gm)
+    needed = _needed_by_forward(gm, gradients, behind)
     producers: dict[Node, Producer] = {}
     stored: dict[Node, Stored] = {}
     for node in gm.graph.nodes:
@@ -118,8 +120,21 @@ def read_values(gm: GraphModule, ms: Mapping[Node, float], *, collectives: bool 
         read = dict.fromkeys(item[n] for n in made.node.all_input_nodes)
         made.inputs = [stored[n] for n in read if n in stored]
         made.holds_parameters = all(flow.parameters(each.node) is not None for each in made.results)
-        made.fixed, made.why = _fixed(made, collectives)
+        if made.node in needed:
+            made.fixed, made.why = _fixed(made, collectives)
+        else:  # a partitioner never puts it into the forward, whatever its tag says
+            made.ms, made.fixed, made.why = 0.0, "repeated", "only the backward needs it"
     return list(producers.values())
+
+
+def _needed_by_forward(gm: GraphModule, gradients: set[Any], behind: set[Node]) -> set[Node]:
+    """What the forward's results are computed from, and what it writes."""
+    needed = {n for n in output_values(gm) if isinstance(n, Node) and n not in gradients}
+    for node in reversed(gm.graph.nodes):
+        runs = node.op == "call_function" and not (is_backward(node) or node in behind)
+        if runs and (node in needed or written_inputs(node)):
+            needed |= {node, *node.all_input_nodes}
+    return needed
 
 
 def behind_tangents(gm: GraphModule) -> set[Node]:

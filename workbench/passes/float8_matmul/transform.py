@@ -14,24 +14,29 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.products.float8 import SCALED, TYPES, Float8, cannot
 from workbench.graph.products.float8_gathers import WeightGather, expected_collectives, gather_in_float8, weight_gathers
-from workbench.graph.products.linear import Product, products_of
+from workbench.graph.products.linear import MANY, Product, products_of
 from workbench.graph.read.collectives import Collective
 from workbench.passes.effect import Effect
 from workbench.passes.float8_matmul import CONTRACT, Float8Options
 from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.torch_api.devices.float8 import emulate_on_cpu, scaled_products
+from workbench.torch_api.ops import is_symbolic, op_name
 
 _EMULATED = "on these CPUs products are emulated in float32, and so nothing is said of time"
 
 
 def _stays(product: Product, options: Float8Options) -> str:
     """Why the product is not converted; "" for one that is."""
+    if kind := MANY.get(product.node.target):
+        return f"{kind} product, {op_name(product.node.target)}: only a product of two matrices is converted"
     if not product.which:
         return "belongs to no linear layer"
     if not any(fnmatchcase(product.module, glob) for glob in options.modules):
         return f"outside modules {', '.join(options.modules)}"
     if product.which not in options.products:
         return f"products leaves out {product.which}"
+    if any(is_symbolic(each.meta["val"]) for each in product.node.all_input_nodes):
+        return "its size is known only during the step"
     if (least := min(product.sizes)) < options.smallest:
         return f"size {least} is below smallest, {options.smallest}"
     result = product.node.meta["val"]
