@@ -31,6 +31,6 @@ if TYPE_CHECKING:
     from workbench.pipeline.proofs.executed_proof import prove_executed
     from workbench.pipeline.report_data import median_step
     from workbench.pipeline.run import report_here
-    from workbench.pipeline.run_passes import agree_on_collectives, copy_graph, saved_bytes
+    from workbench.pipeline.run_passes import agree_on_collectives, capture_decompositions, copy_graph, saved_bytes
 
 __all__, __getattr__, __dir__ = exported(__name__)

@@ -227,7 +227,7 @@ def prove_numerics(
         with revealing(values, given[PARTS][1]) as tangents:
             given[PARTS] = given[PARTS][0], tangents
             for record in records:
-                if record.options.at_capture:
+                if record.at_capture:
                     why = "done while tracing, so this pass received no other graph: see the whole list against eager"
                     record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
                     continue
