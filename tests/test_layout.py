@@ -10,120 +10,89 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from imports import imported_modules, private_torch
+from imports import all_imports, imported_modules, private_torch
 
 from workbench.passes.registry import find_pass
 from workbench.recipe.contracts import package_contracts
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "workbench"
+TESTS, PACKAGE = Path(__file__).parent, Path(__file__).parents[1] / "workbench"
 ROOMS = ["errors", "torch_api", "recipe", "world", "authoring", "graph", "passes", "checks", "pipeline", "tools",
          "notebook", "cli", "__main__", "__init__"]  # from the ground up
-PASSES = PACKAGE / "passes"
-NO_PASS = {"passes", *(path.stem for path in PASSES.glob("[a-z]*.py"))}  # the room itself and what passes share
-FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-FOLDERS = sorted({path.parent for path in FILES})
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-NAMES = {module_name(path): path for path in FILES}
+FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+         for path in sorted(PACKAGE.rglob("*.py"))}
+PASSES = package_contracts()
+NO_TORCH = [*(name for name in FILES if name.startswith("recipe")), "errors", "torch_api.garbage",
+            "torch_api.supported", "checks.verdicts", "tools.compatibility",
+            *(f"notebook.lessons.{name}" for name in ("grading", "headless", "lesson", "scores"))]
 
 
 def problems(name: str, text: str) -> list[str]:
     """What one module does that its place forbids."""
-    room, found = name.split(".")[0], []
-    for line, target in imported_modules(text, NAMES):
-        if target.split(".")[0] in ROOMS and ROOMS.index(target.split(".")[0]) > ROOMS.index(room):
+    room, *inner = name.split(".")
+    found = private_torch(text, name) if room != "torch_api" else []
+    for line, target in imported_modules(text, FILES):
+        there, *parts = target.split(".")
+        if ROOMS.index(there) > ROOMS.index(room):
             found.append(f"{name}:{line}: imports {target}, which lies above it")
-        if room == "passes" and target.startswith("passes.") and target.split(".")[1] not in {
-                *NO_PASS, *name.split(".")[1:2]}:
+        if room == there == "passes" and parts and parts[0] in PASSES and parts[:1] != inner[:1]:
             found.append(f"{name}:{line}: a pass imports the pass {target}")
-    if room != "torch_api":
-        found += private_torch(text, name)
+    if not inner and (hidden := {each.rpartition(".")[2] for _, each in all_imports(text)} & set(inside(name))):
+        found.append(f"{name}: a public name hides the module {hidden}")
     if (length := len(text.splitlines())) >= (200 if room == "passes" else 300):
         found.append(f"{name}: {length} lines")
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_each_module_keeps_to_its_place(path: Path) -> None:
-    assert problems(module_name(path), FILES[path]) == [] and path.name != "utils.py"
+def inside(folder: str) -> list[str]:
+    return [name.rpartition(".")[2] for name in FILES if name.rpartition(".")[0] == folder]
 
 
-def test_imports_form_no_circle() -> None:
-    graph = nx.DiGraph((name, target) for name, path in NAMES.items()
-                       for _, target in imported_modules(FILES[path], NAMES) if target != name)
-    assert list(nx.simple_cycles(graph)) == []
+@pytest.mark.parametrize("name", FILES)
+def test_each_module_keeps_to_its_place(name: str) -> None:
+    assert problems(name, FILES[name]) == [] and not name.endswith("utils")
+
+
+def test_imports_form_no_circle_and_only_rooms_lie_at_the_top() -> None:
+    graph = nx.DiGraph((name, target) for name in FILES for _, target in imported_modules(FILES[name], FILES))
+    assert [circle for circle in nx.simple_cycles(graph) if len(circle) > 1] == []
+    assert {path.stem for path in PACKAGE.iterdir()} - {"__pycache__"} == set(ROOMS)
 
 
 def test_a_pass_is_one_short_folder_with_its_contract_and_no_list_names_them() -> None:
-    lengths = {}
-    for name, contract in package_contracts().items():
-        both = [PASSES / name / file for file in ("__init__.py", "transform.py")]
-        lengths[name] = sum(len(FILES[path].splitlines()) for path in both)
-        assert contract.name == name and find_pass(name).contract is contract
-    assert max(lengths.values()) < 200 and sorted(lengths.values())[len(lengths) // 2] < 150, lengths
-    files = [path for path in (*FILES, *(ROOT / "tests").rglob("*.py")) if path != PASSES / "__init__.py"]  # the map
-    assert [path for path in files if all(name in path.read_text() for name in lengths)] == []
+    assert all(contract.name == name and find_pass(name).contract is contract for name, contract in PASSES.items())
+    lengths = sorted(len((FILES[f"passes.{name}"] + FILES[f"passes.{name}.transform"]).splitlines()) for name in PASSES)
+    assert lengths[-1] < 200 and lengths[len(lengths) // 2] < 150
+    texts = {**FILES, "passes": "", **{path: path.read_text() for path in TESTS.rglob("*.py")}}  # passes has the map
+    assert [place for place, text in texts.items() if all(name in text for name in PASSES)] == []
 
 
-def test_only_rooms_lie_at_the_top() -> None:
-    assert {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.name != "__pycache__"} == set(ROOMS)
-
-
-@pytest.mark.parametrize("folder", FOLDERS[1:], ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_room_is_small_and_its_map_names_each_file(folder: Path) -> None:
-    inside = {p.stem for p in folder.glob("*.py")} | {p.name for p in FOLDERS if p.parent == folder}
-    text = ast.get_docstring(ast.parse(FILES[folder / "__init__.py"]), clean=False) or ""
-    named = re.findall(r"^ {4}(\w+) {2,}\S", text, re.M)
-    told = {"__init__", "transform"} if folder.parent == PASSES else {"__init__"}  # the room says what a transform is
-    assert named == sorted(inside - told) and len(named) <= 20
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in FILES} - {""}))
+def test_a_room_is_small_and_its_map_names_each_file(folder: str) -> None:
+    named = re.findall(r"^ {4}(\w+) {2,}\S", ast.get_docstring(ast.parse(FILES[folder]), clean=False) or "", re.M)
+    told = {"transform"} if folder.startswith("passes.") else set()  # the room says what a transform is
+    assert named == sorted({*inside(folder)} - told) and len(named) <= 20
 
 
 def test_the_gates_can_fail() -> None:
-    above = "which lies above it"
-    assert problems("authoring.models.llama3", "from workbench.cli import main") == [
-        f"authoring.models.llama3:1: imports cli, {above}"]
-    assert problems("graph.capture", "def f():\n    from workbench.checks import lint") == [
-        f"graph.capture:2: imports checks.lint, {above}"]
-    assert problems("passes.cudagraph.transform", "from workbench.passes.graph_cleanup import x") == [
-        "passes.cudagraph.transform:1: a pass imports the pass passes.graph_cleanup"]
-    assert problems("passes.cudagraph", "\n" * 200) == ["passes.cudagraph: 200 lines"]
-    assert problems("recipe.recipe", "\n" * 300) == ["recipe.recipe: 300 lines"]
-    for bad in ("from . import doctor", "import lessons.x"):
-        with pytest.raises(ValueError, match="line 1 imports"):
-            problems("tools.ablate", bad)
-    for bad in ("import torch._dynamo", "from torch._inductor import config", "import torch\ntorch._C.x()",
-                "from torch.distributed.tensor import _api", "import torch.distributed as d\nd._symm(1)",
-                "from torch.testing._internal.distributed import fake_pg", "from torch import fx\nfx._x"):
-        assert private_torch(bad, "m"), bad
-    for good in ("import torch\ntorch.ops.aten._to_copy.default", "import torch\ntorch.Tensor.__add__", "x._y"):
-        assert private_torch(good, "m") == [], good
+    for name, text, told in [
+        ("authoring.models.llama3", "from workbench.cli import main", ":1: imports cli, which lies above it"),
+        ("graph.capture", "def f():\n    from workbench.checks import lint",
+         ":2: imports checks.lint, which lies above it"),
+        ("passes.cudagraph.transform", "from workbench.passes.graph_cleanup import x",
+         ":1: a pass imports the pass passes.graph_cleanup"),
+        ("graph", "from workbench.graph.capture import capture", ": a public name hides the module {'capture'}"),
+        ("passes.cudagraph", "\n" * 200, ": 200 lines"), ("recipe.recipe", "\n" * 300, ": 300 lines"),
+    ]:
+        assert problems(name, text) == [name + told]
 
 
-def test_all_contracts_are_read_without_torch() -> None:
-    code = "import sys, workbench.recipe.contracts as c; sys.exit(not c.CONTRACTS or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-NO_TORCH = [f"recipe.{path.stem}" for path in sorted((PACKAGE / "recipe").glob("[a-z]*.py"))] + [
-    "errors", "torch_api.garbage", "torch_api.supported", "checks.verdicts", "tools.compatibility",
-    *(f"notebook.lessons.{name}" for name in ("grading", "headless", "lesson", "scores"))]
-
-
-@pytest.mark.parametrize("name", NO_TORCH)
-def test_no_torch_to_read_what_is_declared(name: str) -> None:
-    code = f"import sys, workbench.{name}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_what_is_declared_is_read_without_torch() -> None:
+    code = ("import sys, workbench.recipe.contracts as c\nassert c.CONTRACTS\nfor name in sys.argv[1:]:\n"
+            "    __import__(f'workbench.{name}')\n    assert 'torch' not in sys.modules, name")
+    subprocess.run([sys.executable, "-c", code, *NO_TORCH], cwd=TESTS.parent, check=True)
 
 
 def test_tests_mirror_the_package() -> None:
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        folder = path.parent.relative_to(ROOT / "tests")
-        if folder.name in ("browser", "zoo", "mutants", "odd_inputs"):  # these test the package as a whole
-            continue
-        assert (PACKAGE / folder).is_dir(), f"tests/{folder} has no counterpart in workbench/"
+    whole = {"browser", "zoo", "mutants", "odd_inputs"}  # these test the package as a whole
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    assert [folder for folder in folders if folder.name not in whole and not (PACKAGE / folder).is_dir()] == []

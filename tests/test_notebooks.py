@@ -16,8 +16,10 @@ from typing import Any
 
 import papermill
 import pytest
+from imports import all_imports
 
 from workbench.notebook.lessons.lesson import load_lesson
+from workbench.recipe.contracts import package_contracts
 
 pytestmark = pytest.mark.integration
 
@@ -29,6 +31,7 @@ one_now_and_each_later = pytest.mark.parametrize(
     "path", [pytest.param(p, id=p.stem, marks=() if p.stem == QUICK else pytest.mark.slow) for p in NOTEBOOKS]
 )
 LINES, BYTES = 15, 480_000
+PASSES = {f"workbench.passes.{name}" for name in package_contracts()}
 
 
 def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:
@@ -94,6 +97,29 @@ def test_only_the_workbench_torch_its_widgets_and_the_standard_library_are_impor
     others = {n for n in names if n.partition(".")[0] not in known}
     assert others == set()
     assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]
+
+
+def imports_of_inner_modules(text: str) -> list[str]:
+    """Names that are imported neither from `workbench`, a room or a pass's folder, nor from the helpers of a lesson."""
+    found = []
+    for _, name in all_imports(text):
+        place, _, last = name.rpartition(".")
+        helpers = re.fullmatch(r"workbench\.notebook\.lessons\.\w+", place)
+        if place.startswith("workbench") and not helpers and place not in PASSES:
+            public = getattr(importlib.import_module(place), "__all__", ()) if place.count(".") < 2 else ()
+            found += [name] if last not in public else []
+    return found
+
+
+@each_notebook
+def test_names_of_the_package_come_from_public_places(path: Path) -> None:
+    assert [name for cell in cells(path) for name in imports_of_inner_modules(python(cell))] == []
+
+
+def test_an_import_from_an_inner_module_is_told() -> None:
+    for place, name in [("graph.read.program", "program"), ("graph", "capture"), ("passes.registry", "find_pass")]:
+        told = imports_of_inner_modules(f"from workbench.{place} import {name}")
+        assert told == [f"workbench.{place}.{name}"]
 
 
 @each_notebook

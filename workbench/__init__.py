@@ -9,11 +9,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from workbench.recipe.exports import exported
+
 if TYPE_CHECKING:
     from workbench.authoring.author import Authored, author, author_module
     from workbench.authoring.families import register_model
     from workbench.authoring.models.causal_lm import CausalLM
     from workbench.authoring.plans import ParallelPlan
+    from workbench.authoring.simple_fsdp import Precision
     from workbench.authoring.write_weights import save_weights
     from workbench.checks.bisect import Bisection
     from workbench.checks.verdicts import Outcome, Verdict
@@ -49,10 +52,11 @@ if TYPE_CHECKING:
     from workbench.pipeline.proofs.numerics_proof import prove_numerics
     from workbench.pipeline.report import Report
     from workbench.pipeline.run import run
-    from workbench.pipeline.run_passes import PassRecord, prove_replay, run_joint, run_partitioned
-    from workbench.pipeline.train import train
-    from workbench.recipe.contracts import Numerics, Options, Stage
+    from workbench.pipeline.run_passes import PassRecord, prove_partition, prove_replay, run_joint, run_partitioned
+    from workbench.pipeline.train import Batches, train
+    from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
     from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe
+    from workbench.recipe.sections import PassSpec
     from workbench.tools.as_backend import as_backend
     from workbench.tools.as_graph_pass import as_graph_pass
     from workbench.tools.bisect import bisect
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     from workbench.tools.export.run_artifact import run_artifact
     from workbench.tools.export.script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
+    from workbench.tools.look_inside import look_inside
     from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
     from workbench.tools.timing.memory_plan import memory_plan
@@ -71,81 +76,7 @@ if TYPE_CHECKING:
     from workbench.world.ranks import RankError, ranks
     from workbench.world.simulated import shards, simulated_world
 
-_HOMES = {
-    "tools.as_backend": ("as_backend",),
-    "tools.bisect": ("bisect",),
-    "pipeline.build": ("Built", "build"),
-    "tools.as_graph_pass": ("as_graph_pass",),
-    "graph.capture": ("JointGraph", "capture"),
-    "graph.facts": ("facts_of",),
-    "graph.lower": ("CompiledStep", "compile_step"),
-    "recipe.contracts": ("Numerics", "Options", "Stage"),
-    "errors": ("WorkbenchError",),
-    "tools.export.compiled": ("compile_recipe",),
-    "tools.export.run_artifact": ("run_artifact",),
-    "tools.export.script": ("export_script",),
-    "tools.inductor_passes": ("Explanation", "inductor_passes"),
-    "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
-    "notebook.moments.collective_order": ("CollectiveOrder",),
-    "notebook.moments.partitioner": ("Partitioner",),
-    "notebook.moments.pass_chips": ("PassChips",),
-    "notebook.moments.placement_lab": ("PlacementLab",),
-    "notebook.moments.program_counters": ("ProgramCounters",),
-    "authoring.models.causal_lm": ("CausalLM",),
-    "authoring.families": ("register_model",),
-    "authoring.plans": ("ParallelPlan",),
-    "authoring.write_weights": ("save_weights",),
-    "authoring.author": ("Authored", "author", "author_module"),
-    "notebook.recorded_figures": ("Figures", "on_gpus"),
-    "graph.partition": ("ForwardBackward", "partition"),
-    "graph.read.cost": ("device_spec",),
-    "graph.read.launch_bound": ("paced",),
-    "graph.replay_rehearsal": ("rehearse",),
-    "graph.step_graph": ("StepGraph", "join"),
-    "graph.update": ("Update",),
-    "graph.whole_step": ("WholeStep",),
-    "graph.patterns": ("Replaced", "find_nodes", "replace_pattern"),
-    "graph.read.nodes": ("provenance",),
-    "passes.effect": ("Effect",),
-    "graph.read.redistribution": ("redistribution",),
-    "graph.saving.recomputation": ("cut",),
-    "passes.registry": ("register_pass",),
-    "pipeline.proofs.captures_proof": ("ComparedCaptures", "compare_captures"),
-    "pipeline.proofs.numerics_proof": ("prove_numerics",),
-    "pipeline.run_passes": ("PassRecord", "prove_replay", "run_joint", "run_partitioned"),
-    "notebook.moments.order_pass": ("order_pass",),
-    "tools.timing.memory_plan": ("memory_plan",),
-    "tools.propose": ("propose_contract",),
-    "recipe.recipe": ("Recipe", "diff_recipes", "load_recipe"),
-    "pipeline.report": ("Report",),
-    "pipeline.run": ("run",),
-    "tools.schedule": ("compare_schedules",),
-    "tools.timing.order": ("read_order",),
-    "tools.what_if": ("Study", "what_if"),
-    "notebook.show": ("show",),
-    "torch_api.inductor.regions": ("region",),
-    "pipeline.train": ("train",),
-    "checks.bisect": ("Bisection",),
-    "checks.verdicts": ("Outcome", "Verdict"),
-    "world.fake": ("fake_world",),
-    "world.mesh": ("World", "current_world"),
-    "world.ranks": ("RankError", "ranks"),
-    "world.simulated": ("shards", "simulated_world"),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted([*_HOME, "draw"])
-
-
-def __getattr__(name: str) -> Any:
-    if name == "draw":  # a folder of functions, public as a whole
-        return import_module("workbench.notebook.draw")
-    if name not in _HOME:
-        raise AttributeError(f"module 'workbench' has no name {name!r}")
-    return getattr(import_module(f"workbench.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = exported(__name__)
 
 
 class _MovedNames:

@@ -10,7 +10,7 @@ import torch
 from on_ranks import FSDP_TP, insert, small
 
 from workbench.authoring.author import author
-from workbench.checks.captures import compare
+from workbench.checks.captures import compare_operators
 from workbench.graph.capture import capture
 from workbench.graph.read.nodes import is_backward, module_path, output_values
 from workbench.recipe.recipe import recipe_names
@@ -31,15 +31,15 @@ def both():
 def told(both, fault=None):
     """Differences, but for what the captures differ in without a fault."""
     joint, traced = both
-    usual = {str(d) for d in compare(joint, traced)[1]}
+    usual = {str(d) for d in compare_operators(joint, traced)[1]}
     if fault is None:
-        return compare(joint, traced)
+        return compare_operators(joint, traced)
     changed = aot.clone(traced)
     for node in changed.graph.nodes:
         if "custom" in node.meta:
             node.meta["custom"] = dict(node.meta["custom"])
     fault(changed)
-    return [d for d in compare(joint, changed)[1] if str(d) not in usual]
+    return [d for d in compare_operators(joint, changed)[1] if str(d) not in usual]
 
 
 def test_both_captures_have_the_same_collectives_and_operators(both):
@@ -55,7 +55,7 @@ def test_both_captures_have_the_same_collectives_and_operators(both):
 
 
 def test_a_graph_does_not_differ_from_itself(both):
-    assert compare(both[1], both[1])[1] == []
+    assert compare_operators(both[1], both[1])[1] == []
 
 
 def backward_mm(graph):

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, named, trace
 
-from workbench.checks.numerics import compare, reduction_order_bound
+from workbench.checks.numerics import compare_outputs, reduction_order_bound
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
 from workbench.pipeline.proofs.numerics_proof import _compared, revealing
@@ -19,7 +19,7 @@ LOSSY = PassContract("c", Stage.JOINT, Numerics.LOSSY, "rounding", tolerance=1e-
 
 
 def outcome(before, after, contract, **keywords):
-    return compare([before], [after], contract, **keywords).outcome
+    return compare_outputs([before], [after], contract, **keywords).outcome
 
 
 def joint(before, after):
@@ -45,8 +45,8 @@ def test_shape_dtype_count_and_nan_are_checked_under_every_contract(contract):
     for wrong in (torch.ones(2, 2), x.double(), torch.tensor([1.0, 1.0, 1.0, float("nan")]),
                   torch.tensor([1.0, 1.0, 1.0, float("inf")])):
         assert outcome(x, wrong, contract) is Outcome.FAIL
-    assert compare([x, x], [x], contract).message == "2 outputs before, 1 after"
-    assert compare([x, None], [x, x], contract).outcome is Outcome.FAIL
+    assert compare_outputs([x, x], [x], contract).message == "2 outputs before, 1 after"
+    assert compare_outputs([x, None], [x, x], contract).outcome is Outcome.FAIL
 
 
 def test_integers_are_exact_under_every_contract():
@@ -61,7 +61,7 @@ def test_a_difference_from_zero_is_not_relative_to_nothing():
 def test_a_rounded_constant_breaks_reduction_order():
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     rounded = torch.tensor(0.1).bfloat16().float()
-    found = compare([x * 0.1], [x * rounded], ORDER, group_size=4)
+    found = compare_outputs([x * 0.1], [x * rounded], ORDER, group_size=4)
     assert found.outcome is Outcome.FAIL and "bound 9.5e-07" in found.message
     assert outcome(x * 0.1, x * rounded, LOSSY) is Outcome.PASS
 
@@ -80,8 +80,8 @@ def test_order_of_a_sum_of_four_is_allowed_by_reduction_order_alone():
 
 
 def test_no_values_no_verdict(fake4):
-    assert compare([], [], EXACT).outcome is Outcome.UNKNOWN
-    assert compare([torch.empty(1, device="meta")], [torch.ones(1)], EXACT).outcome is Outcome.UNKNOWN
+    assert compare_outputs([], [], EXACT).outcome is Outcome.UNKNOWN
+    assert compare_outputs([torch.empty(1, device="meta")], [torch.ones(1)], EXACT).outcome is Outcome.UNKNOWN
 
 
 def test_writes_to_inputs_are_compared_too():
@@ -122,7 +122,7 @@ def reordered(fault_rank, contract):
     if fault_rank is not None and dist.get_rank() != fault_rank:
         after = clone(before)
     x = torch.randn(4096, generator=torch.Generator().manual_seed(dist.get_rank()))
-    return compare([before(x)], [after(x)], contract, group_size=size)
+    return compare_outputs([before(x)], [after(x)], contract, group_size=size)
 
 
 def broken_on_one_rank(value):
@@ -132,7 +132,7 @@ def broken_on_one_rank(value):
         mul = named(after, "mul")[0]
         mul.args = (mul.args[0], value)
         after.recompile()
-    return compare([gm(torch.ones(8))], [after(torch.ones(8))], ORDER, group_size=4)
+    return compare_outputs([gm(torch.ones(8))], [after(torch.ones(8))], ORDER, group_size=4)
 
 
 @pytest.mark.ranks
@@ -161,13 +161,13 @@ def test_complex_numbers_and_float8_are_compared_as_numbers(dtype):
     kinds = {kind: PassContract("p", Stage.JOINT, kind, "x", tolerance=1e-3 if kind is Numerics.LOSSY else None)
              for kind in Numerics}
     for contract in kinds.values():
-        assert compare([a], [a.clone()], contract).outcome is Outcome.PASS
-        assert compare([a], [torch.arange(2.0, 102.0).to(dtype)], contract).outcome is Outcome.FAIL
+        assert compare_outputs([a], [a.clone()], contract).outcome is Outcome.PASS
+        assert compare_outputs([a], [torch.arange(2.0, 102.0).to(dtype)], contract).outcome is Outcome.FAIL
     if dtype.is_complex:
         near = a * (1 + 1e-7)
-        assert compare([a], [near], kinds[Numerics.REDUCTION_ORDER]).outcome is Outcome.PASS
-        assert compare([a], [near], kinds[Numerics.EXACT]).outcome is Outcome.FAIL
-        assert compare([a.conj()], [a.conj()], kinds[Numerics.EXACT]).outcome is Outcome.PASS
+        assert compare_outputs([a], [near], kinds[Numerics.REDUCTION_ORDER]).outcome is Outcome.PASS
+        assert compare_outputs([a], [near], kinds[Numerics.EXACT]).outcome is Outcome.FAIL
+        assert compare_outputs([a.conj()], [a.conj()], kinds[Numerics.EXACT]).outcome is Outcome.PASS
 
 
 def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():

@@ -14,7 +14,7 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.read.nodes import module_path, provenance
-from workbench.passes.inductor_decomposition import capture_decompositions
+from workbench.pipeline import capture_decompositions
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import lowering

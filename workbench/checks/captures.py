@@ -47,7 +47,7 @@ class CaptureDifference:
 
 
 @no_exit()
-def compare(joint: GraphModule, traced: GraphModule) -> tuple[int, list[CaptureDifference]]:
+def compare_operators(joint: GraphModule, traced: GraphModule) -> tuple[int, list[CaptureDifference]]:
     """(number of aligned operators, every difference by kind), of the graphs before any pass."""
     both = joint, traced
     told = {n: _operator(n, groups) for g in both for groups in [Groups(facts_of(g))] for n in g.graph.nodes

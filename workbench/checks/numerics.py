@@ -88,8 +88,8 @@ def bound_of(contract: PassContract, dtype: torch.dtype, group_size: int) -> flo
             Numerics.REDUCTION_ORDER: reduction_order_bound(dtype, group_size)}[contract.numerics]
 
 
-def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
-            names: Sequence[str] | None = None) -> Verdict:
+def compare_outputs(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
+                    names: Sequence[str] | None = None) -> Verdict:
     """Compare two runs' flat outputs under the contract, on every rank; every rank gets the worst rank's verdict.
 
     EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound` of the outputs' coarsest

@@ -18,7 +18,8 @@ class PassRecord:
     """One pass of one run: its input, its output, how long it took and what was proved.
 
     `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
-    so both stay unchanged. Seconds are wall time; copying the graph counts as verification.
+    so both stay unchanged. Seconds are wall time; copying the graph counts as verification. at_capture: the capture had
+    done the pass's work, so `before` is no graph to compare `after` with.
     """
 
     name: str
@@ -29,6 +30,7 @@ class PassRecord:
     seconds: float
     verify_seconds: float
     verdicts: list[Verdict] = field(default_factory=list)
+    at_capture: bool = False
     _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -49,6 +49,11 @@ class WholeStep:
     def _where(self) -> str:
         return f"the whole step of {title(self.pair.authored)}"
 
+    @property
+    def states(self) -> list[torch.Tensor]:
+        """The tensors of the optimizer's state, which a step updates; of shape () or of their parameter."""
+        return [value for state in self.optimizer.state.values() for value in state.values()]
+
     def __call__(self, *batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             loss, norm = self.joined.body(self.inputs(*batch))

@@ -66,8 +66,7 @@ def graphs_of(what: ForwardBackward | WholeStep) -> dict[str, GraphModule]:
 def _unchanged(what: ForwardBackward | WholeStep) -> Iterator[None]:
     """Restore the module at the end; also what a whole step updates, parameters and the optimizer's state."""
     if isinstance(what, WholeStep):
-        states = [value for state in what.optimizer.state.values() for value in state.values()]
-        with unchanged(what.module, what.joined.trained), kept(states):
+        with unchanged(what.module, what.joined.trained), kept(what.states):
             yield
     else:
         with unchanged(what.authored.module, what.written):

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.checks.verdicts import FILLS, Outcome, Verdict, columns
 from workbench.pipeline.report_data import ReportData
-from workbench.recipe.wording import counted
+from workbench.recipe.wording import counted, mesh_text
 
 _COLORS = {Outcome.PASS: "32", Outcome.FAIL: "1;31", Outcome.NO_EFFECT: "33", Outcome.UNKNOWN: "2"}
 _CELL = 12
@@ -22,10 +22,9 @@ def _painted(text: str, outcome: Outcome, color: bool) -> str:
 
 
 def title(report: ReportData) -> str:
-    axes = " x ".join(f"{axis} {size}" for axis, size in report.world["axes"].items()) or "one rank"
     size = report.world["size"]
     who = counted(size, f"{report.world['kind']} rank")
-    return f"{report.recipe.name} on {who} ({axes}), level {report.level}"
+    return f"{report.recipe.name} on {who} ({mesh_text(report.world['axes'])}), level {report.level}"
 
 
 def heads(report: ReportData) -> tuple[str, ...]:

@@ -36,7 +36,6 @@ from workbench.graph.partition import ForwardBackward, Partitioned, partition
 from workbench.graph.saving.recomputation import cut
 from workbench.graph.step_graph import StepGraph, join, require_joinable
 from workbench.graph.update import Update
-from workbench.passes.inductor_decomposition.transform import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import (
     JOINT,
@@ -44,6 +43,7 @@ from workbench.pipeline.run_passes import (
     WHOLE,
     Joint,
     agree_on_collectives,
+    capture_decompositions,
     choose,
     prove_partition,
     run_joint,
@@ -180,8 +180,7 @@ def walk(
 
 def upto(stages: Sequence[RouteStage], kind: Kind) -> int:
     """The number of stages before the first of this kind, or of a later one; of all, where there is none."""
-    order = [*_ORDER]
-    return next((i for i, stage in enumerate(stages) if order.index(stage.kind) >= order.index(kind)), len(stages))
+    return next((i for i, stage in enumerate(stages) if _ORDER.index(stage.kind) >= _ORDER.index(kind)), len(stages))
 
 
 _ORDER: tuple[Kind, ...] = ("author", "capture", Stage.JOINT, "partition", Stage.PARTITIONED, "join", *WHOLE, "lower")
@@ -223,9 +222,8 @@ def whole_stages(recipe: Recipe) -> list[RouteStage]:
     """A stage for each pass on forward and backward, the join, and a stage for each pass on the joined graph."""
     stages = [find_pass(spec.name).contract.stage for spec in recipe.passes]
     before = next((i for i, stage in enumerate(stages) if stage in WHOLE), len(stages))
-    specs = recipe.passes[before:]
     return [*pair_stages(recipe.passes[:before]), _join(recipe),
-            *[_of_pass(spec, WHOLE, _run_split(spec)) for spec in specs]]
+            *[_of_pass(spec, WHOLE, _run_split(spec)) for spec in recipe.passes[before:]]]
 
 
 def _join(recipe: Recipe) -> RouteStage:
@@ -267,10 +265,15 @@ def _run_split(spec: PassSpec) -> Callable[[StepState], None]:
     return run
 
 
+def divided(joint: JointGraph) -> ForwardBackward:
+    """Forward and backward, by torch's partitioner; of a traced graph by its tags."""
+    return cut(joint) if joint.traced else partition(joint)
+
+
 def _partition(specs: Sequence[PassSpec]) -> RouteStage:
     def run(state: StepState) -> None:
         joint = state.joint_graph
-        take_pair(state, cut(joint) if joint.traced else partition(joint))
+        take_pair(state, divided(joint))
         state.joining = [recomputation.check(joint.graph, state.pair)] if joint.traced else []
 
     return RouteStage("partition", "partition", run, {

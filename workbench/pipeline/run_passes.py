@@ -25,6 +25,7 @@ from workbench.recipe.contracts import Stage
 from workbench.recipe.sections import PassSpec, listed
 from workbench.torch_api import aot
 from workbench.torch_api.garbage import uncollected
+from workbench.torch_api.inductor import lowering
 from workbench.torch_api.ops import is_symbolic
 
 Level = Literal["light", "full"]
@@ -65,6 +66,12 @@ def choose(spec: PassSpec | str | Mapping[str, Any], stages: Collection[Stage],
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
         raise WorkbenchError(f"pass {spec.name!r}: {problems}") from None
+
+
+def capture_decompositions(specs: Sequence[PassSpec | str | Mapping[str, Any]]) -> dict[Any, Any] | None:
+    """Inductor's table, where one of these joint passes leaves its work to the capture; None where none does."""
+    at_capture = any(choose(spec, JOINT, "joint_passes")[1].at_capture for spec in specs)
+    return lowering.decomposition_table() if at_capture else None
 
 
 @uncollected()
@@ -131,7 +138,8 @@ def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...],
         with context as example_inputs:
             after.append(apply_pass(item, given, list(example_inputs), options))
         copying, seconds = copying + copied - started, seconds + time.perf_counter() - copied
-    return PassRecord(item.name, item.contract.stage, options, before, tuple(after), seconds, copying)
+    return PassRecord(item.name, item.contract.stage, options, before, tuple(after), seconds, copying,
+                      at_capture=options.at_capture)
 
 
 def run_joint(

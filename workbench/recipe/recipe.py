@@ -27,6 +27,7 @@ from workbench.recipe.strict_toml import (
     names_in,
     read_toml,
 )
+from workbench.recipe.wording import mesh_text
 
 
 class RecipeError(DeclarationError):
@@ -61,9 +62,12 @@ class Recipe(Declared):
         return self
 
     def __repr__(self) -> str:
-        axes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.axes.items()) or "one rank"
-        passes = ", ".join(self.pass_names) or "none"
-        return f"Recipe {self.name}: {self.model.family} {self.model.flavor} on {axes}; passes: {passes}"
+        return f"Recipe {self.name}: {self.subject}; passes: {', '.join(self.pass_names) or 'none'}"
+
+    @property
+    def subject(self) -> str:
+        """The model and its mesh, such as `llama3 debug on dp_shard 2 x tp 2`."""
+        return f"{self.model.family} {self.model.flavor} on {mesh_text(self.mesh.axes)}"
 
     @property
     def pass_names(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -13,6 +13,11 @@ def counted(count: int, noun: str) -> str:
     """`1 launch`, `2 launches`, `1,024 ranks`."""
     more = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count:,} {noun}{more * (count != 1)}"
+
+
+def mesh_text(axes: Mapping[str, int]) -> str:
+    """`dp_shard 2 x tp 2`; `one rank` for a mesh without axes."""
+    return " x ".join(f"{axis} {size}" for axis, size in axes.items()) or "one rank"
 
 
 def few(names: Sequence[str], most: int) -> str:

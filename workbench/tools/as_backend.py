@@ -16,12 +16,11 @@ from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.partition import Partitioned
 from workbench.passes.full_inductor_compilation.transform import require_compiler
-from workbench.passes.inductor_decomposition.transform import capture_decompositions
 from workbench.passes.registry import find_pass
 from workbench.pipeline.report import complete
 from workbench.pipeline.report_text import grid, said
 from workbench.pipeline.route import LOWER, StepState, joint_stages, pair_stages, take_pair, walk
-from workbench.pipeline.run_passes import PassRecord, choose, each_no_effect
+from workbench.pipeline.run_passes import PassRecord, capture_decompositions, choose, each_no_effect
 from workbench.recipe.contracts import Stage, check_passes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec, listed

@@ -18,8 +18,7 @@ from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.callables import graph_of
 from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
-from workbench.graph.partition import partition, saved_order
-from workbench.graph.saving.recomputation import cut
+from workbench.graph.partition import saved_order
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.progress import Post
 from workbench.pipeline.proofs.numerics_proof import (
@@ -31,6 +30,7 @@ from workbench.pipeline.proofs.numerics_proof import (
     written_inputs,
 )
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
+from workbench.pipeline.route import divided
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe
@@ -134,8 +134,7 @@ def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
 
     The capture stays open: a pass may break the step that is built of it. Every rank must call it.
     """
-    divide = cut if joint.traced else partition
-    return real_inputs(compile_step(divide(joint.fork())), joint.authored.microbatch())
+    return real_inputs(compile_step(divided(joint.fork())), joint.authored.microbatch())
 
 
 def first_departure(
@@ -151,7 +150,7 @@ def first_departure(
         if record.parts == ("step",):
             unchecked[record.name] = "it works on the joined graph, which level full compares"
             continue
-        if record.options.at_capture:
+        if record.at_capture:
             unchecked[record.name] = "done while tracing, so it received no other graph"
             continue
         problem = _departs(record, inputs, tangents, size)

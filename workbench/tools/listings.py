@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.recipe.contracts import CONTRACTS, PassContract
-from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
+from workbench.recipe.recipe import load_recipe, recipe_names
 
 WIDTH = 100
 
@@ -18,14 +18,9 @@ def recipes(_: argparse.Namespace) -> int:
     for name in recipe_names():
         recipe = load_recipe(name)
         print(name)
-        for said in (recipe.about, f"model   {_mesh(recipe)}", f"passes  {', '.join(recipe.pass_names) or 'none'}"):
+        for said in (recipe.about, f"model   {recipe.subject}", f"passes  {', '.join(recipe.pass_names) or 'none'}"):
             print("\n".join(textwrap.wrap(said, WIDTH, initial_indent="  ", subsequent_indent=" " * 10)))
     return 0
-
-
-def _mesh(recipe: Recipe) -> str:
-    axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
-    return f"{recipe.model.family} {recipe.model.flavor} on {axes}"
 
 
 def passes(_: argparse.Namespace) -> int:

@@ -52,12 +52,4 @@ def inductor_decomposition(
     return Decomposer(gm, table).run()
 
 
-def capture_decompositions(specs: Any) -> dict[Any, Any] | None:
-    """The table to capture with where the list asks for `at = "capture"`, else None."""
-    for spec in specs:
-        if spec.name == "inductor_decomposition" and spec.options.get("at") == "capture":
-            return lowering.decomposition_table()
-    return None
-
-
 PASS = RegisteredPass(CONTRACT, inductor_decomposition, fewer_composite_operators)

@@ -94,7 +94,7 @@ def on_rank(recipe: Recipe, post: Any) -> ComparedCaptures:
             refused[name] = first_line(error)
     pairs, differences = 0, list[CaptureDifference]()
     if not refused:
-        pairs, differences = captures.compare(*(made[name].graph for name in CAPTURES))
+        pairs, differences = captures.compare_operators(*(made[name].graph for name in CAPTURES))
     outcomes = {name: worst(v for v in each.verdicts if v.outcome is not Outcome.UNKNOWN)
                 for name, each in made.items()}
     values = _compared(recipe, {} if refused else made)

@@ -185,8 +185,8 @@ def result_names(record: PassRecord, results: list[Any], written: Mapping[str, t
 def compare_graphs(record: PassRecord, before: list[Any], after: list[Any], written: Mapping[str, torch.Tensor],
                    size: int) -> Verdict:
     """The numerics verdict on the results of `run_graphs` before and after a pass; every rank must call it."""
-    return numerics.compare(before, after, CONTRACTS[record.name], group_size=size,
-                            names=result_names(record, before, written))
+    return numerics.compare_outputs(before, after, CONTRACTS[record.name], group_size=size,
+                                    names=result_names(record, before, written))
 
 
 def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> Verdict:
@@ -227,7 +227,7 @@ def prove_numerics(
         with revealing(values, given[PARTS][1]) as tangents:
             given[PARTS] = given[PARTS][0], tangents
             for record in records:
-                if record.options.at_capture:
+                if record.at_capture:
                     why = "done while tracing, so this pass received no other graph: see the whole list against eager"
                     record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
                     continue
@@ -238,8 +238,8 @@ def prove_numerics(
             with torch.enable_grad():
                 eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
     names = list(eager | compiled)
-    return [numerics.compare([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
-                             group_size=size, names=names)]
+    return [numerics.compare_outputs([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
+                                     group_size=size, names=names)]
 
 
 Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]

@@ -21,17 +21,15 @@ def whole_steps(step: WholeStep, batch: tuple[Any, ...]) -> tuple[Results, Resul
     Both start from what the module and the step's optimizer hold now, which is unchanged afterwards.
     """
     step.inputs(*batch)  # makes the state
-    held = step.optimizer.state
-    states = [value for state in held.values() for value in state.values()]
     names = [name for name, _ in step.module.named_parameters()]
     optimizer = optimizer_of(step.pair.authored)
     for group, own in zip(optimizer.param_groups, step.optimizer.param_groups, strict=True):
         group["lr"].fill_(own["lr"])
-    for parameter, state in held.items():
+    for parameter, state in step.optimizer.state.items():
         optimizer.state[parameter] = {key: value.detach().clone() for key, value in state.items()}
     with unchanged(step.module, names, batch), seeded(0), torch.enable_grad():
         eager = _results(step, optimizer, *apart(step.pair.authored, step.module, optimizer)(*batch))
-    with unchanged(step.module, names, batch), kept(states), seeded(0):
+    with unchanged(step.module, names, batch), kept(step.states), seeded(0):
         whole = _results(step, step.optimizer, *step(*batch))
     return eager, whole
 

@@ -25,7 +25,7 @@ from workbench.pipeline.run_passes import prove_replay
 from workbench.pipeline.train import deterministic, train
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, diff_recipes, parse_recipe
-from workbench.recipe.wording import counted
+from workbench.recipe.wording import counted, mesh_text
 from workbench.tools.export.artifact import KERNELS, Manifest, made_of, read, require_same
 from workbench.tools.export.compiled import Backend, transform
 from workbench.tools.export.loaded import load_step
@@ -91,9 +91,9 @@ def _require_size(recipe: Recipe, folder: Path, found: int | None) -> None:
     """Raise WorkbenchError where there are ranks already, and not as many as the artifact is for."""
     size = recipe.mesh.world_size
     if found is not None and found != size:
-        mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in recipe.mesh.axes.items()) or "one rank"
-        raise WorkbenchError(f"artifact {folder} is compiled for {mesh}, and there {'is' if found == 1 else 'are'} "
-                             f"{counted(found, 'rank')}: start {size}, or compile the recipe again for {found}")
+        raise WorkbenchError(f"artifact {folder} is compiled for {mesh_text(recipe.mesh.axes)}, and there "
+                             f"{'is' if found == 1 else 'are'} {counted(found, 'rank')}: start {size}, or compile the "
+                             f"recipe again for {found}")
 
 
 def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None], verify: bool,
