@@ -100,7 +100,8 @@ def test_after_resharding_the_gathered_weights_take_none_of_the_budget(four):
     assert not [c for c in plan.saved if c.operator.startswith("all_gather")]
 
 
-@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["dp_shard 4", "dp_shard 2 x tp 2"])
+@pytest.mark.parametrize("mesh", [
+    pytest.param(FSDP4, id="dp_shard 4"), pytest.param(FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.slow)])
 @pytest.mark.ranks
 def test_four_ranks_train_bitwise_as_without(pool4, mesh):
     recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.3, "collectives": True}), layers=2)
