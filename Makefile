@@ -29,8 +29,8 @@ lint: venv
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-unit: venv ## the unit tests alone: about a minute
-	@$(BIN)/pytest tests -m "not integration"
+unit: venv ## the unit tests alone: about two minutes
+	@$(BIN)/pytest tests -m "not integration" $(TWO)
 
 tests: venv
 	@$(BIN)/pytest tests -m "not slow" $(TWO)
