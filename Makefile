@@ -29,8 +29,8 @@ lint: venv
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-unit: venv ## the unit tests alone: about a minute
-	@$(BIN)/pytest tests -m "not integration"
+unit: venv ## the unit tests alone: about two minutes
+	@$(BIN)/pytest tests -m "not integration" $(TWO)
 
 tests: venv
 	@$(BIN)/pytest tests -m "not slow" $(TWO)
@@ -45,8 +45,7 @@ check: lint tests ## linter, types and tests: no notebooks
 
 test: ## linter, types, tests and notebooks: what to run before a commit
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory tests
-	@$(MAKE) --no-print-directory notebooks
+	@$(BIN)/pytest tests notebooks -m "not slow" $(NBVAL) $(TWO)  # one run: no worker waits for the other in between
 
 other-cpu: ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs
 	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory notebooks

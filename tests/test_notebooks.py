@@ -277,11 +277,8 @@ def test_each_notebook_has_an_output_to_change() -> None:
 def test_a_changed_output_fails_the_comparison(path: str, upto: int, said: str, instead: str, tmp_path: Path) -> None:
     whole = json.loads((ROOT / "notebooks" / f"{path}.ipynb").read_text(encoding="utf-8"))
     whole["cells"] = [c for c in whole["cells"] if c["cell_type"] == "code"][:upto]
-    as_committed, changed = tmp_path / "as_committed.ipynb", tmp_path / "changed.ipynb"
-    text = json.dumps(whole)
+    changed, text = tmp_path / "changed.ipynb", json.dumps(whole)
     assert said in text
-    as_committed.write_text(text)
     changed.write_text(text.replace(said, instead))
-    assert nbval(as_committed).returncode == 0
     wrong = nbval(changed)
-    assert wrong.returncode == 1 and "mismatch" in wrong.stdout, wrong.stdout[-2000:]
+    assert "mismatch" in wrong.stdout and f"1 failed, {upto - 1} passed" in wrong.stdout, wrong.stdout[-2000:]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,9 @@ def example(text: str) -> tuple[str, list[str]]:
 
 
 def printed(code: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, {"__name__": "__main__"})
+    return out.getvalue().splitlines()
 
 
 @pytest.mark.skipif(not torch.__version__.startswith(PINNED), reason=f"the output is that of torch {PINNED}: other "

@@ -74,7 +74,8 @@ def distances(described: Recipe, fault: str = "") -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 5e-6)])
+@pytest.mark.parametrize(("dtype", "bound"), [
+    ("float64", 1e-10), pytest.param("float32", 5e-6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("mesh", "model"),
     [
@@ -144,8 +145,10 @@ def against_torch(described: Recipe, steps: int = 3, fault: bool = False) -> tup
     return ours, expected, [name for name in wanted if not torch.equal(gradients[name], wanted[name])]
 
 
-@pytest.mark.parametrize("model", [{}, {"vocab_size": 257}], ids=str)
-@pytest.mark.parametrize("mesh", [FSDP, FSDP_TP, HSDP], ids=str)
+@pytest.mark.parametrize(("mesh", "model"), [
+    (FSDP, {}), (FSDP_TP, {"vocab_size": 257}), (HSDP, {}),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (FSDP, {"vocab_size": 257}), (FSDP_TP, {}), (HSDP, {"vocab_size": 257})))], ids=str)
 def test_three_steps_are_bitwise_those_of_fsdp2(pool4, mesh, model):
     for ours, expected, different in pool4.run(against_torch, recipe(mesh, model)):
         assert ours == expected
@@ -153,8 +156,10 @@ def test_three_steps_are_bitwise_those_of_fsdp2(pool4, mesh, model):
         assert different == []
 
 
-@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
-@pytest.mark.parametrize("mesh", [FSDP, FSDP_TP, HSDP], ids=str)
+@pytest.mark.parametrize(("mesh", "reduce"), [
+    (FSDP, "float32"), (FSDP_TP, "bfloat16"), (HSDP, "float32"),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (FSDP, "bfloat16"), (FSDP_TP, "float32"), (HSDP, "bfloat16")))], ids=str)
 def test_mixed_precision_is_bitwise_that_of_fsdp2(pool4, mesh, reduce):
     # from 2.15 on FSDP2 reduces the float32 gradient of a norm's weight without rounding it to the weight's dtype,
     # over tp too: there the next step's loss moves

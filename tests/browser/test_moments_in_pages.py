@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from jupyter import run_all, write_notebook
 from playwright.sync_api import ElementHandle, Page
 from test_pages_without_kernel import STATE, executed, nbconvert
 from unpacked import unpacked
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(400)]  # test_course_site uses each moment too
 CELLS = (
     "from workbench import RankError, author_module, capture, fake_world, load_recipe, ranks, show, what_if\n"
     "from workbench.notebook.moments.partitioner import Partitioner\n"
@@ -167,29 +166,3 @@ def test_program_counters(views, data, looked_at) -> None:  # type: ignore[no-un
         on(view, click, "Enter")
     assert view.get_attribute("data-waits") == "" and view.inner_text().count("returned") >= 4
     looked_at("counters_returned")
-
-
-LIVE = (
-    "from ipywidgets import Label\nfrom workbench import PlacementLab, show\nlab = PlacementLab()\nfigures = Label()\n"
-    'lab.observe(lambda _: setattr(figures, "value", f"in the kernel: {lab.result()}"), "w_0")\nfigures',
-    "show(lab)",
-)
-
-
-def test_a_choice_in_jupyterlab_reaches_the_kernel_and_its_controls(page, lab, lab_folder, looked_at) -> None:  # type: ignore[no-untyped-def]
-    write_notebook(lab_folder / "live.ipynb", LIVE)
-    run_all(page, lab.format("live.ipynb"))
-    view = page.wait_for_selector(".wb[data-ready]")
-    picture = page.query_selector_all(".jp-RenderedImage")
-    assert len(picture) == 1 and not picture[0].is_visible()
-    on(view, "x_1", "Enter")  # columns, replicate
-    on(view, "w_0", "Enter", "Enter")  # rows, columns, replicate
-    page.wait_for_selector("text=in the kernel: {'cost in bytes': 196608, 'collectives DTensor adds': 0}")
-    assert view.get_attribute("data-bytes") == "196608"
-    chosen = page.locator(".widget-dropdown select")
-    assert [chosen.nth(i).evaluate("each => each.selectedOptions[0].textContent.trim()") for i in range(4)] == [
-        "rows", "replicate", "replicate", "columns"]
-    chosen.nth(2).select_option("columns")
-    page.wait_for_selector("text=in the kernel: {'cost in bytes':")
-    page.wait_for_function("document.querySelector('.wb').dataset.bytes !== '196608'")
-    looked_at("placement_live")

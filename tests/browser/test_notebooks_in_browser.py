@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter import run_all, write_notebook
 from playwright.sync_api import Page
+from test_moments_in_pages import on
 
 ROOT = Path(__file__).parents[2]
 Look = Callable[[str], object]
@@ -34,8 +36,8 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
     return errors
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name == "00_tour" else pytest.mark.slow) for name in NOTEBOOKS])
+@pytest.mark.slow  # the test below opens one notebook the same way
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_first_result_is_on_the_screen_within_a_minute(page: Page, lab: str, looked_at: Look, name: str) -> None:
     started = time.monotonic()
     errors = open_notebook(page, lab, name)
@@ -82,3 +84,29 @@ def test_all_cells_run_and_show_what_was_committed(page: Page, lab: str, looked_
 
     assert text(again) == text(committed)
     assert errors == []
+
+
+LIVE = (
+    "from ipywidgets import Label\nfrom workbench import PlacementLab, show\nlab = PlacementLab()\nfigures = Label()\n"
+    'lab.observe(lambda _: setattr(figures, "value", f"in the kernel: {lab.result()}"), "w_0")\nfigures',
+    "show(lab)",
+)
+
+
+def test_a_choice_in_jupyterlab_reaches_the_kernel_and_its_controls(page, lab, lab_folder, looked_at) -> None:  # type: ignore[no-untyped-def]
+    write_notebook(lab_folder / "live.ipynb", LIVE)
+    run_all(page, lab.format("live.ipynb"))
+    view = page.wait_for_selector(".wb[data-ready]")
+    picture = page.query_selector_all(".jp-RenderedImage")
+    assert len(picture) == 1 and not picture[0].is_visible()
+    on(view, "x_1", "Enter")  # columns, replicate
+    on(view, "w_0", "Enter", "Enter")  # rows, columns, replicate
+    page.wait_for_selector("text=in the kernel: {'cost in bytes': 196608, 'collectives DTensor adds': 0}")
+    assert view.get_attribute("data-bytes") == "196608"
+    chosen = page.locator(".widget-dropdown select")
+    assert [chosen.nth(i).evaluate("each => each.selectedOptions[0].textContent.trim()") for i in range(4)] == [
+        "rows", "replicate", "replicate", "columns"]
+    chosen.nth(2).select_option("columns")
+    page.wait_for_selector("text=in the kernel: {'cost in bytes':")
+    page.wait_for_function("document.querySelector('.wb').dataset.bytes !== '196608'")
+    looked_at("placement_live")

@@ -229,25 +229,16 @@ FAULTS = {"lost": lost, "twice": twice, "unscaled": unscaled}
 
 
 def found_with(fault):
-    recipe = small({"dp_shard": 2}, joint=(DECOMPOSE, pieces(4).as_toml()))
-    return outcomes(build_with(recipe, "fault", FAULTS[fault]), "fault")["numerics"]
+    built = build_with(small({"dp_shard": 2}, joint=(DECOMPOSE, pieces(4).as_toml())), "fault", FAULTS[fault])
+    return outcomes(built, NAME), outcomes(built, "fault")
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("fault", FAULTS)
-def test_numerics_finds_each_fault_of_the_pieces(pool2, fault):
-    outcome, message = pool2.run(found_with, fault)[0]
-    assert outcome == "FAIL" and "outputs break 'exact'" in message
-
-
-def on_ranks():
-    built = build_with(small({"dp_shard": 2}, joint=(DECOMPOSE, pieces(4).as_toml())), "none", lambda gm: gm)
-    return outcomes(built, NAME)
-
-
-@pytest.mark.ranks
-def test_its_own_bound_holds_on_ranks(pool2):
-    for found in pool2.run(on_ranks):
-        assert found["numerics"][0] == found["effect"][0] == "PASS" and "bound 5.0e-06" in found["numerics"][1]
+@pytest.mark.parametrize("fault", [
+    "lost", pytest.param("twice", marks=pytest.mark.slow), pytest.param("unscaled", marks=pytest.mark.slow)])
+def test_numerics_finds_each_fault_of_the_pieces_and_none_in_the_pass(pool2, fault):
+    for sound, faulty in pool2.run(found_with, fault):
+        assert sound["numerics"][0] == "PASS" and "bound 5.0e-06" in sound["numerics"][1]
+        assert faulty["numerics"][0] == "FAIL" and "outputs break 'exact'" in faulty["numerics"][1]
 
 

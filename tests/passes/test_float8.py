@@ -271,7 +271,11 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINED)
+QUICK = ("recomputed", "microbatches")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMBINED])
 def test_other_passes_take_the_result(pool2, name):
     joint, passes, changes = COMBINED[name]
     verdicts, whole = pool2.run(full_level, recipe(joint=joint, passes=passes, layers=2, changes=changes))[0]
@@ -280,7 +284,8 @@ def test_other_passes_take_the_result(pool2, name):
         assert {outcome for outcome, _ in found.values()} == {"PASS"}, (name, each, found)
 
 
-@pytest.mark.parametrize("mesh", [{"dp_replicate": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [
+    pytest.param({"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow), {"dp_shard": 2, "tp": 2}], ids=str)
 def test_on_two_axes(pool4, mesh):
     verdicts, whole = pool4.run(full_level, recipe(mesh, passes=(BLOCKS,)))[0]
     assert whole == ["PASS"] and {outcome for outcome, _ in verdicts[NAME].values()} == {"PASS"}

@@ -121,7 +121,8 @@ def test_a_choice_where_there_is_none_is_found_out(four, monkeypatch):
     assert found.outcome is Outcome.NO_EFFECT and "planned and not saved: clone" in found.message
 
 
-@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["dp_shard 4", "dp_shard 2 x tp 2"])
+@pytest.mark.parametrize("mesh", [
+    pytest.param(FSDP4, id="dp_shard 4"), pytest.param(FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.slow)])
 @pytest.mark.ranks
 def test_four_ranks_train_bitwise_as_without(pool4, mesh):
     recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.3, "collectives": True}), layers=2)

@@ -50,12 +50,12 @@ def routed(mesh, **changes):
 
 
 @pytest.mark.parametrize("recipe", [
-    pytest.param(accumulating({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2, buckets"),
+    pytest.param(accumulating({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2, buckets", marks=pytest.mark.slow),
     pytest.param(accumulating({"dp_shard": 2}, (ALWAYS,), count=3), id="dp_shard 2, gathered again"),
     pytest.param(accumulating({"dp_shard": 2}, (NEVER,), **HALF), id="bfloat16, gathered once"),
-    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2"),
-    pytest.param(accumulating({"tp": 2}), id="tp 2"),
-    pytest.param(routed({"dp_shard": 2, "ep": 2}), id="experts"),
+    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2", marks=pytest.mark.slow),
+    pytest.param(accumulating({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
+    pytest.param(routed({"dp_shard": 2, "ep": 2}), id="experts", marks=pytest.mark.slow),
 ])
 def test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool2, recipe):
     for odd, count, verdicts, schedule in pool2.run(differing, recipe):
@@ -93,7 +93,11 @@ def does_nothing(gm):
     """No fault at all."""
 
 
-@pytest.mark.parametrize("fault", [*ACCUMULATION, does_nothing])
+QUICK = (reads_the_first_microbatch_again, adds_up_without_the_mean, reduces_each_microbatch)  # by another check each
+
+
+@pytest.mark.parametrize("fault", [
+    pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in (*ACCUMULATION, does_nothing)])
 def test_each_fault_of_the_sums_is_caught(pool2, fault):
     verdicts, pipeline, joined = pool2.run(planted, accumulating({"dp_shard": 2}), fault)[0]
     if fault is reduces_each_microbatch:  # the values are the same, up to the order of additions

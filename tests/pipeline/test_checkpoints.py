@@ -31,6 +31,7 @@ from workbench.world.ranks import RankError, ranks
 pytestmark = pytest.mark.integration
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
+EAGER_WHOLE, WHOLE_EAGER = ("eager", "whole"), ("whole", "eager")
 
 
 def go_on(recipe, kind, steps, folder=None, save_every=None, world=None):
@@ -71,7 +72,8 @@ def interrupted(recipe, first, then, folder):
     return [name for name in wanted if not torch.equal(wanted[name], found[name])], began
 
 
-@pytest.mark.parametrize(("first", "then"), [("whole", "whole"), ("eager", "whole"), ("whole", "eager")])
+@pytest.mark.parametrize(("first", "then"), [
+    ("whole", "whole"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (EAGER_WHOLE, WHOLE_EAGER))])
 def test_a_resumed_run_is_bitwise_the_one_without_an_interruption(pool2, tmp_path, first, then):
     for odd, began in pool2.run(interrupted, small({"dp_shard": 2}), first, then, tmp_path):
         assert odd == [] and began == 2
@@ -296,7 +298,8 @@ def interrupted_schedule(recipe, first, then, folder, scheduler):
     return odd, [rate[0] for rate in wanted[1]]
 
 
-@pytest.mark.parametrize(("first", "then"), [("whole", "whole"), ("eager", "whole"), ("whole", "eager")])
+@pytest.mark.parametrize(("first", "then"), [
+    pytest.param("whole", "whole", marks=pytest.mark.slow), EAGER_WHOLE, WHOLE_EAGER])
 def test_a_resumed_schedule_and_all_random_numbers_go_on(pool2, tmp_path, first, then):
     for odd, rates in pool2.run(interrupted_schedule, small({"dp_shard": 2}), first, then, tmp_path, scheduled):
         assert odd == []
@@ -321,7 +324,8 @@ def forgets(recipe, folder, what):
 SET_RATES = Checkpoints._set_rates
 
 
-@pytest.mark.parametrize(("what", "odd"), [("numpy", ["dice"]), ("scheduler", ["rates"]), ("rates", ["rates"])])
+@pytest.mark.parametrize(("what", "odd"), [
+    ("numpy", ["dice"]), ("scheduler", ["rates"]), pytest.param("rates", ["rates"], marks=pytest.mark.slow)])
 def test_the_test_above_sees_what_a_checkpoint_forgets(pool2, tmp_path, what, odd):
     found = pool2.run(forgets, small({"dp_shard": 2}), tmp_path, what)[0]
     assert set(odd) <= set(found) and ("losses" in found or what == "numpy")

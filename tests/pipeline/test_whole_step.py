@@ -35,7 +35,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @pytest.mark.parametrize("recipe", [
     pytest.param(whole({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2"),
     pytest.param(whole({"tp": 2}), id="tp 2"),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity"),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity",
+                 marks=pytest.mark.slow),
     pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.slow),
     pytest.param(whole({"dp_shard": 2}, **{"model.attention": "flex"}), id="flex", marks=pytest.mark.slow),
 ])
@@ -92,7 +93,8 @@ def does_nothing(gm):
 
 
 @pytest.mark.parametrize("fault", [
-    leaves_a_gradient_out_of_the_norm, forgets_the_step_count, swaps_two_gradients, does_nothing])
+    leaves_a_gradient_out_of_the_norm, forgets_the_step_count,
+    *(pytest.param(each, marks=pytest.mark.slow) for each in (swaps_two_gradients, does_nothing))])
 def test_numerics_catches_what_a_pass_does_to_the_update(pool2, fault):
     verdicts, pipeline = pool2.run(planted, whole({"dp_shard": 2}), fault)[0]
     wanted = "PASS" if fault is does_nothing else "FAIL"
@@ -125,9 +127,13 @@ def with_a_broken_weight(recipe, eager):
     return all(same), seen.warning()
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "whole"])
-@pytest.mark.parametrize(("choice", "did"), [("skip", "the update was skipped"),
-                                             ("apply", "the update was applied all the same")])
+SKIPPED, APPLIED = "the update was skipped", "the update was applied all the same"
+
+
+@pytest.mark.parametrize(("choice", "did", "eager"), [
+    pytest.param("skip", SKIPPED, False, id="skip, whole"), pytest.param("apply", APPLIED, True, id="apply, eager"),
+    pytest.param("skip", SKIPPED, True, id="skip, eager", marks=pytest.mark.slow),
+    pytest.param("apply", APPLIED, False, id="apply, whole", marks=pytest.mark.slow)])
 def test_a_norm_that_is_nan_is_told_and_done_as_the_recipe_says(pool2, choice, did, eager):
     recipe = whole({"dp_shard": 2}, **{"training.nan_norm": choice, "training.steps": 2})
     for same, told in pool2.run(with_a_broken_weight, recipe, eager):

@@ -12,6 +12,7 @@ from workbench.checks.verdicts import Outcome, Verdict
 from workbench.notebook.draw import difference, verdicts_of_both
 from workbench.notebook.show import outputs
 
+pytestmark = pytest.mark.integration
 RECIPE = load_recipe("tour").override({"model.n_layers": 1})
 
 

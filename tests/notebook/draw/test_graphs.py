@@ -15,6 +15,7 @@ from workbench.graph.read.nodes import kind_of
 from workbench.notebook import draw
 from workbench.pipeline.build import Built
 
+pytestmark = pytest.mark.integration
 RECIPE = load_recipe("llama3_block_bucketing").override({"model.n_layers": 1, "mesh.tp": 2})
 
 

@@ -16,6 +16,7 @@ from workbench.pipeline.train import Training
 from workbench.recipe.contracts import CONTRACTS
 from workbench.world.fake import fake_world
 
+pytestmark = pytest.mark.integration
 RECIPE = load_recipe("llama3_tp").override({"model.n_layers": 1, "mesh.tp": 2})
 
 

@@ -18,6 +18,7 @@ from workbench.notebook.draw.step import _places
 from workbench.notebook.show import outputs
 from workbench.recipe.contracts import Stage
 
+pytestmark = pytest.mark.integration
 RECIPE = load_recipe("tour").override({"model.n_layers": 1})
 
 

@@ -23,6 +23,7 @@ from workbench.torch_api import aot
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool, ranks
 
+pytestmark = pytest.mark.integration
 REHEARSED = '''
 import workbench
 from workbench.graph.replay_rehearsal import Rehearsal
@@ -53,8 +54,7 @@ def rehearsed(tmp_path: Path) -> str:
     return "rehearsed"
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("step", ["pair", "whole"])
+@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.slow)])
 def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, rehearsed: str, tmp_path: Path,
                                                         pool2: RankPool) -> None:
     recipe = tiny("llama3", mesh__dp_shard=2, mesh__tp=1, training__step=step, training__steps=4, passes=[rehearsed])

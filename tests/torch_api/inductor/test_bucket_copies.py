@@ -13,6 +13,7 @@ from workbench.torch_api.distributed import named_groups  # noqa: F401  register
 from workbench.torch_api.inductor import bucket_copies, bucketing
 from workbench.torch_api.ops import tensor_bytes
 
+pytestmark = pytest.mark.integration
 BLOCKS = "transformer_block_bucketing"
 BFLOAT16 = {"precision.param": "bfloat16"}
 
