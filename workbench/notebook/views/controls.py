@@ -1,7 +1,10 @@
-"""A widget of ours and its controls: each is an ipywidgets widget, linked to one trait."""
+"""Widgets of ours and their controls: each control is an ipywidgets widget, linked to one trait."""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ class Controlled(anywidget.AnyWidget):
 
     linked: [control, its trait, our trait, values]. The kernel keeps linked traits equal; a page without a kernel reads
     this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
+    twins: how many static pictures right above show the same; the page hides them while the view is drawn.
     """
 
     linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
     kind = traitlets.Unicode().tag(sync=True)
+    twins = traitlets.Int(1).tag(sync=True)
     title = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, **traits: Any):
@@ -53,3 +58,18 @@ class Controlled(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
+
+
+class OwnData(Controlled):
+    """A view whose state holds the drawing module and all data, so that a saved page needs no kernel."""
+
+    _esm = (STATIC / "moments.js").read_text(encoding="utf-8")
+    data = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, kind: str, title: str, data: Any, **traits: Any):
+        super().__init__(kind=kind, title=title, data=packed(data), **traits)
+
+
+def packed(data: Any) -> str:
+    """JSON, compressed, as text: the page unpacks it with DecompressionStream."""
+    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()

@@ -1,12 +1,14 @@
 // Views whose data stand in the widget's state: they draw with a kernel and without.
-import { STYLE, make } from "../dom.js";
+import { STYLE, hideTwins, make } from "../dom.js";
+import { memory } from "../memory.js";
+import { timeline } from "../timeline.js";
 import { chips } from "./chips.js";
 import { counters } from "./counters.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
 import { placement } from "./placement.js";
 
-const VIEWS = { chips, counters, order, partitioner, placement };
+const VIEWS = { chips, counters, memory, order, partitioner, placement, timeline };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
@@ -52,11 +54,8 @@ export default {
     };
     await join(model);
     VIEWS[model.get("kind")]({ root, note, tell, traits, data: await unpack(model.get("data")), title: model.get("title") });
-    const before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
-    const still = before?.querySelector(".jp-RenderedImage") // the static picture of what is now shown live
-      ?? [...before?.querySelectorAll(".jp-RenderedHTMLCommon") ?? []].find((each) => each.querySelector("b")?.textContent === model.get("title"));
-    if (still) still.style.display = "none";
-    root.dataset.ready = "true";
+    hideTwins(el, 1, model.get("title"));
+    root.dataset.ready = String(Date.now());
     return () => ends.forEach((end) => end());
   },
 };

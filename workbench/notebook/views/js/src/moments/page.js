@@ -34,6 +34,9 @@ function input(model, name, made, property, event, read = (v) => v, write = (v) 
 }
 const range = (model, step) => input(model, "value", element("input", { type: "range", min: model.get("min"),
   max: model.get("max"), step }), "value", "input", String, Number);
+const ends = (model) => element("span", {}, ...[0, 1].map((end) => input(model, "value", element("input", { type: "range",
+  min: model.get("min"), max: model.get("max"), step: model.get("step") }), "value", "input", (v) => String(v[end]),
+(v) => model.get("value").map((old, i) => (i === end ? Number(v) : old)))));
 const labels = (model) => model.get("_options_labels");
 
 // Of ipywidgets, what our views use; a Button has nothing to do without a kernel. Selections hold `index` alone: what
@@ -42,6 +45,7 @@ const CONTROLS = {
   CheckboxModel: (m) => input(m, "value", element("input", { type: "checkbox" }), "checked", "change"),
   ToggleButtonModel: (m) => input(m, "value", element("input", { type: "checkbox" }), "checked", "change"),
   IntSliderModel: (m) => range(m, m.get("step") || 1),
+  FloatRangeSliderModel: ends,
   FloatSliderModel: (m) => range(m, m.get("step") || "any"),
   TextModel: (m) => input(m, "value", element("input", { type: "text" }), "value", "change"),
   DropdownModel: (m) => input(m, "index", element("select", {}, ...labels(m).map((each) => element("option", {}, each))),
