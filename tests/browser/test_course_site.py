@@ -119,7 +119,7 @@ def use(kind: str, view, data: dict) -> None:  # type: ignore[no-untyped-def, ty
             on(view, f"0: {axis}", *["Enter"] * (not launched))
     elif kind == "order":
         text = (notebooks_dir() / "05_bucket_and_overlap.ipynb").read_text()
-        exposed, peak = re.search(r"as captured  +([\d.]+) +[\d.]+ +([\d,]+)", text).groups()  # type: ignore[union-attr]
+        exposed, peak = re.search(r"as captured  +(\d\.\d{4}) +[\d.]+ +(\d[\d,]+)", text).groups()  # type: ignore[union-attr]
         assert shown("exposed", "peak") == [exposed, peak.replace(",", "")]
         view.query_selector_all("rect[role=button]")[1].press("ArrowLeft")
         assert shown("exposed") != [exposed]  # on other orders, test_collective_order compares both simulators

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -143,6 +144,16 @@ def test_an_operator_tells_all_that_is_known(built, stepper):
     rows = dict(stepper.ask("details", id=where, step=3, part="forward")["rows"])
     assert rows["history"] == "added by transformer_block_bucketing"
     assert {"operator", "result", "bytes", "module", "source", "reads", "read by"} <= rows.keys()
+
+
+def test_a_view_counts_what_its_picture_counts(built):
+    *pictures, view = outputs(built.step.pair)
+    counted = [int(re.search(r"graph: (\d+) operators", repr(each))[1]) for each in pictures]
+    shown = view.ask("view", opened=None)
+    assert shown["operators"] == sum(counted) and view.twins == len(pictures) == 2
+    assert sum(box.nodes - box.kinds.get("input", 0) for box in shown["boxes"] if not box.parent) == sum(counted)
+    said = PassStepper(built.records[-1:]).ask("step", step=0, part="backward")["summary"]
+    assert f" operators before, {counted[1]:,} after: " in said
 
 
 def test_a_parameter_tells_its_placement(built):

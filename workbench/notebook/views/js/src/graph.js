@@ -10,7 +10,7 @@ const AROUND = 20; // of the layout, for frames and names of open modules
 function sizeOf(box) {
   const name = box.alike > 1 ? `${box.label}  x ${box.alike}` : box.label;
   const inputs = box.kinds.input ?? 0;
-  const holds = box.nodes > inputs ? `${count(box.nodes - inputs)} operators` : `${count(inputs)} inputs`;
+  const holds = box.nodes > inputs ? `${count(box.nodes - inputs)} operators` : inputs === 1 ? "1 input" : `${count(inputs)} inputs`;
   const under = box.kind === "module" && !box.open ? holds : "";
   const marks = Object.entries(box.marks).map(([mark, n]) => `${count(n)} ${mark}`).join(", ");
   const lines = [name, under, box.kind === "module" ? marks : ""].filter(Boolean);
