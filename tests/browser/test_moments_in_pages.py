@@ -123,6 +123,8 @@ def test_partitioner(views, data, looked_at) -> None:  # type: ignore[no-untyped
     cut = next(each for each in data["partitioner"]["cuts"] if each[0] == ["mm", "mm_1"])
     assert [int(view.get_attribute(f"data-{name}")) for name in ("bytes", "flop")] == cut[1:]
     looked_at("partitioner")
+    view.evaluate_handle("view => view.parentElement.parentElement.querySelector('button')").click()  # save all
+    assert int(view.get_attribute("data-bytes")) == data["partitioner"]["cuts"][0][1] > cut[1]
 
 
 def test_placement_lab(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]

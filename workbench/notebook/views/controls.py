@@ -10,7 +10,7 @@ from typing import Any
 
 import anywidget
 import traitlets
-from ipywidgets import HBox, Layout, VBox, Widget, widget_serialization
+from ipywidgets import Button, HBox, Layout, VBox, Widget, widget_serialization
 
 STATIC = Path(__file__).parent / "static"
 CONTROL = {"width": "auto", "max_width": "340px"}
@@ -22,10 +22,12 @@ class Controlled(anywidget.AnyWidget):
 
     linked: [control, its trait, our trait, values]. The kernel keeps linked traits equal; a page without a kernel reads
     this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
+    presses: [button, values by trait], which it sets.
     twins: how many static pictures right above show the same; the page hides them while the view is drawn.
     """
 
     linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
+    presses: Any = traitlets.List().tag(sync=True, **widget_serialization)
     kind = traitlets.Unicode().tag(sync=True)
     twins = traitlets.Int(1).tag(sync=True)
     title = traitlets.Unicode().tag(sync=True)
@@ -47,6 +49,19 @@ class Controlled(anywidget.AnyWidget):
         slides = hasattr(control, "readout")
         control.layout = Layout(**CONTROL, min_width="300px" if slides else None)
         return control
+
+    def setting(self, description: str, **values: Any) -> Button:
+        """A button that sets traits, all at once."""
+        button = Button(description=description)
+        button.on_click(lambda _: self.take(**values))
+        self.presses = [*self.presses, [button, values]]
+        return button
+
+    def take(self, **values: Any) -> None:
+        """Set several traits at once."""
+        with self.hold_trait_notifications():
+            for name, value in values.items():
+                setattr(self, name, value)
 
     @property
     def panel(self) -> VBox:

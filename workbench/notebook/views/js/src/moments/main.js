@@ -18,9 +18,16 @@ async function unpack(text) {
 
 // Where no kernel keeps a control and its trait equal, the page does.
 async function join(model) {
+  const find = (reference) => (typeof reference === "string"
+    ? model.widget_manager.get_model(reference.replace("IPY_MODEL_", "")) : reference);
+  for (const [reference, values] of model.get("presses")) {
+    (await find(reference)).on("press", () => { // an event of the page's own
+      for (const [name, value] of Object.entries(values)) model.set(name, value);
+      model.save_changes();
+    });
+  }
   for (const [reference, theirs, ours, values] of model.get("linked")) {
-    const control = typeof reference === "string"
-      ? await model.widget_manager.get_model(reference.replace("IPY_MODEL_", "")) : reference;
+    const control = await find(reference);
     if (control.comm_live || control.joined) continue;
     control.joined = true;
     const copy = (to, name, value) => { to.set(name, value); to.save_changes(); };

@@ -18,6 +18,7 @@ class Model {
   }
   on(event, work) { this.heard.push([event, work]); }
   off(event, work) { this.heard = this.heard.filter(([a, b]) => a !== event || b !== work); }
+  press() { for (const [event, work] of this.heard) if (event === "press") work(); }
   save_changes() {}
   send() {}
 }
@@ -39,9 +40,10 @@ const ends = (model) => element("span", {}, ...[0, 1].map((end) => input(model, 
 (v) => model.get("value").map((old, i) => (i === end ? Number(v) : old)))));
 const labels = (model) => model.get("_options_labels");
 
-// Of ipywidgets, what our views use; a Button has nothing to do without a kernel. Selections hold `index` alone: what
+// Of ipywidgets, what our views use. Selections hold `index` alone: what
 // a view is linked to is the value, which the state of the view names in `linked`.
 const CONTROLS = {
+  ButtonModel: (m) => element("button", { textContent: m.get("description"), onclick: () => m.press() }),
   CheckboxModel: (m) => input(m, "value", element("input", { type: "checkbox" }), "checked", "change"),
   ToggleButtonModel: (m) => input(m, "value", element("input", { type: "checkbox" }), "checked", "change"),
   IntSliderModel: (m) => range(m, m.get("step") || 1),
