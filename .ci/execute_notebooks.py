@@ -28,18 +28,20 @@ def reached(models, name, seen):  # type: ignore[no-untyped-def]
 class OwnDataOnly(Preprocessor):
     """Keep the models of views that hold their own data, under names that are the same in each run.
 
-    Any other view shows nothing without its kernel: an empty model id hides it, where a dead one would show an error.
+    Any other view or control shows nothing without its kernel: an empty model id hides it, where a dead one would show
+    an error, and its text would be a stub.
     """
 
     def preprocess(self, nb, resources):  # type: ignore[no-untyped-def]
         models, kept = nb.metadata.pop("widgets", {}).get(STATE, {}).get("state", {}), {}
         shown = [o.get("data", {}) for cell in nb.cells for o in cell.get("outputs", ())]
-        for view in (data[VIEW] for data in shown if VIEW in data):
+        for data in (data for data in shown if VIEW in data):
+            view = data[VIEW]
             found = reached(models, view["model_id"], {})
             if any("data" in each["state"] and "_esm" in each["state"] for each in found.values()):
                 kept |= found
             else:
-                view["model_id"] = ""
+                view["model_id"] = data["text/plain"] = ""
         text = json.dumps(nb)
         state = json.dumps({STATE: {"state": kept, "version_major": 2, "version_minor": 0}}, sort_keys=True)
         for i, name in enumerate(kept):

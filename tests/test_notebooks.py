@@ -19,6 +19,7 @@ import pytest
 from imports import all_imports
 
 from workbench.notebook.lessons.lesson import load_lesson
+from workbench.notebook.views.controls import OwnData
 from workbench.recipe.contracts import package_contracts
 
 pytestmark = pytest.mark.integration
@@ -30,7 +31,7 @@ QUICK = "01_author_with_dtensor"  # the one whose cells are run again in `make t
 one_now_and_each_later = pytest.mark.parametrize(
     "path", [pytest.param(p, id=p.stem, marks=() if p.stem == QUICK else pytest.mark.slow) for p in NOTEBOOKS]
 )
-LINES, BYTES = 15, 480_000
+LINES, BYTES, VIEW_BYTES = 15, 560_000, 100_000
 PASSES = {f"workbench.passes.{name}" for name in package_contracts()}
 
 
@@ -62,6 +63,15 @@ def test_a_view_leaves_no_text_where_it_is_not_drawn(path: Path) -> None:
         for output in cell["outputs"]:
             if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
                 assert not "".join(output["data"]["text/plain"])
+
+
+@each_notebook
+def test_a_committed_view_is_small_and_draws_with_the_module_of_now(path: Path) -> None:
+    kept = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("widgets", {})
+    models = [each["state"] for every in kept.values() for each in every["state"].values()]
+    for view in (each for each in models if "_esm" in each):
+        assert view["_esm"] == OwnData._esm, "execute the notebook again"
+        assert len(json.dumps(view)) < VIEW_BYTES
 
 
 def test_there_is_a_notebook_for_each_lesson() -> None:

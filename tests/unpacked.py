@@ -6,5 +6,5 @@ import zlib
 
 
 def unpacked(text):
-    """The data behind `workbench.notebook.moments.moment.packed`."""
+    """The data behind `workbench.notebook.views.controls.packed`."""
     return json.loads(zlib.decompress(base64.b64decode(text)))

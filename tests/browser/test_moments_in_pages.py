@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import ElementHandle, Page
-from test_pages_without_kernel import STATE, executed, nbconvert
+from test_pages_without_kernel import ANSWER, STATE, executed, nbconvert
 from unpacked import unpacked
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(400)]  # test_course_site uses each moment too
@@ -22,8 +22,10 @@ CELLS = (
     'recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, "joint_passes": [\n'
     '    "activation_checkpointing", "reshard_after_forward"]})\n'
     "with fake_world(2) as world:\n"
-    '    chips = PassChips(what_if(recipe.override({"joint_passes": [], "passes": []}), world), recipe)\n'
+    '    chips = PassChips(study := what_if(recipe.override({"joint_passes": [], "passes": []}), world), recipe)\n'
+    "    study.change(passes=recipe.passes)\n"
     "show(chips)",
+    'show(study.records[-1], "timeline")\nshow(study.records[-1], "memory")',
     "import torch\nwith fake_world(1) as world:\n"
     "    joint = capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))\n"
     "show(Partitioner(joint, NAMES))",
@@ -64,7 +66,7 @@ def views(notebook: Path, page: Page) -> dict[str, ElementHandle]:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.context.set_offline(True)
     page.goto(html.as_uri(), wait_until="domcontentloaded")
-    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 4")
+    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 6")
     assert errors == []
     found = page.query_selector_all(".wb[data-ready]")
     return {each.get_attribute("data-view") or "": each for each in found}
@@ -120,6 +122,8 @@ def test_partitioner(views, data, looked_at) -> None:  # type: ignore[no-untyped
     cut = next(each for each in data["partitioner"]["cuts"] if each[0] == ["mm", "mm_1"])
     assert [int(view.get_attribute(f"data-{name}")) for name in ("bytes", "flop")] == cut[1:]
     looked_at("partitioner")
+    view.evaluate_handle("view => view.parentElement.parentElement.querySelector('button')").click()  # save all
+    assert int(view.get_attribute("data-bytes")) == data["partitioner"]["cuts"][0][1] > cut[1]
 
 
 def test_placement_lab(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
@@ -145,6 +149,35 @@ def test_an_axis_is_dragged(views, page) -> None:  # type: ignore[no-untyped-def
     page.mouse.move(middle["x"] + middle["width"] / 2, middle["y"] + middle["height"] - 10, steps=4)
     page.mouse.up()
     assert view.query_selector("[data-key=w_0]").get_attribute("aria-label") == "w over dp_shard: replicate"
+
+
+def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ignore[no-untyped-def]
+    runs, curves = data["timeline"]["runs"], data["memory"]["curves"]
+    assert int(views["timeline"].get_attribute("data-spans")) == sum(len(run["spans"]) for run in runs) > 20
+    assert int(views["memory"].get_attribute("data-points")) == sum(len(each["points"]) for each in curves) > 100
+    assert all(run["title"] in views["timeline"].inner_text() for run in runs)
+    assert all(each["peak_node"] in views["memory"].inner_text() for each in curves)
+    for name in ("timeline", "memory"):
+        canvas = views[name].query_selector("canvas")
+        drawn = "canvas => canvas.toDataURL()"
+        whole = canvas.evaluate(drawn)
+        canvas.press("+")
+        nearer = canvas.evaluate(drawn)
+        assert nearer != whole
+        left = page.evaluate_handle("view => view.parentElement.parentElement.querySelector('input[type=range]')",
+                                    views[name])
+        left.evaluate("input => { input.value = input.min; input.dispatchEvent(new Event('input')); }")
+        assert canvas.evaluate(drawn) not in (whole, nearer)  # the slider above moves it, too
+        looked_at(f"page_{name}")
+
+
+@pytest.mark.parametrize(("name", "key"), [("chips", "transformer_block_bucketing"), ("partitioner", "silu"),
+                                           ("placement", "w_0"), ("counters", "0: dp")])
+def test_a_view_answers_within_a_blink(views, name, key) -> None:  # type: ignore[no-untyped-def]
+    before = views[name].inner_text()
+    element = views[name].query_selector(f"[data-key='{key}']")
+    took = element.evaluate(ANSWER, "Enter")
+    assert views[name].inner_text() != before and took < 300
 
 
 def test_program_counters(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]

@@ -35,6 +35,7 @@ CELLS = (
 Look = Callable[[str], object]
 GRAPH, PASSES, TIMELINE, MEMORY, KERNELS = 2, 3, 4, 5, 7
 PICTURES = 7
+LABEL, READABLE = 12, 9  # pixels of a graph's labels at zoom 1, and at least
 
 
 @pytest.fixture
@@ -74,6 +75,12 @@ def control(page: Page, cell: int, kind: str, at: int = 0) -> ElementHandle:
     return page.query_selector_all(".jp-Cell")[cell].query_selector_all(selector)[at]
 
 
+def pictures_above(page: Page, cell: int) -> list[ElementHandle]:
+    """The static pictures of a cell that can be seen."""
+    return [each for each in page.query_selector_all(".jp-Cell")[cell].query_selector_all(".jp-RenderedImage img")
+            if each.is_visible()]
+
+
 def until(holds: Any, seconds: float = 20) -> None:
     limit = time.monotonic() + seconds
     while not holds():
@@ -85,13 +92,20 @@ def drive_graph(page: Page, looked_at: Look) -> None:
     view = view_at(page, GRAPH)
     boxes = int(view.get_attribute("data-boxes") or 0)
     assert 10 < boxes < 40
+    assert not pictures_above(page, GRAPH)  # the live graph shows the same
+    facts = view.query_selector("[data-role=details]")
+    assert facts is not None and not facts.is_visible()  # until they are asked for
+    assert view.evaluate("view => view.cy.zoom()") * LABEL >= READABLE
     view.query_selector("[data-role=graph]").scroll_into_view_if_needed()  # type: ignore[union-attr]
-    at = view.evaluate("""view => { const at = view.cy.getElementById('forward/loss').renderedPosition();
+    at = view.evaluate("""view => { view.cy.center(view.cy.getElementById('forward/loss'));
+        const at = view.cy.getElementById('forward/loss').renderedPosition();
         const box = view.querySelector('[data-role=graph]').getBoundingClientRect();
         return [box.x + at.x, box.y + at.y]; }""")
     page.mouse.click(*at)  # opens the module
     until(lambda: int(view.get_attribute("data-boxes") or 0) > boxes)
-    assert "forward/loss" in text(view, "details")
+    assert facts.is_visible() and "forward/loss" in text(view, "details")
+    facts.query_selector("button").click()  # type: ignore[union-attr]
+    assert not facts.is_visible()
     search = control(page, GRAPH, "text")
     search.fill("return self.w2")
     search.press("Enter")
@@ -108,6 +122,11 @@ def drive_graph(page: Page, looked_at: Look) -> None:
 def drive_passes(page: Page, looked_at: Look) -> None:
     view = view_at(page, PASSES)
     assert text(view, "pass") == "1 of 4: inductor_decomposition"
+    page.set_viewport_size({"width": 1300, "height": 900})
+    room = page.evaluate("document.querySelector('.jp-Notebook').clientHeight")
+    panel = page.query_selector_all(".jp-Cell")[PASSES].query_selector(".jp-OutputArea-child:has(.wb)")
+    assert panel is not None and panel.bounding_box()["height"] < room < 900  # type: ignore[index]
+    page.set_viewport_size({"width": 1300, "height": 1000})
     slider = control(page, PASSES, "slider")
     slider.focus()
     for _ in range(3):
@@ -129,6 +148,7 @@ def drive_passes(page: Page, looked_at: Look) -> None:
 def drive_plots(page: Page, looked_at: Look) -> None:
     for cell, wanted in ((TIMELINE, "exposed"), (MEMORY, "alive")):
         view = view_at(page, cell)
+        assert not pictures_above(page, cell)
         box = view.query_selector("canvas").bounding_box()  # type: ignore[union-attr]
         assert box is not None
         before = view.query_selector("canvas").evaluate("c => c.toDataURL()")  # type: ignore[union-attr]
@@ -177,6 +197,8 @@ def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen
         until(lambda v=view: v.evaluate("""view => [view, ...view.querySelectorAll('*')].filter(each => each.cy)
             .every(each => each.cy.width() > 100)"""))  # JupyterLab hides the page while it changes its theme
         looked_at(f"view_{name}_dark")
+    still = page.query_selector_all(".jp-RenderedImage img")
+    assert still and all("invert" in each.evaluate("img => getComputedStyle(img).filter") for each in still)
     assert seen == {"errors": [], "beyond": []}
 
     page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")

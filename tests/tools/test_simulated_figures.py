@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from unpacked import unpacked
 
 from workbench import author, capture, load_recipe, partition, run_partitioned, what_if
 from workbench.checks import order
@@ -46,7 +47,7 @@ TEXTS = {
     "a node's facts": lambda device, pair: node_facts(next(filter(is_compute, pair.forward.graph.nodes)), device),
     "show, static": lambda device, pair: draw.timeline(pair, device).text,
     "draw.pace": lambda device, pair: draw.pace({"step": paced(pair.by_part, device, launch_us=5.0)}).text,
-    "show, live": lambda device, pair: TimelineView(pair, device).on_runs(),
+    "show, live": lambda device, pair: unpacked(TimelineView(pair, device).data),
     "show, both": lambda device, pair: outputs(pair, "timeline", device=device),
     "an order that was lost": lost,
 }

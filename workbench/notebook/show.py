@@ -24,7 +24,7 @@ from workbench.notebook.lessons.lesson import Lesson
 from workbench.notebook.moments.moment import Moment
 from workbench.notebook.moments.page import PageScript
 from workbench.notebook.views import GraphView, KernelView, MemoryView, PassStepper, TimelineView
-from workbench.notebook.views.view import View
+from workbench.notebook.views.controls import Controlled
 from workbench.pipeline.build import Built
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report
@@ -60,7 +60,7 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Ste
     for output in made:
         if get_ipython() is not None:
             display(output)
-        elif not isinstance(output, View | Moment | PageScript):
+        elif not isinstance(output, Controlled | PageScript):
             print(output)
 
 
@@ -138,9 +138,9 @@ def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | N
             runs = runs_of(what, device)  # once for both
         if isinstance(measured, StepTimeline):
             runs["measured"] = measured
-        return [draw.timeline(runs), TimelineView(runs)]
+        return [draw.timeline(runs), TimelineView(runs), PageScript()]
     if isinstance(what, GraphModule | ForwardBackward | PassRecord) and not isinstance(measured, StepTimeline):
-        return [draw.memory(what, measured), MemoryView(what, measured)]
+        return [draw.memory(what, measured), MemoryView(what, measured), PageScript()]
     return []
 
 

@@ -243,6 +243,13 @@ def test_a_hint_reacts_to_how_an_answer_was_wrong(lesson: Lesson) -> None:
     assert reacting.check("sum", 50, truth=100).hints == ("one", "two")
 
 
+def test_each_checkpoint_reacts_and_each_half_of_the_course_has_three_hard_ones() -> None:
+    lessons = [load_lesson(name) for name in lesson_names()]
+    assert not [(each.name, point.name) for each in lessons for point in each.checkpoints if not point.reacts]
+    hard = [any(point.difficulty == "hard" for point in each.checkpoints) for each in lessons]
+    assert min(sum(hard[:len(hard) // 2]), sum(hard[len(hard) // 2:])) >= 3
+
+
 @pytest.mark.parametrize(("answer", "truth", "score", "message"), [
     (18, 18, 1, "right"), ("18", 18, 1, "right"), ("9,216", 9216, 1, "right"), (17, 18, 0, "too low"),
     ("many", 18, 0, "not 'many'"), ("Mul", "mul", 1, "right"), ("div", "mul", 0, "not 'div'"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 import traitlets
+from unpacked import unpacked
 
 from workbench import WorkbenchError, build, capture, fake_world, load_lesson, load_recipe, show
 from workbench.authoring.author import author
@@ -105,9 +107,10 @@ def test_errors_go_to_the_page_by_name(stepper):
 
 
 def test_a_saved_notebook_keeps_a_few_lines(built):
-    for view in (PassStepper(built.records), TimelineView(built.records[-1]), MemoryView(built.step.pair),
-                 GraphView(built.captured)):
+    for view in (PassStepper(built.records), GraphView(built.captured)):
         assert len(json.dumps(view.get_state(), default=str)) < STATE
+    for view in (TimelineView(built.records[-1]), MemoryView(built.records[-1])):  # with all that they show
+        assert len(json.dumps(view.get_state(), default=str)) < 100_000
 
 
 def test_a_reader_who_steps_through_all_is_sent_less_than_the_limit(built, stepper):
@@ -143,6 +146,16 @@ def test_an_operator_tells_all_that_is_known(built, stepper):
     assert {"operator", "result", "bytes", "module", "source", "reads", "read by"} <= rows.keys()
 
 
+def test_a_view_counts_what_its_picture_counts(built):
+    *pictures, view = outputs(built.step.pair)
+    counted = [int(re.search(r"graph: (\d+) operators", repr(each))[1]) for each in pictures]
+    shown = view.ask("view", opened=None)
+    assert shown["operators"] == sum(counted) and view.twins == len(pictures) == 2
+    assert sum(box.nodes - box.kinds.get("input", 0) for box in shown["boxes"] if not box.parent) == sum(counted)
+    said = PassStepper(built.records[-1:]).ask("step", step=0, part="backward")["summary"]
+    assert f" operators before, {counted[1]:,} after: " in said
+
+
 def test_a_parameter_tells_its_placement(built):
     view = outputs(built.step.pair)[-1]
     where = next(i for i in view.tree().id_of if "layers/0/attention/wq/primals" in i)
@@ -168,9 +181,9 @@ def test_the_way_to_an_operator_in_a_folded_layer(built):
 
 
 def test_memory_keeps_its_peak_and_timeline_every_collective(built):
-    (curve,) = MemoryView(built.step.pair).ask("curves")["curves"]
+    (curve,) = unpacked(MemoryView(built.step.pair).data)["curves"]
     assert max(size for _, size, _ in curve["points"]) == curve["peak"]
-    answer = TimelineView(built.records[-1]).ask("runs")
+    answer = unpacked(TimelineView(built.records[-1]).data)
     for run in answer["runs"]:
         shown = sum(bar[0] != "compute" for bar in run["spans"])
         assert f" of {shown} collectives hidden" in run["fates"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import traitlets
-from ipywidgets import Button, Checkbox, Dropdown
+from ipywidgets import Checkbox, Dropdown
 from torch.fx import GraphModule, Node
 
 from workbench.checks.lint import lint
@@ -53,12 +53,11 @@ class CollectiveOrder(Moment):
                          tables(graph, self._spec) | {"rival": [self.given.index(name) for name in self.rival]},
                          order=self.given)
         self.figures = self.measure(self.given)
-        back = Button(description="as captured")
-        back.on_click(lambda _: setattr(self, "order", self.given))
         moves = [name for c in list_collectives(graph) for name in dict.fromkeys((c.node, *c.waits))]
         self.add(self.link("selected", Dropdown(options=[("none", ""), *((n, n) for n in moves)],
                                                 description="selected")),
-                 self.link("race", Checkbox(description="race overlap_collectives", indent=False)), back)
+                 self.link("race", Checkbox(description="race overlap_collectives", indent=False)),
+                 self.setting("as captured", order=self.given))
 
     def move(self, name: str, before: str) -> None:
         """Put a node before another one, as a drag does: casts and views come along where they must.

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import traitlets
-from ipywidgets import Button, Checkbox
+from ipywidgets import Checkbox
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.errors import WorkbenchError
@@ -53,10 +53,8 @@ class Partitioner(Moment):
         super().__init__("partitioner", title, self._drawing() | {
             "cuts": [[list(kept), *found] for kept, found in self.cuts.items()], "marked": marked,
             "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=list(names))
-        back = Button(description="save all")
-        back.on_click(lambda _: setattr(self, "saved", list(self.names)))
         self.add(self.link("reveal", Checkbox(description="reveal torch's cuts and the budget's curve", indent=False)),
-                 back)
+                 self.setting("save all", saved=list(names)))
 
     @traitlets.observe("saved")
     def _chosen(self, change: Any) -> None:

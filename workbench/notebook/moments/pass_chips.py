@@ -8,7 +8,6 @@ from itertools import permutations
 from typing import Any
 
 import traitlets
-from ipywidgets import Button
 
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import FILLS, columns, worst
@@ -58,14 +57,11 @@ class PassChips(Moment):
             "simulated": f"simulated on {spec.name}, {spec.trust}",
             "runs": {_key(lists): run for lists, run in self.runs.items()}},
             joint_passes=list(given[0]), passes=list(given[1]))
-        back = Button(description="as declared")
-        back.on_click(lambda _: self.set(*given))
-        self.add(back)
+        self.add(self.setting("as declared", joint_passes=list(given[0]), passes=list(given[1])))
 
     def set(self, joint_passes: Sequence[str], passes: Sequence[str]) -> None:
         """Change both lists at once."""
-        with self.hold_trait_notifications():
-            self.joint_passes, self.passes = list(joint_passes), list(passes)
+        self.take(joint_passes=list(joint_passes), passes=list(passes))
 
     def picture(self) -> Table:
         """What a reader sees where no script runs: the verdicts of the passes as declared."""

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import traitlets
-from ipywidgets import Button
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, Table
@@ -107,9 +106,7 @@ class ProgramCounters(Moment):
             "states": {_key(state): waits for state, waits in self.states.items()},
             "reports": {_key(state): report(error) for state, error in self.reports.items()}})
         self.figures = self._figures(((),) * size)
-        back = Button(description="start again")
-        back.on_click(lambda _: setattr(self, "launched", []))
-        self.add(back)
+        self.add(self.setting("start again", launched=[]))
 
     @property
     def error(self) -> RankError | None:

@@ -1,6 +1,7 @@
 """Interactive views in JupyterLab, without a network, for the static pictures of `workbench.notebook.draw`.
 
-Each is an anywidget whose saved state is a few lines; it asks the kernel for its contents.
+Each is an anywidget. The timeline and the memory hold their data, and work in a saved page; the state of the others is
+a few lines, and they ask the kernel for their contents.
 
     boxes       boxes and links of a graph with some modules open
     controls    a view's controls, from ipywidgets
@@ -10,7 +11,7 @@ Each is an anywidget whose saved state is a few lines; it asks the kernel for it
     memory      live bytes, to zoom into
     stepper     a slider over the passes
     timeline    a step over time, to zoom into
-    view        the base of all views
+    view        the base of the views that ask the kernel
 """
 
 from workbench.notebook.views.graph import GraphView

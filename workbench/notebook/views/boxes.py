@@ -18,7 +18,7 @@ BOX_LIMIT = 1500
 
 
 class Box(NamedTuple):
-    """A module (with `nodes` operators, and `alike` identical blocks folded into it) or one operator.
+    """A module (with `nodes` operators and inputs, and `alike` identical blocks folded into it) or one operator.
 
     `id` is the path in the tree, `parent` the id of the open module around it, "" at the top. `kinds` counts the
     operators by kind, `marks` by what a pass did to them.
@@ -90,7 +90,7 @@ class Drawing:
                 self._stand_in(first.path, every)
         for i in block.leaves:
             node = self.tree.nodes[i]
-            kind = "input" if node.op in ("placeholder", "get_attr") else self.tree.kinds[i]
+            kind = self.tree.kinds[i]
             label = (parameter_of(node) or node.name).rpartition(".")[2] if kind == "input" else node.name
             self.boxes.append(Box(self.tree.id_of[i], parent, label, kind, 1, marks=self._marks([i])))
             self.owner[i] = self.tree.id_of[i]

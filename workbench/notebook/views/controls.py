@@ -1,13 +1,16 @@
-"""A widget of ours and its controls: each is an ipywidgets widget, linked to one trait."""
+"""Widgets of ours and their controls: each control is an ipywidgets widget, linked to one trait."""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
-from ipywidgets import HBox, Layout, VBox, Widget, widget_serialization
+from ipywidgets import Button, HBox, Layout, VBox, Widget, widget_serialization
 
 STATIC = Path(__file__).parent / "static"
 CONTROL = {"width": "auto", "max_width": "340px"}
@@ -19,10 +22,14 @@ class Controlled(anywidget.AnyWidget):
 
     linked: [control, its trait, our trait, values]. The kernel keeps linked traits equal; a page without a kernel reads
     this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
+    presses: [button, values by trait], which it sets.
+    twins: how many static pictures right above show the same; the page hides them while the view is drawn.
     """
 
     linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
+    presses: Any = traitlets.List().tag(sync=True, **widget_serialization)
     kind = traitlets.Unicode().tag(sync=True)
+    twins = traitlets.Int(1).tag(sync=True)
     title = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, **traits: Any):
@@ -43,6 +50,19 @@ class Controlled(anywidget.AnyWidget):
         control.layout = Layout(**CONTROL, min_width="300px" if slides else None)
         return control
 
+    def setting(self, description: str, **values: Any) -> Button:
+        """A button that sets traits, all at once."""
+        button = Button(description=description)
+        button.on_click(lambda _: self.take(**values))
+        self.presses = [*self.presses, [button, values]]
+        return button
+
+    def take(self, **values: Any) -> None:
+        """Set several traits at once."""
+        with self.hold_trait_notifications():
+            for name, value in values.items():
+                setattr(self, name, value)
+
     @property
     def panel(self) -> VBox:
         """The controls above the view."""
@@ -53,3 +73,18 @@ class Controlled(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
+
+
+class OwnData(Controlled):
+    """A view whose state holds the drawing module and all data, so that a saved page needs no kernel."""
+
+    _esm = (STATIC / "moments.js").read_text(encoding="utf-8")
+    data = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, kind: str, title: str, data: Any, **traits: Any):
+        super().__init__(kind=kind, title=title, data=packed(data), **traits)
+
+
+def packed(data: Any) -> str:
+    """JSON, compressed, as text: the page unpacks it with DecompressionStream."""
+    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()

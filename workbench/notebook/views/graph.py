@@ -40,6 +40,7 @@ class GraphView(View):
         self._graphs, self._records, self._placement = graphs, records, placement
         self._trees: dict[Any, GraphTree] = {}
         super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
+        self.twins = max(1, len(graphs))
         whole = Button(description="whole graph", tooltip="close all modules")
         whole.on_click(self._whole)
         search = Text(placeholder="operator, module, file.py:line", description="search", continuous_update=False)
@@ -60,8 +61,9 @@ class GraphView(View):
         tree = self.tree(**step)
         opened = tree.first_look() if opened is None else opened
         view = draw(tree, opened, fold)
+        calls = sum(node.op == "call_function" for node in tree.nodes)  # what the static picture counts
         return {"boxes": view.boxes, "links": view.links, "note": view.note, "missing": tree.missing,
-                "nodes": len(tree.nodes), "opened": opened}
+                "operators": calls, "inputs": len(tree.nodes) - calls, "opened": opened}
 
     def on_find(self, query: str, **step: Any) -> dict[str, Any]:
         ids, count = self.tree(**step).find(query)

@@ -67,7 +67,7 @@ class GraphTree:
                 self.id_of[i] = f"{block.path}/{self.nodes[i].name}"
                 self.named[self.id_of[i]] = i
         self.missing = self._missing()
-        self.kinds = [kind_of(node) for node in self.nodes]
+        self.kinds = ["input" if n.op in ("placeholder", "get_attr") else kind_of(n) for n in self.nodes]
 
     def _add(self, gm: GraphModule, part: str, place: dict[Node, int]) -> dict[Node, int]:
         joint = part == "joint"

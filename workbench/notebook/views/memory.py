@@ -11,13 +11,13 @@ from torch.fx import GraphModule
 from workbench.checks.record import PassRecord
 from workbench.graph.partition import ForwardBackward
 from workbench.notebook.draw.memory import Live, live_of
-from workbench.notebook.views.view import View
+from workbench.notebook.views.controls import OwnData
 from workbench.torch_api.garbage import uncollected
 
 POINTS = 3000
 
 
-class MemoryView(View):
+class MemoryView(OwnData):
     """Estimated bytes alive in node order; of a pass's record, before and after it.
 
     `window`: from where to where is shown.
@@ -28,14 +28,11 @@ class MemoryView(View):
     @uncollected()
     def __init__(self, what: GraphModule | ForwardBackward | PassRecord, measured: int | None = None,
                  title: str = "memory"):
-        self._lives, self._measured = live_of(what), measured
-        super().__init__("memory", title)
-        end = float(max(sum(len(p.curve) for p in live.parts.values()) for live in self._lives.values()))
+        lives = live_of(what)
+        super().__init__("memory", title, {"measured": measured, "curves": [curve(*each) for each in lives.items()]})
+        end = float(max(sum(len(p.curve) for p in live.parts.values()) for live in lives.values()))
         self.window = (0.0, end)
         self.add(self.link("window", FloatRangeSlider(max=end, step=end / 1000, description="nodes")))
-
-    def on_curves(self) -> dict[str, Any]:
-        return {"measured": self._measured, "curves": [curve(title, live) for title, live in self._lives.items()]}
 
 
 def curve(title: str, live: Live) -> dict[str, Any]:

@@ -100,7 +100,8 @@ class PassStepper(GraphView):
         rows = sorted(changed.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:ROWS]
         tags = len(record.tagged()[which])
         said = record.diffs()[which].summary + (f", {tags:,} tagged for the partitioner" if tags else "")
-        return {"summary": f"{old.nodes:,} nodes before, {new.nodes:,} after: {said}",
+        count, after_it = sum(old.ops.values()), sum(new.ops.values())
+        return {"summary": f"{count:,} operators before, {after_it:,} after: {said}",
                 "rows": [(op, str(a), str(b)) for op, (a, b) in rows]}
 
     def on_hunks(self, step: int, part: str, context: NonNegativeInt) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from ipywidgets import FloatRangeSlider
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
 from workbench.notebook.draw.timeline import What, lane_color, runs_of
-from workbench.notebook.views.view import View
+from workbench.notebook.views.controls import OwnData
 from workbench.torch_api.garbage import uncollected
 
 
-class TimelineView(View):
+class TimelineView(OwnData):
     """Compute and each process group on a lane of its own; of a pass's record, before and after it.
 
     `window`: from where to where is shown.
@@ -24,18 +24,18 @@ class TimelineView(View):
 
     @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
-        self._runs = runs_of(what, device)
-        super().__init__("timeline", title)
-        end = max(run.total_ms for run in self._runs.values()) or 1.0
+        runs = runs_of(what, device)
+        super().__init__("timeline", title, {"runs": [_drawn(name, run) for name, run in runs.items()], "colors": {
+            lane: lane_color(lane) for run in runs.values() for lane in run.lanes}})
+        end = max(run.total_ms for run in runs.values()) or 1.0
         self.window = (0.0, end)
         slider = FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")
         self.add(self.link("window", slider))
 
-    def on_runs(self) -> dict[str, Any]:
-        return {"runs": [{"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
-                          "lanes": run.lanes, "total_ms": run.total_ms, "exposed_ms": run.exposed_ms,
-                          "fates": run.fates(), "spans": bars(run)} for title, run in self._runs.items()],
-                "colors": {lane: lane_color(lane) for run in self._runs.values() for lane in run.lanes}}
+
+def _drawn(title: str, run: StepTimeline) -> dict[str, Any]:
+    return {"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
+            "lanes": run.lanes, "total_ms": run.total_ms, "fates": run.fates(), "spans": bars(run)}
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""The base of all views: the drawing module is sent once to each page, and `on_NAME` answers the call NAME."""
+"""The base of views that ask the kernel: a page gets the drawing module once, and `on_NAME` answers the call NAME."""
 
 from __future__ import annotations
 

@@ -33,6 +33,17 @@ export function onTheme(el, redraw) {
   observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "class"] });
 }
 
+// Hides the static pictures right above a view, which shows the same live: at most so many of them.
+export function hideTwins(el, most, title) {
+  let above = el.closest(".jp-OutputArea-child")?.previousElementSibling;
+  for (let i = 0; i < most && above; i += 1, above = above.previousElementSibling) {
+    const still = above.querySelector(".jp-RenderedImage")
+      ?? [...above.querySelectorAll(".jp-RenderedHTMLCommon")].find((each) => each.querySelector("b")?.textContent === title);
+    if (!still) return;
+    still.style.display = "none";
+  }
+}
+
 export const count = (n) => n.toLocaleString("en-US");
 
 export function bytes(n) {
@@ -61,6 +72,8 @@ export const STYLE = `
 .wb-stage { flex: 1 1 auto; min-width: 0; border: 1px solid var(--jp-border-color2, #ddd); border-radius: 4px;
   background: var(--jp-layout-color1, #fff); overflow: hidden; position: relative; contain: content; }
 .wb-side { flex: 0 0 330px; overflow: auto; font-size: 12px; }
+.wb-side[hidden] { display: none; }
+[data-jp-theme-light="false"] .jp-RenderedImage img { filter: invert(1) hue-rotate(180deg); }
 .wb-side h4, .wb h4 { margin: 2px 0 4px; font-size: 13px; overflow-wrap: anywhere; }
 .wb table { border-collapse: collapse; font-size: 12px; margin: 0; }
 .wb td, .wb th { padding: 1px 6px 1px 0; vertical-align: top; text-align: left; overflow-wrap: anywhere;
@@ -68,7 +81,7 @@ export const STYLE = `
 .wb-side td:first-child { color: var(--jp-ui-font-color2, #666); white-space: nowrap; overflow-wrap: normal; }
 .wb-note { color: var(--jp-ui-font-color2, #666); font-size: 12px; min-height: 1.3em; }
 .wb-badge { color: #222; padding: 1px 7px; border-radius: 9px; font-size: 12px; white-space: nowrap; }
-.wb-code { font: 11.5px/1.45 var(--jp-code-font-family, monospace); height: 380px; overflow: auto; contain: content;
+.wb-code { font: 11.5px/1.45 var(--jp-code-font-family, monospace); height: 27vh; overflow: auto; contain: content;
   border: 1px solid var(--jp-border-color2, #ddd); border-radius: 4px; }
 .wb-code .hunk { display: grid; grid-template-columns: 1fr 1fr; border-bottom: 1px dashed var(--jp-border-color1, #bbb);
   content-visibility: auto; contain-intrinsic-size: auto 60px; }

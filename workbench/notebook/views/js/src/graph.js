@@ -4,11 +4,14 @@ import cytoscape from "cytoscape";
 import { KINDS, MARKS, bytes, count, make, onTheme, table, theme } from "./dom.js";
 
 const MANY = 60;
+const FONT = 12, READABLE = 0.75; // the zoom at which a label is 9 pixels high
 const AROUND = 20; // of the layout, for frames and names of open modules
 
 function sizeOf(box) {
   const name = box.alike > 1 ? `${box.label}  x ${box.alike}` : box.label;
-  const under = box.kind === "module" && !box.open ? `${count(box.nodes)} operators` : "";
+  const inputs = box.kinds.input ?? 0;
+  const holds = box.nodes > inputs ? `${count(box.nodes - inputs)} operators` : inputs === 1 ? "1 input" : `${count(inputs)} inputs`;
+  const under = box.kind === "module" && !box.open ? holds : "";
   const marks = Object.entries(box.marks).map(([mark, n]) => `${count(n)} ${mark}`).join(", ");
   const lines = [name, under, box.kind === "module" ? marks : ""].filter(Boolean);
   const width = Math.max(46, 14 + 6.6 * Math.max(...lines.map((line) => line.length)));
@@ -36,12 +39,15 @@ function arrange(view) {
   return { boxes, links, ...layout(boxes, links) };
 }
 
-export async function graph({ root, note, tell, safely, ask, atEnd, traits, extra = {}, height = 460 }) {
+export async function graph({ root, note, tell, safely, ask, atEnd, traits, extra = {}, height = "460px" }) {
   const state = { shown: [], turn: 0, focus: null };
   const laid = new WeakMap(); // by the kernel's answer
-  const stage = make("div", { class: "wb-stage", style: `height:${height}px`, "data-role": "graph" });
-  const side = make("div", { class: "wb-side", style: `max-height:${height}px`, "data-role": "details" },
-    make("div", { class: "wb-note" }, "Click a module to open it, an operator to read about it."));
+  const stage = make("div", { class: "wb-stage", style: `height:${height}`, "data-role": "graph" });
+  const side = make("div", { class: "wb-side", style: `max-height:${height}`, "data-role": "details", hidden: true });
+  const beside = (...facts) => {
+    side.replaceChildren(make("button", { style: "float:right", title: "close", onclick: () => { side.hidden = true; } }, "×"), ...facts);
+    side.hidden = false;
+  };
   const legend = make("div", { class: "wb-legend" });
   root.insertBefore(make("div", {}, legend, make("div", { class: "wb-split" }, stage, side)), note);
   let cy = null;
@@ -59,9 +65,9 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
     if (!cy) return;
     const [width, height] = [extent.width + 2 * AROUND, extent.height + 2 * AROUND];
     const fits = Math.min(3, (cy.width() - 12) / width, (cy.height() - 12) / height);
-    const zoom = fits < 0.45 ? 0.6 : fits;
-    const y = fits < 0.45 ? 6 + zoom * AROUND : (cy.height() - zoom * extent.height) / 2;
-    cy.viewport({ zoom, pan: { x: (cy.width() - zoom * extent.width) / 2, y } });
+    const zoom = Math.max(fits, READABLE); // what does not fit then is reached by dragging
+    const at = (room, size) => (zoom * (size + AROUND) > room ? 6 + zoom * AROUND : (room - zoom * size) / 2);
+    cy.viewport({ zoom, pan: { x: at(cy.width(), extent.width), y: at(cy.height(), extent.height) } });
   }
 
   // Only what differs is drawn anew: a step leaves most of the graph as it was.
@@ -119,7 +125,8 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
     const marks = [...new Set(boxes.flatMap((box) => Object.keys(box.marks)))];
     legend.replaceChildren(...[...kinds.map((k) => [k, KINDS[k]]), ...marks.map((m) => [m, MARKS[m]])].map(
       ([word, color]) => make("span", {}, make("i", { style: `background:${color}` }), word)));
-    tell([`${count(view.nodes)} operators in ${count(boxes.length)} boxes`, view.note, ...view.missing].filter(Boolean).join(" · "));
+    tell([`${count(view.operators)} operators and ${count(view.inputs)} inputs in ${count(boxes.length)} boxes`,
+      "click a module to open it, an operator to read about it", view.note, ...view.missing].filter(Boolean).join(" · "));
     if (focus && cy.getElementById(focus).length) {
       cy.animate({ center: { eles: cy.getElementById(focus) }, zoom: 1, duration: 0 });
       cy.getElementById(focus).select();
@@ -130,7 +137,7 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
     const t = theme(root);
     return [
       { selector: "node", style: { shape: "round-rectangle", width: "data(width)", height: "data(height)", label: "data(text)",
-        "text-wrap": "wrap", "text-valign": "center", "font-size": 11, color: t.ink, "background-color": "data(color)",
+        "text-wrap": "wrap", "text-valign": "center", "font-size": FONT, color: t.ink, "background-color": "data(color)",
         "background-opacity": 0.28, "border-width": 1.2, "border-color": "data(color)" } },
       { selector: "node[?open]", style: { "text-valign": "top", "background-opacity": 0.08, "border-color": t.line,
         "font-weight": "bold", padding: 9 } },
@@ -148,8 +155,8 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
   async function tapped(node) {
     const box = node.data();
     if (box.kind !== "module") return traits.get("selected") === box.id ? details(box.id) : traits.set({ selected: box.id });
-    side.replaceChildren(make("h4", {}, box.id), table([
-      ["operators", count(box.nodes)], ...(box.alike > 1 ? [["blocks alike", String(box.alike)]] : []),
+    beside(make("h4", {}, box.id), table([
+      ["operators", count(box.nodes - (box.kinds.input ?? 0))], ...(box.alike > 1 ? [["blocks alike", String(box.alike)]] : []),
       ...Object.entries(box.kinds).map(([kind, n]) => [kind, count(n)]),
       ...Object.entries(box.marks).map(([mark, n]) => [mark, count(n)])]));
     state.focus = box.id;
@@ -158,13 +165,13 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
 
   async function details(id) {
     const facts = await ask("details", { id, ...extra });
-    side.replaceChildren(make("h4", {}, facts.name), table(facts.rows));
+    beside(make("h4", {}, facts.name), table(facts.rows));
   }
 
   async function find(query) {
     if (!query) return;
     const found = await ask("find", { query, ...extra });
-    side.replaceChildren(make("h4", {}, `${count(found.count)} found`), make("div", { class: "wb-results" },
+    beside(make("h4", {}, `${count(found.count)} found`), make("div", { class: "wb-results" },
       ...found.ids.map((id) => make("button", { onclick: () => traits.set({ selected: id }) }, id))));
   }
 

@@ -7,7 +7,7 @@ const SHOWN = 400;
 export async function kernels({ root, note, tell, ask, traits }) {
   const { graphs } = await ask("graphs");
   const list = make("div", { class: "wb-results wb-stage", style: "flex:0 0 42%;max-height:420px;overflow:auto;padding:4px", "data-role": "calls" });
-  const side = make("div", { class: "wb-side wb-code", style: "flex:1 1 auto;max-height:420px", "data-role": "source" });
+  const side = make("div", { class: "wb-side wb-code", style: "flex:1 1 auto;height:420px", "data-role": "source" });
   const legend = make("div", { class: "wb-legend" }, ...Object.entries(COLORS).map(([kind, color]) =>
     make("span", {}, make("i", { style: `background:${color}` }), kind)));
   root.insertBefore(make("div", {}, legend,

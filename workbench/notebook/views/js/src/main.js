@@ -1,12 +1,10 @@
 // Which view a model asks for, and how a view asks its kernel.
-import { STYLE, make } from "./dom.js";
+import { STYLE, hideTwins, make } from "./dom.js";
 import { graph } from "./graph.js";
 import { kernels } from "./kernels.js";
-import { memory } from "./memory.js";
 import { stepper } from "./stepper.js";
-import { timeline } from "./timeline.js";
 
-const VIEWS = { graph, stepper, timeline, memory, kernels };
+const VIEWS = { graph, stepper, kernels };
 let asked = 0;
 
 // ask(name, arguments) resolves with what the kernel answers, or rejects with its error.
@@ -52,7 +50,8 @@ export async function render({ model, el }) {
     follow: (names, work) => names.forEach((name) => on(`change:${name}`, () => work(model.get(name)))),
     heard: (work) => on("msg:custom", work),
   };
-  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, atEnd, traits }));
+  await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, atEnd, traits })
+    .then(() => hideTwins(el, model.get("twins"))));
   root.dataset.ready = String(Date.now());
   return () => ends.forEach((work) => work());
 }

@@ -4,8 +4,8 @@ import { plot } from "./plot.js";
 
 const HIGH = 250, COLORS = ["#8a94a0", "#0072b2"];
 
-export async function memory({ root, note, tell, ask, traits }) {
-  const { curves, measured } = await ask("curves");
+export function memory({ root, note, tell, data, traits }) {
+  const { curves, measured } = data;
   const end = Math.max(...curves.map((curve) => curve.points.at(-1)[0]));
   const most = Math.max(measured ?? 0, ...curves.map((curve) => curve.peak)) * 1.06;
   const y = (size) => HIGH - 24 - (size / most) * (HIGH - 44);

@@ -103,7 +103,7 @@ export async function stepper({ root, note, tell, safely, atEnd, traits, ask: fr
   box.append(holder);
   const inner = make("div", { class: "wb-note" });
   holder.append(inner);
-  const view = await graph({ root: holder, note: inner, tell, safely, ask, atEnd, traits, height: 360,
+  const view = await graph({ root: holder, note: inner, tell, safely, ask, atEnd, traits, height: "27vh",
     extra: { step: 0, part: state.part } });
   traits.follow(["step", "part"], show);
   traits.follow(["around"], showCode);

@@ -5,8 +5,8 @@ import { plot, ticks } from "./plot.js";
 const ROW = 26, HEAD = 22, AXIS = 26;
 const EXPOSED = "#d55e00";
 
-export async function timeline({ root, note, tell, ask, traits }) {
-  const { runs, colors: laneColors } = await ask("runs");
+export function timeline({ root, note, tell, data, traits }) {
+  const { runs, colors: laneColors } = data;
   const lanes = [...new Set(runs.flatMap((run) => run.lanes))];
   const panel = HEAD + ROW * lanes.length;
   const end = Math.max(...runs.map((run) => run.total_ms)) || 1;

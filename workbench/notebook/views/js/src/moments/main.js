@@ -1,12 +1,14 @@
 // Views whose data stand in the widget's state: they draw with a kernel and without.
-import { STYLE, make } from "../dom.js";
+import { STYLE, hideTwins, make } from "../dom.js";
+import { memory } from "../memory.js";
+import { timeline } from "../timeline.js";
 import { chips } from "./chips.js";
 import { counters } from "./counters.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
 import { placement } from "./placement.js";
 
-const VIEWS = { chips, counters, order, partitioner, placement };
+const VIEWS = { chips, counters, memory, order, partitioner, placement, timeline };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
@@ -16,9 +18,16 @@ async function unpack(text) {
 
 // Where no kernel keeps a control and its trait equal, the page does.
 async function join(model) {
+  const find = (reference) => (typeof reference === "string"
+    ? model.widget_manager.get_model(reference.replace("IPY_MODEL_", "")) : reference);
+  for (const [reference, values] of model.get("presses")) {
+    (await find(reference)).on("press", () => { // an event of the page's own
+      for (const [name, value] of Object.entries(values)) model.set(name, value);
+      model.save_changes();
+    });
+  }
   for (const [reference, theirs, ours, values] of model.get("linked")) {
-    const control = typeof reference === "string"
-      ? await model.widget_manager.get_model(reference.replace("IPY_MODEL_", "")) : reference;
+    const control = await find(reference);
     if (control.comm_live || control.joined) continue;
     control.joined = true;
     const copy = (to, name, value) => { to.set(name, value); to.save_changes(); };
@@ -52,11 +61,8 @@ export default {
     };
     await join(model);
     VIEWS[model.get("kind")]({ root, note, tell, traits, data: await unpack(model.get("data")), title: model.get("title") });
-    const before = el.closest(".jp-OutputArea-child")?.previousElementSibling;
-    const still = before?.querySelector(".jp-RenderedImage") // the static picture of what is now shown live
-      ?? [...before?.querySelectorAll(".jp-RenderedHTMLCommon") ?? []].find((each) => each.querySelector("b")?.textContent === model.get("title"));
-    if (still) still.style.display = "none";
-    root.dataset.ready = "true";
+    hideTwins(el, 1, model.get("title"));
+    root.dataset.ready = String(Date.now());
     return () => ends.forEach((end) => end());
   },
 };

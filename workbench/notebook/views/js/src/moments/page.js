@@ -18,6 +18,7 @@ class Model {
   }
   on(event, work) { this.heard.push([event, work]); }
   off(event, work) { this.heard = this.heard.filter(([a, b]) => a !== event || b !== work); }
+  press() { for (const [event, work] of this.heard) if (event === "press") work(); }
   save_changes() {}
   send() {}
 }
@@ -34,14 +35,19 @@ function input(model, name, made, property, event, read = (v) => v, write = (v) 
 }
 const range = (model, step) => input(model, "value", element("input", { type: "range", min: model.get("min"),
   max: model.get("max"), step }), "value", "input", String, Number);
+const ends = (model) => element("span", {}, ...[0, 1].map((end) => input(model, "value", element("input", { type: "range",
+  min: model.get("min"), max: model.get("max"), step: model.get("step") }), "value", "input", (v) => String(v[end]),
+(v) => model.get("value").map((old, i) => (i === end ? Number(v) : old)))));
 const labels = (model) => model.get("_options_labels");
 
-// Of ipywidgets, what our views use; a Button has nothing to do without a kernel. Selections hold `index` alone: what
+// Of ipywidgets, what our views use. Selections hold `index` alone: what
 // a view is linked to is the value, which the state of the view names in `linked`.
 const CONTROLS = {
+  ButtonModel: (m) => element("button", { textContent: m.get("description"), onclick: () => m.press() }),
   CheckboxModel: (m) => input(m, "value", element("input", { type: "checkbox" }), "checked", "change"),
   ToggleButtonModel: (m) => input(m, "value", element("input", { type: "checkbox" }), "checked", "change"),
   IntSliderModel: (m) => range(m, m.get("step") || 1),
+  FloatRangeSliderModel: ends,
   FloatSliderModel: (m) => range(m, m.get("step") || "any"),
   TextModel: (m) => input(m, "value", element("input", { type: "text" }), "value", "change"),
   DropdownModel: (m) => input(m, "index", element("select", {}, ...labels(m).map((each) => element("option", {}, each))),
