@@ -100,7 +100,8 @@ def test_between_the_measured_sizes_rates_change_gradually(spec):
 
 
 def test_a_message_takes_no_longer_than_a_larger_one(spec):
-    rows = [{"kind": "all_gather", "ranks": 2, "bytes": size, "ms": ms} for size, ms in ((1, 27.0), (4, 11.0), (9, 12.0))]
+    measured = ((1, 27.0), (4, 11.0), (9, 12.0))
+    rows = [{"kind": "all_gather", "ranks": 2, "bytes": size, "ms": ms} for size, ms in measured]
     found = spec(collectives=rows)
     assert [found.sending_ms("all_gather", 2, size) for size in (1, 4, 9)] == [11.0, 11.0, 12.0]
 
