@@ -205,7 +205,7 @@ def _capture(recipe: Recipe, whole: bool) -> RouteStage:
         state.captured = state.joint.graph
 
     return RouteStage("capture", "capture", run, {"recipe": (table is not None, whole, recipe.capture),
-                                                  "code": (capture, capture_decompositions)})
+                                                  "code": (capture, lowering.decomposition_table)})
 
 
 def joint_stages(specs: Sequence[PassSpec]) -> list[RouteStage]:
