@@ -30,13 +30,13 @@ from workbench import load_recipe
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import StepTimeline, simulated
+from workbench.graph.read.simulated_run import StepTimeline, simulated_as_run
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.route import StepState, route, walk
 from workbench.pipeline.step_profile import profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
-from workbench.torch_api.devices.profile import MachineProfile, Sent, device_spec, load_profile
+from workbench.torch_api.devices.profile import MachineProfile, Sent, load_profile
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.mesh import World, opened
 
@@ -195,9 +195,8 @@ def main() -> None:
 
 def simulated_step(recipe: Recipe, device: str, *, launches: bool = False) -> StepTimeline:
     compiled = "full_inductor_compilation" in recipe.pass_names
-    launch_us, view_us = device_spec(device).launching_us(compiled=compiled) if launches else (0.0, 0.0)
     with step_state(recipe, "cpu", lower=False) as state:
-        return simulated(state.pair.by_part, device, fused=compiled, launch_us=launch_us, view_us=view_us)
+        return simulated_as_run(state.pair.by_part, device, compiled=compiled, replayed=False if launches else None)
 
 
 def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:

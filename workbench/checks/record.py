@@ -18,7 +18,8 @@ class PassRecord:
     """One pass of one run: its input, its output, how long it took and what was proved.
 
     `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
-    so both stay unchanged. Seconds are wall time; copying the graph counts as verification.
+    so both stay unchanged. Seconds are wall time; copying the graph counts as verification. compiled, replayed: whether
+    the step that was built is lowered by a compiler, and launched as CUDA graphs; None where no step was built.
     """
 
     name: str
@@ -29,6 +30,8 @@ class PassRecord:
     seconds: float
     verify_seconds: float
     verdicts: list[Verdict] = field(default_factory=list)
+    compiled: bool = False
+    replayed: bool | None = None
     _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

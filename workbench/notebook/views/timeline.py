@@ -9,7 +9,7 @@ from ipywidgets import FloatRangeSlider
 
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
-from workbench.notebook.draw.timeline import What, lane_color, runs_of
+from workbench.notebook.draw.timeline import FREE, What, lane_colors, runs_of
 from workbench.notebook.views.view import View
 from workbench.torch_api.garbage import uncollected
 
@@ -35,11 +35,14 @@ class TimelineView(View):
         return {"runs": [{"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
                           "lanes": run.lanes, "total_ms": run.total_ms, "exposed_ms": run.exposed_ms,
                           "fates": run.fates(), "spans": bars(run)} for title, run in self._runs.items()],
-                "colors": {lane: lane_color(lane) for run in self._runs.values() for lane in run.lanes}}
+                "colors": lane_colors(lane for run in self._runs.values() for lane in run.lanes)}
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
-    """(lane, name, begin, end, exposed, limit, label, part); adjacent kernels of one module are one bar."""
+    """(lane, name, begin, end, exposed, limit, label, part), exposed where compute waits for it, and no other.
+
+    Adjacent kernels of one module are one bar.
+    """
     found: list[tuple[Any, ...]] = []
     open_: list[Span] = []
 
@@ -57,8 +60,8 @@ def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
             close()
         open_.append(span)
     close()
-    return found + [(s.lane, s.name, _round(s.begin), _round(s.end), _round(s.exposed), s.limit, s.label, s.part)
-                    for s in run.collectives]
+    return found + [(s.lane, s.name, _round(s.begin), _round(s.end), 0 if s.limit in FREE else _round(s.exposed),
+                     s.limit, s.label, s.part) for s in run.collectives]
 
 
 def _round(ms: float) -> float:
