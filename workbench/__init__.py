@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.moments.collective_order import CollectiveOrder
+    from workbench.notebook.moments.list_race import ListRace
     from workbench.notebook.moments.order_pass import order_pass
     from workbench.notebook.moments.partitioner import Partitioner
     from workbench.notebook.moments.pass_chips import PassChips
@@ -88,6 +89,7 @@ _HOMES = {
     "notebook.lessons.lesson": ("Lesson", "load_lesson", "parameters"),
     "notebook.moments.collective_order": ("CollectiveOrder",),
     "notebook.moments.partitioner": ("Partitioner",),
+    "notebook.moments.list_race": ("ListRace",),
     "notebook.moments.pass_chips": ("PassChips",),
     "notebook.moments.placement_lab": ("PlacementLab",),
     "notebook.moments.program_counters": ("ProgramCounters",),

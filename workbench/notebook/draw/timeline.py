@@ -79,7 +79,7 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     figure.legend(handles=legend, loc="outside upper right", ncols=min(len(legend), 6), fontsize=8, frameon=False)
     shown[-1].set_xlabel("ms, " + "; ".join(dict.fromkeys(run.source for run in runs.values())))
     return finish(figure, "A timeline with a lane for compute and one for each process group. "
-                  + "; ".join(lines) + ".", "\n".join(lines))
+                  + "; ".join(lines) + ".", "\n".join(lines), colors=48)
 
 
 def lane_colors(lanes: Iterable[str]) -> dict[str, str]:
