@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py measure FILE.jsonl RECIPE [--set KEY=VALUE ...]     (a GPU; one row)
     torchrun --nproc-per-node N benchmarks/accuracy.py measure ...                    (the recipe on N GPUs)
-    python benchmarks/accuracy.py simulate MEASURED.jsonl DEVICE --json FILE          (no GPU; all rows)
+    python benchmarks/accuracy.py simulate MEASURED.jsonl ... DEVICE --json FILE      (no GPU; all rows)
 
 Each row is the forward and backward of a recipe on one GPU, captured anew for the simulation, on any machine.
 """
@@ -31,14 +31,14 @@ from workbench import load_recipe
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import StepTimeline, simulated
+from workbench.graph.read.simulated_run import StepTimeline, simulated_as_run
+from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.pipeline.build import build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.route import StepState, route, walk
 from workbench.pipeline.step_profile import profile_step, profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
-from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.distributed.fake import new_fake_mode
 from workbench.world.mesh import World, current_world, opened
 
@@ -169,7 +169,7 @@ def main() -> None:
     measure.add_argument("recipe")
     measure.add_argument("--set", nargs="*", default=[])
     simulate = commands.add_parser("simulate")
-    simulate.add_argument("measured", type=Path)
+    simulate.add_argument("measured", type=Path, nargs="+")
     simulate.add_argument("device")
     simulate.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -190,21 +190,25 @@ def main() -> None:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         return
-    rows = [json.loads(line) for line in options.measured.read_text(encoding="utf-8").splitlines()]
-    found = exposed_rows(rows, options.device) if "exposed_nccl_ms" in rows[0] else compute_rows(rows, options.device)
-    data = {"command": f"benchmarks/accuracy.py simulate {options.measured.name} {options.device}",
-            "machine": rows[0]["machine"], "versions": rows[0]["versions"], "device": options.device, "rows": found}
-    if errors := [abs(row["error"]) for row in found if "error" in row]:
-        data["median_absolute_error"] = statistics.median(errors)
+    rows = [json.loads(line) for path in options.measured for line in path.read_text(encoding="utf-8").splitlines()]
+    exposed = "exposed_nccl_ms" in rows[0]
+    found, left = exposed_rows(rows, options.device) if exposed else (compute_rows(rows, options.device), [])
+    names = " ".join(path.name for path in options.measured)
+    data = {"command": f"benchmarks/accuracy.py simulate {names} {options.device}",
+            "machine": rows[0]["machine"], "versions": rows[0]["versions"], "device": options.device, "rows": found,
+            "median_absolute_error": statistics.median(abs(row["error"]) for row in found)}
+    if exposed:
+        data |= {"left_out": left, "ranking": ranking(found, "step_ms", "simulated_step_ms")}
+    else:
         data["ranking"] = ranking(found)
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def simulated_step(recipe: Recipe, device: str, *, launches: bool = False) -> StepTimeline:
     compiled = "full_inductor_compilation" in recipe.pass_names
-    launch_us, view_us = device_spec(device).launching_us(compiled=compiled) if launches else (0.0, 0.0)
     with step_state(recipe, "cpu", lower=False) as state:
-        return simulated(state.pair.by_part, device, fused=compiled, launch_us=launch_us, view_us=view_us)
+        return simulated_as_run(state.forward_backward.by_part, device, compiled=compiled,
+                                replayed=False if launches else None)
 
 
 def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
@@ -220,39 +224,69 @@ def compute_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]
     return found
 
 
-def ranking(rows: list[dict[str, Any]], apart: float = 0.05) -> dict[str, Any]:
+def ranking(rows: list[dict[str, Any]], measured: str = "kernels_ms", simulated: str = "simulated_ms",
+            apart: float = 0.05) -> dict[str, Any]:
     """How many pairs of lists of equal sizes were measured more than `apart` of the shorter step from each other.
 
-    And the pairs that the simulation puts in another order, with their sizes.
+    And the pairs that the simulation puts in another order, with their sizes. measured, simulated: keys of the rows.
     """
     def sizes(row: dict[str, Any]) -> dict[str, str]:
         return {key: value for key, value in row["changes"].items() if key not in ("passes", "joint_passes")}
 
-    pairs = [(a, b) for a, b in itertools.combinations(sorted(rows, key=lambda row: row["kernels_ms"]), 2)
-             if sizes(a) == sizes(b) and b["kernels_ms"] > (1 + apart) * a["kernels_ms"]]
+    pairs = [(a, b) for a, b in itertools.combinations(sorted(rows, key=lambda row: row[measured]), 2)
+             if sizes(a) == sizes(b) and b[measured] > (1 + apart) * a[measured]]
     return {"pairs": len(pairs), "wrong": [{"faster": a["recipe"], "slower": b["recipe"], "changes": sizes(a)}
-                                           for a, b in pairs if a["simulated_ms"] > b["simulated_ms"]]}
+                                           for a, b in pairs if a[simulated] > b[simulated]]}
 
 
-def exposed_rows(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    """The lists of `benchmarks/step_time.py` that are ours and that no reordering pass has changed since."""
+def why_not(recipe: Recipe) -> str:
+    """Why a measured list of ours is no row of the table; "" where it is one."""
+    if "cudagraph" not in recipe.pass_names:
+        return "nothing replays it: its ranks waited for each other's launches, which nothing simulates"
+    if recipe.training.step == "whole":
+        return "the optimizer is in its graph, and no simulated optimizer was held against a measured one"
+    if "async_tensor_parallel" in recipe.pass_names:
+        return "the profile has no operator that multiplies while it sends"
+    return ""
+
+
+def ordered_for(recipe: Recipe) -> str:
+    """The device by whose costs `overlap_collectives` orders; "" where it is not listed."""
+    devices = [spec.options.get("device", OverlapOptions().device) for spec in recipe.passes
+               if spec.name == "overlap_collectives"]
+    return devices[0] if devices else ""
+
+
+def exposed_rows(rows: list[dict[str, Any]], device: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lists of `benchmarks/step_time.py` that are ours, one row a list; and those that are left out, with why.
+
+    error: of the exposure, against the run in which the ranks waited least for each other.
+    """
     runs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if "passes" in row and "overlap_collectives" not in row["recipe"]["passes"]:
-            runs.setdefault(json.dumps(row["recipe"]), []).append(row)
-    found = []
+        if "passes" in row:
+            runs.setdefault(json.dumps([row["variant"], row["recipe"]]), []).append(row)
+    found, left = [], []
     for measured in runs.values():
         given = measured[0]["recipe"]
-        sizes = {f"{section}.{key}": given[section][key] for section, key in (
-            ("model", "flavor"), ("data", "seq_len"), ("data", "batch_per_rank"), ("precision", "param"),
-            ("mesh", "dp_shard"), ("mesh", "tp"), ("training", "deterministic"))}
-        recipe = load_recipe(measured[0]["variant"]).override(measured[0]["changes"]).override(
-            {**sizes, "strict": False})
+        recipe = Recipe.model_validate_json(json.dumps(given)).override({"strict": False})
+        sizes = {"model.flavor": given["model"]["flavor"], "data.seq_len": given["data"]["seq_len"],
+                 "data.batch_per_rank": given["data"]["batch_per_rank"], "step": given["training"]["step"],
+                 **recipe.mesh.axes}
+        about = {"recipe": measured[0]["variant"], "changes": sizes, "axes": recipe.mesh.axes,
+                 "passes": recipe.pass_names, "ordered_for": ordered_for(recipe)}
+        if why := why_not(recipe):
+            left.append({**about, "why": why})
+            continue
         run = simulated_step(recipe, device)
-        found.append({"recipe": measured[0]["variant"], "axes": recipe.mesh.axes, "passes": recipe.pass_names,
-                      "measured_ms": [row["exposed_nccl_ms"] for row in measured], "simulated_ms": run.exposed_ms})
-        print(f"{recipe.name}: {found[-1]['measured_ms']} ms exposed, simulated {run.exposed_ms:.2f}")
-    return found
+        exposed = [row["exposed_nccl_ms"] for row in measured]
+        found.append({**about, "measured_ms": exposed, "simulated_ms": run.exposed_ms,
+                      "error": run.exposed_ms / min(exposed) - 1,
+                      "step_ms": statistics.median(row["step_ms"] for row in measured),
+                      "simulated_step_ms": run.total_ms})
+        print(f"{measured[0]['variant']}: {exposed} ms exposed, simulated {run.exposed_ms:.2f}; step "
+              f"{found[-1]['step_ms']:.1f}, simulated {run.total_ms:.1f}", flush=True)
+    return found, left
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
 FIELDS = ("ph", "cat", "name", "ts", "dur")
-ABOUT = ("device", "stream", "correlation", "Collective name", "In msg nelems", "dtype", "Group size")
+ABOUT = ("device", "stream", "correlation", "Collective name", "In msg nelems", "dtype", "Group size",
+         "Process Group Description", "Process Group Name")
 
 
 def save_trace(step: Callable[[], Any], path: Path) -> None:

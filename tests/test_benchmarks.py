@@ -12,12 +12,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import cloudpickle
 import pytest
 
+from workbench import load_recipe
 from workbench.authoring.author import author
+from workbench.graph.read.simulated_run import StepTimeline
 from workbench.pipeline.train import total_norm
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.devices.profile import MACHINES, load_profile
@@ -100,6 +103,28 @@ def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
     errors = sorted(abs(row["simulated_ms"] / row["kernels_ms"] - 1) for row in found["rows"])
     assert len(errors) >= 12 and load_profile(path).errors["compute"] == pytest.approx(
         (errors[len(errors) // 2] + errors[(len(errors) - 1) // 2]) / 2, abs=5e-4)
+
+
+def test_the_error_of_a_machines_exposure_is_that_of_the_committed_rows() -> None:
+    """Lists with overlap are among them, and none is wrongly ranked."""
+    found = json.loads((RESULTS / "accuracy_exposed_h200x2.json").read_text(encoding="utf-8"))
+    errors = [abs(row["simulated_ms"] / min(row["measured_ms"]) - 1) for row in found["rows"]]
+    assert load_profile(MACHINES / "h200x2.json").errors["exposure"] == pytest.approx(median(errors), abs=5e-4)
+    assert "exposure" not in load_profile(MACHINES / "h200x1.json").errors
+    assert sum("overlap_collectives" in row["passes"] for row in found["rows"]) >= 3
+    assert found["ranking"] == accuracy.ranking(found["rows"], "step_ms", "simulated_step_ms")
+    assert found["ranking"]["pairs"] >= 2 and not found["ranking"]["wrong"]
+
+
+def test_a_list_that_nothing_replays_is_left_out_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "simulated_step", lambda recipe, device: StepTimeline("on paper", (), 10.0, 9.0))
+    measured = {"variant": "a", "passes": [], "exposed_nccl_ms": 2.0, "step_ms": 11.0}
+    bare = load_recipe("llama3_tp")
+    rows = [measured | {"recipe": bare.to_dict()}, measured | {"recipe": bare.to_dict(), "exposed_nccl_ms": 1.0},
+            measured | {"recipe": bare.override({"passes": ["cudagraph"]}).to_dict()}]
+    (row,), (left,) = accuracy.exposed_rows(rows, "h200x2")
+    assert list(row["passes"]) == ["cudagraph"] and row["error"] == -1.0 and row["simulated_step_ms"] == 10.0
+    assert not left["passes"] and left["why"].startswith("nothing replays it")
 
 
 def test_the_ranking_of_lists_is_told_where_they_differ_and_a_wrong_one_is_named() -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
     from workbench.notebook.moments.collective_order import CollectiveOrder
+    from workbench.notebook.moments.list_race import ListRace
     from workbench.notebook.moments.order_pass import order_pass
     from workbench.notebook.moments.partitioner import Partitioner
     from workbench.notebook.moments.pass_chips import PassChips

@@ -18,6 +18,7 @@ CELLS = (
     "from workbench.notebook.moments.placement_lab import PlacementLab\n"
     "from workbench.notebook.moments.program_counters import ProgramCounters\n"
     "from notebook.moments.all_reduces import all_reduces\n"
+    "from notebook.moments.test_list_race import race\n"
     "from notebook.moments.test_partitioner import GatedMLP, NAMES",
     'recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, "joint_passes": [\n'
     '    "activation_checkpointing", "reshard_after_forward"]})\n'
@@ -30,6 +31,7 @@ CELLS = (
     "    joint = capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))\n"
     "show(Partitioner(joint, NAMES))",
     "show(PlacementLab())",
+    "show(race())",
     'with ranks(4, backend="gloo", timeout=5, echo="none") as four:\n'
     "    def record(order):\n"
     "        try:\n"
@@ -66,7 +68,7 @@ def views(notebook: Path, page: Page) -> dict[str, ElementHandle]:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.context.set_offline(True)
     page.goto(html.as_uri(), wait_until="domcontentloaded")
-    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 6")
+    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 7")
     assert errors == []
     found = page.query_selector_all(".wb[data-ready]")
     return {each.get_attribute("data-view") or "": each for each in found}
@@ -137,6 +139,18 @@ def test_placement_lab(views, data, looked_at) -> None:  # type: ignore[no-untyp
     assert int(view.get_attribute("data-bytes")) == best["bytes"] == data["placement"]["best"]
     assert view.get_attribute("data-added") == "0" and best["x"][0] in view.inner_text()
     looked_at("placement_least")
+
+
+def test_list_race(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
+    view, winners = views["race"], data["race"]["winners"]
+    assert view.get_attribute("data-winner") == winners["10 8"] == "early ?"
+    on(view, "10 4", "Enter")
+    assert view.get_attribute("data-winner") == winners["10 4"] == "early"
+    assert "10 tokens, 4 GB/s" in view.inner_text() and "10.10 ms, 0.10 exposed" in view.inner_text()
+    sliders = view.evaluate_handle("""each => [...each.getRootNode().querySelectorAll('label')].filter(
+        label => ['tokens', 'link'].some(name => label.textContent.startsWith(name)))""")
+    assert sliders.evaluate("found => found.map(label => label.querySelector('input').value)") == ["1", "0"]
+    looked_at("race")
 
 
 def test_an_axis_is_dragged(views, page) -> None:  # type: ignore[no-untyped-def]

@@ -163,7 +163,7 @@ def _graphs() -> dict[str, Any]:
     south = SimpleNamespace(name="south", options=SimpleNamespace(buckets=("layers.0", "layer.1")))
     return {"named": {"case": ([SimpleNamespace(name="north"), south], SimpleNamespace(graphs=()))},
             "takes_twice": {"spec": spec}, "saves": {"before": [gather, gather], "after": [gather], "spec": spec},
-            "hides": {"layer": [gather], "products_ms": 1.0, "tokens": 64, "spec": spec},
+            "hides": {"layer": [gather], "products_ms": 1.0, "tokens": 64, "spec": spec, "within": 0.15},
             "finds_gathered": {"saved": {"g": [SimpleNamespace(name="t", gathered="w")]}, "gathers": {"g": {}}},
             "names": {"owner": {"t": "mm"}, "kinds": {"mm": "an activation"}}, "fall": {"low": 8, "high": 10},
             "counts_casts": {"of": empty.graph},

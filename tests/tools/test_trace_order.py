@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ import torch
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN
+from workbench.notebook.draw.colors import GREY
 from workbench.notebook.show import outputs
-from workbench.pipeline.gpu_communication import COMPUTE, COPY, NCCL, SYMMETRIC, kind_of
+from workbench.notebook.views import TimelineView
+from workbench.pipeline.gpu_communication import COMPUTE, COPY, NCCL, SYMMETRIC, kind_of, union, waited_for
+from workbench.pipeline.step_profile import step_profile
 from workbench.tools.timing import trace_file
 from workbench.tools.timing.order import gaps, overlap, read_order
 from workbench.tools.timing.trace_file import read_trace
@@ -153,6 +158,24 @@ def test_a_copy_that_waits_hides_no_collective(order):
     assert step.exposed_ms == 0.1 and not any(c.hidden for c in step.collectives)
 
 
+WAITING = "void cutlass::device_kernel<GemmUniversal<cutlass::gemm::PersistentAsyncInputScheduler<Cooperative>>>(P)"
+
+
+def test_a_product_that_waits_inside_its_kernel_is_compute_and_the_account_says_so(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(WAITING, 0, 100), kernel(GATHER, 50, 120, stream=20), kernel(MM, 120, 150))
+    found = read_order([path])
+    (step,) = found.steps
+    assert kind_of(WAITING) == COMPUTE and step.waiting_ms == 0.1 and step.collectives[0].exposed_ms == 0.02
+    said = "0.10 ms of the compute are products that wait for other ranks inside their kernels, waits included"
+    assert f"up to {said}: a trace does not tell the two apart" in str(found)
+    assert json.loads(found.to_json())["steps"][0]["waiting_ms"] == 0.1
+    profile = step_profile([(WAITING, 0, 100), (GATHER, 50, 120), (MM, 120, 150)])
+    assert profile.waiting_ms == 0.1 and said in str(profile)
+    without = trace(tmp_path / "without.json", kernel(MM, 0, 100))
+    for text in (str(read_order([without])), str(step_profile([(MM, 0, 100)]))):
+        assert "inside" not in text
+
+
 def test_steps_are_told_apart_by_when_their_kernels_were_launched(tmp_path):
     path = trace(tmp_path / "t.json", kernel(MM, 0, 90, launched=-5), kernel(GATHER, 95, 130, stream=20, launched=40),
                  kernel(MM, 140, 200, launched=120), kernel("warm-up", -500, -400, launched=-550),
@@ -197,6 +220,61 @@ def test_a_step_is_shown_as_a_timeline(tmp_path):
     assert timeline.lanes == ["compute", "stream 20"] and timeline.exposed_ms == pytest.approx(0.128)
     assert str(timeline).startswith("measured on NVIDIA H200: 0.19 ms")
     assert len(outputs(timeline, "timeline")) == 2
+
+
+def test_concurrent_communication_is_told_apart_from_hidden(tmp_path):
+    """Compute waits for the one that ends last; the other is concurrent with it, and both count once."""
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 50), kernel("ncclA", 60, 100, stream=20),
+                 kernel("ncclB", 55, 150, stream=21), kernel("ncclC", 151, 190, stream=20), kernel(MM, 150, 200))
+    found = read_order([path])
+    timeline = found.timeline()
+    assert [(s.limit == BEHIND_OTHERS, s.limit == HIDDEN) for s in timeline.collectives] == [
+        (False, False), (True, False), (False, True)]  # in their order on the GPU: B, A, C
+    assert [timeline.exposed_ms, found.steps[0].exposed_ms] == pytest.approx([0.095, 0.095])
+    assert timeline.fates() == "1 of 3 collectives hidden behind compute and 1 behind exposed ones"
+    assert "0.040 ms of it beside other communication" in str(found)
+    picture, view = outputs(timeline, "timeline")
+    assert "stream 20: 1 behind an exposed collective, 1 hidden" in picture.text
+    assert [bar[4] for bar in view.on_runs()["runs"][0]["spans"] if bar[0] == "stream 20"] == [0, 0]
+
+
+@pytest.mark.parametrize("variant", ON_TWO)
+def test_the_timeline_of_a_real_trace_has_a_few_lanes_each_with_its_colour(variant):
+    """A replay's streams are branches of a graph: 19 of them are one lane for each kind of communication."""
+    found = read_order([RESULTS / f"traces_h200x2/{variant}.rank0.json.gz"])
+    timeline = found.timeline(1)
+    answer = TimelineView(timeline).on_runs()
+    assert list(answer["colors"]) == timeline.lanes and 3 <= len(timeline.lanes) <= 4
+    assert len(set(answer["colors"].values())) == len(timeline.lanes) and GREY not in answer["colors"].values()
+    assert any(lane.startswith("replayed AllGather") for lane in timeline.lanes) is ("cudagraph" in variant)
+    assert timeline.exposed_ms == pytest.approx(found.steps[1].exposed_ms)
+
+
+def test_what_is_laid_beside_an_exposed_collective_of_a_real_trace_is_concurrent(tmp_path):
+    whole = json.loads(gzip.decompress((RESULTS / "traces_h200x2/eager.rank0.json.gz").read_bytes()))
+    nccl = [e for e in whole["traceEvents"] if "nccl" in e["name"]]
+    before = read_order([RESULTS / "traces_h200x2/eager.rank0.json.gz"]).timeline(1)
+    exposed = max(before.collectives, key=lambda span: span.exposed)
+    event = next(e for e in nccl if abs(e["dur"] / 1e3 - exposed.ms) < 1e-6)
+    inside = {"ts": event["ts"] + event["dur"] / 4, "dur": event["dur"] / 2}
+    whole["traceEvents"].append(event | inside | {"args": event["args"] | {
+        "stream": 99, "Process Group Description": '"mesh_tp"'}})
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(whole))
+    after = read_order([path]).timeline(1)
+    assert [s.limit for s in after.collectives if s.lane == "tp"] == [BEHIND_OTHERS]
+    assert after.exposed_ms == pytest.approx(before.exposed_ms)
+
+
+def test_compute_waits_for_the_communication_that_ends_last():
+    chosen = random.Random(1)
+    for _ in range(200):
+        busy = union(sorted(chosen.sample(range(40), 2)) for _ in range(3))
+        talk = [tuple(sorted(chosen.sample(range(40), 2))) for _ in range(4)]
+        idle = [t for t in range(40) if not brute(busy, t, t + 1)]
+        last = Counter(max((end, i) for i, (begin, end) in running)[1] for t in idle
+                       if (running := [(i, span) for i, span in enumerate(talk) if span[0] <= t < span[1]]))
+        assert waited_for(busy, talk) == [last[i] for i in range(4)]
 
 
 def brute(intervals, begin, end):

@@ -19,7 +19,8 @@ class PassRecord:
 
     `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
     so both stay unchanged. Seconds are wall time; copying the graph counts as verification. at_capture: the capture had
-    done the pass's work, so `before` is no graph to compare `after` with.
+    done the pass's work, so `before` is no graph to compare `after` with. compiled, replayed: whether the step that was
+    built is lowered by a compiler, and launched as CUDA graphs; None where no step was built.
     """
 
     name: str
@@ -31,6 +32,8 @@ class PassRecord:
     verify_seconds: float
     verdicts: list[Verdict] = field(default_factory=list)
     at_capture: bool = False
+    compiled: bool = False
+    replayed: bool | None = None
     _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

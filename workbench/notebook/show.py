@@ -42,7 +42,9 @@ VIEWS = ("graph", "passes", "timeline", "memory")
 def show(what: Any, view: str = "", *, device: str = "h100", measured: int | StepTimeline | None = None) -> None:
     """Display a static picture of `what`, and then, as a separate output, the view to explore it.
 
-    `view` selects one of an object's pictures: "graph", "passes", "timeline" (simulated on `device`) or "memory".
+    `view` selects one of an object's pictures: "graph", "passes", "timeline" (simulated on `device`) or "memory". The
+    timeline of a build, and of its records, charges fused kernels where a compiler follows, and launches where nothing
+    is replayed; that of a graph charges each operator as a kernel, and no launch.
     `measured` is drawn beside the estimate: a GPU's timeline, or its peak in bytes. Outside a notebook the text forms
     are printed.
     Raises WorkbenchError for an object without such a picture, and lists those that have one.
@@ -129,13 +131,14 @@ def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | N
         raise WorkbenchError(f"show(..., {view!r}, measured=...) takes "
                              + ("a StepTimeline, as measured(step, pair) returns it" if view == "timeline" else
                                 "a peak in bytes"))
+    compiled, replayed = (what.compiled, what.replayed) if isinstance(what, Built) else (False, None)
     if isinstance(what, Built):
         what = what.step.pair
     if isinstance(what, JointGraph):
         what = what.graph
     if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping):
         with uncollected():
-            runs = runs_of(what, device)  # once for both
+            runs = runs_of(what, device, compiled=compiled, replayed=replayed)  # once for both
         if isinstance(measured, StepTimeline):
             runs["measured"] = measured
         return [draw.timeline(runs), TimelineView(runs), PageScript()]

@@ -48,6 +48,20 @@ class Built:
     captured: GraphModule | None = field(default=None, repr=False)
     flop: int = 0
 
+    def __post_init__(self) -> None:
+        for record in self.records:
+            record.compiled, record.replayed = self.compiled, self.replayed
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler lowered the step."""
+        return any(r.stage is Stage.LOWERING for r in self.records)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the step is launched as CUDA graphs."""
+        return any(r.stage is Stage.REPLAY for r in self.records)
+
     def __repr__(self) -> str:
         rows = ", ".join(f"{r.name} {r.outcome}" for r in self.records) or "no passes"
         return f"Built({title(self.authored)} on {self.authored.world.kind}: {rows})"

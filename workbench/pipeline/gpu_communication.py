@@ -16,14 +16,27 @@ def kind_of(name: str) -> str:
     """COMPUTE, or how the event communicates: by NCCL, by a copy from GPU to GPU, or through symmetric memory.
 
     Names as CUPTI gives them; those of symmetric memory are the kernels of
-    torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu. A fused operator that waits inside its own kernel
-    counts as COMPUTE, since its name does not say for how long it waits.
+    torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu. A fused operator that `waits_inside` its own kernel
+    counts as COMPUTE.
     """
     if "nccl" in name.lower():
         return NCCL
     if name.startswith("Memcpy"):
         return COPY if "PtoP" in name else COMPUTE
     return SYMMETRIC if _SYMMETRIC.search(name) else COMPUTE
+
+
+def waits_inside(name: str) -> bool:
+    """Whether the kernel multiplies and waits for what other ranks send: for how long it waits, no profile says.
+
+    It is torch.ops.symm_mem._async_input_mm, a part of fused_all_gather_matmul.
+    """
+    return "PersistentAsyncInput" in name
+
+
+def waits_counted(ms: float) -> str:
+    """What an account says of the kernels that wait inside, which take `ms`."""
+    return f"{ms:,.2f} ms of the compute are products that wait for other ranks inside their kernels, waits included"
 
 
 def host_copy(name: str) -> bool:
@@ -50,6 +63,19 @@ def length(intervals: Sequence[Interval]) -> float:
 def overlap(intervals: Sequence[Interval], begin: float, end: float) -> float:
     """How much of the time from begin to end the intervals cover; they are as `union` returns them."""
     return end - begin - length(gaps(intervals, begin, end))
+
+
+def waited_for(busy: Sequence[Interval], talk: Sequence[Interval]) -> list[float]:
+    """For how long nothing but each communication keeps compute from running.
+
+    Where several run at once, that is the one that ends last. busy: when compute runs, as `union` returns it.
+    """
+    found, first = [0.0] * len(talk), float("inf")
+    for i in sorted(range(len(talk)), key=lambda i: (talk[i][1], i), reverse=True):
+        begin, end = talk[i]
+        found[i] = length(gaps(busy, begin, min(end, max(begin, first))))
+        first = min(first, begin)
+    return found
 
 
 def gaps(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline, simulated
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline import gpu_communication as gpu
 from workbench.pipeline.step_profile import profiled
@@ -112,7 +112,8 @@ def _match(nccl: Sequence[Kernel], lanes: dict[str, list[Span]]) -> dict[Kernel,
 
 def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], source: str) -> StepTimeline:
     """The profile as a StepTimeline. A collective counts as hidden where compute covers 95 % of it. Otherwise its limit
-    says whether the CPU launched the compute that follows too late to begin before the middle of it.
+    says whether the CPU launched the compute that follows too late to begin before the middle of it, or whether
+    compute waits for other communication that ends later.
 
     A kernel that fits no process group gets a lane of its stream, named by the stream's number.
     """
@@ -126,13 +127,16 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
         lanes.setdefault(span.lane, []).append(span)
     matched = _match(nccl, lanes)
     compute.sort(key=lambda k: k.begin)
-    for k in nccl:
+    for k, waited in zip(nccl, gpu.waited_for(busy, [(k.begin, k.end) for k in nccl]), strict=True):
         alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
         known = matched.get(k, Span(k.name, f"stream {k.stream}", 0.0, 0.0))
         after = bisect(compute, k.begin, key=lambda c: c.begin)
         following = compute[after].launched if after < len(compute) else float("-inf")
         limit = CPU_LATE if following + START_US > (k.begin + k.end) / 2 else _ALONE
+        if limit == _ALONE and waited < 0.05 * (k.end - k.begin):
+            limit = BEHIND_OTHERS
         spans.append(Span(known.name, known.lane, (k.begin - start) / 1e3, (k.end - start) / 1e3, alone,
-                          HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else limit, known.label, known.part))
+                          HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else limit, known.label, known.part,
+                          alone - waited / 1e3))
     end = max((k.end for k in kernels), default=start)
     return StepTimeline(source, tuple(spans), (end - start) / 1e3, gpu.length(busy) / 1e3)

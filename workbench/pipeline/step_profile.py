@@ -12,7 +12,16 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workbench.pipeline.gpu_communication import COMPUTE, Interval, host_copy, kind_of, length, union
+from workbench.pipeline.gpu_communication import (
+    COMPUTE,
+    Interval,
+    host_copy,
+    kind_of,
+    length,
+    union,
+    waits_counted,
+    waits_inside,
+)
 from workbench.torch_api.unchanged import unchanged
 
 LONGEST, NAME = 20, 120
@@ -28,7 +37,8 @@ class StepProfile:
 
     exposed_by: what would be exposed if this kind of collective were the only one, by the name of NCCL's kernel.
     longest: the kernels, by name, that take most of all, with their time together. copies_ms: copies to pinned host
-    memory and back; exposed_copies_ms: those that no compute hides.
+    memory and back; exposed_copies_ms: those that no compute hides. waiting_ms: of kernels_ms, products that wait for
+    other ranks inside their kernels, with their waits.
     """
 
     kernels_ms: float
@@ -40,10 +50,12 @@ class StepProfile:
     longest: dict[str, float] = field(default_factory=dict)
     copies_ms: float = 0.0
     exposed_copies_ms: float = 0.0
+    waiting_ms: float = 0.0
 
     def __str__(self) -> str:
         copied = (f" host copies {self.copies_ms:,.1f} ms, {self.exposed_copies_ms:,.1f} ms of it exposed;"
                   if self.copies_ms else "")
+        copied += f" {waits_counted(self.waiting_ms)};" if self.waiting_ms else ""
         return (f"kernels {self.kernels_ms:,.1f} ms, NCCL {self.nccl_ms:,.1f} ms, {self.exposed_nccl_ms:,.1f} ms of it "
                 f"exposed;{copied} {self.kernels:,} kernels in {self.launches:,} launches")
 
@@ -71,7 +83,8 @@ def step_profile(kernels: Sequence[tuple[str, float, float]], launches: int = 0)
     exposed = {kind: (covered(spans + compute) - busy) / 1e3 for kind, spans in nccl.items()}
     return StepProfile(busy / 1e3, covered(every) / 1e3, (covered(every + compute) - busy) / 1e3, len(kernels),
                        launches, exposed, dict(spent.most_common(LONGEST)), covered(copies) / 1e3,
-                       (covered(copies + compute) - busy) / 1e3)
+                       (covered(copies + compute) - busy) / 1e3,
+                       covered((begin, end) for name, begin, end in kernels if waits_inside(name)) / 1e3)
 
 
 def since(events: Sequence[Any], mark: str) -> list[Any]:

@@ -14,7 +14,7 @@ from workbench.checks.static import Seen
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.simulated_run import simulated
+from workbench.graph.read.simulated_run import simulated_as_run
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned
 
@@ -48,15 +48,15 @@ class Figures:
         return found
 
 
-def figures_of(pair: ForwardBackward, seen: Seen, device: str, *, fused: bool = False) -> Figures:
-    """The figures of a pair. seen: what checks have read from its graphs. fused: a compiler has lowered them.
+def figures_of(pair: ForwardBackward, seen: Seen, device: str, *, compiled: bool = False) -> Figures:
+    """The figures of a pair. seen: what checks have read from its graphs. compiled: a compiler has lowered them.
 
     WorkbenchError for an unknown device.
     """
     moved, launched = moved_bytes(seen.collectives(pair.graphs))
     names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
     estimate = seen(memory.estimate, pair.graphs)
-    run = simulated(pair.by_part, device, fused=fused)
+    run = simulated_as_run(pair.by_part, device, compiled=compiled, replayed=None)
     return Figures({name: launched[key] for key, name in names.items()}, {name: moved[key] for key, name in
                    names.items()}, {part: estimate[f"peak_{part}"] for part in pair.by_part}, estimate["saved"],
                    device, run.total_ms, run.compute_ms, run.exposed_ms)

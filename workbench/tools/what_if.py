@@ -23,6 +23,7 @@ from workbench.graph.read.cost import device_spec
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.route import Progress, StepState, route, upto
 from workbench.pipeline.train import deterministic
+from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe, diff_recipes
 from workbench.recipe.sections import PassSpec, listed
 from workbench.recipe.wording import aligned
@@ -164,7 +165,7 @@ class Study:
             assert state is not None
             if last not in self._figures:
                 self._figures[last] = figures_of(state.forward_backward, state.seen, self.device,
-                                                 fused=state.bodies is not None)
+                                                 compiled=any(r.stage is Stage.LOWERING for r in state.records))
             schedule = collectives.exchange(state.graphs)  # every time, so that no rank waits for another
         self._stages = stages
         self._forget([stage.key for stage in stages])

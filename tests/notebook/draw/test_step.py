@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from torch.fx import symbolic_trace
 
+from benchmarks import accuracy
 from workbench import WorkbenchError, build, fake_world, load_recipe
 from workbench.checks.record import PassRecord
+from workbench.graph.read.cost import device_spec
 from workbench.graph.read.diff import diff
 from workbench.graph.read.memory import live_bytes
 from workbench.graph.read.simulated_run import StepTimeline, simulated
@@ -85,6 +88,30 @@ def test_a_timeline_before_and_after(built):
         run = simulated(dict(zip(record.parts, graphs, strict=True)))
         assert f"{when} transformer_block_bucketing: {run}" in text
     assert "dp_shard.gather: " in text and "hidden" in text
+
+
+LOWERED, REPLAYED = (PassRecord(name, stage, None, (), (), 0.0, 0.0) for name, stage in (
+    ("full_inductor_compilation", Stage.LOWERING), ("cudagraph", Stage.REPLAY)))
+
+
+@pytest.mark.parametrize("more", [[], [LOWERED], [LOWERED, REPLAYED], [REPLAYED]], ids=lambda more: f"{len(more)} more")
+def test_a_builds_timeline_charges_what_runs(built, more):
+    """Fused kernels behind a compiler, launches where nothing is replayed; a record of the build charges the same."""
+    made, launch = replace(built, records=[*built.records, *more]), device_spec("h200x1").launching_us(
+        compiled=LOWERED in more)
+    wanted = simulated(built.step.pair.by_part, "h200x1", fused=LOWERED in more, launch_us=launch[0], view_us=launch[1],
+                       replayed=REPLAYED in more)
+    assert str(wanted) in outputs(made, "timeline", device="h200x1")[0].text
+    assert str(wanted) in outputs(built.records[-1], "timeline", device="h200x1")[0].text
+    bare = simulated(built.step.pair.by_part, "h200x1")
+    assert str(bare) in outputs(built.step.pair, "timeline", device="h200x1")[0].text
+    assert (wanted.total_ms > 2 * bare.total_ms) is (REPLAYED not in more)
+
+
+def test_a_builds_timeline_has_the_step_that_the_accuracy_table_simulates(built):
+    run = accuracy.simulated_step(RECIPE, "h200x1", launches=True)
+    shown = outputs(replace(built), "timeline", device="h200x1")[1].on_runs()["runs"]
+    assert [each["total_ms"] for each in shown] == [run.total_ms]
 
 
 def test_a_measured_timeline_stands_beside_the_simulated_one(built):

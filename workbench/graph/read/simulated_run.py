@@ -24,11 +24,12 @@ CPU_LATE = "the CPU launched the next compute too late"  # of a measured step
 
 
 class Span(NamedTuple):
-    """One node on its lane, in milliseconds. exposed: how long compute stood still for it.
+    """One node on its lane, in milliseconds. exposed: how long compute stood still meanwhile. shared: of that, how long
+    another collective ran that ended later; 0 in a simulation, where compute waits for one at a time.
 
     limit, of a collective: "hidden" if it runs beside compute; "behind an exposed collective" if it adds no time, but
-    runs mostly while compute waits for another; or the reason why it is exposed: bandwidth, latency, a queue on its
-    process group, or no compute between launch and wait. "" for compute.
+    is concurrent with another one, for which compute waits; or the reason why it is exposed: bandwidth, latency, a
+    queue on its process group, or no compute between launch and wait. "" for compute.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Span(NamedTuple):
     limit: str = ""
     label: str = ""
     part: str = ""
+    shared: float = 0.0
 
     @property
     def ms(self) -> float:
@@ -56,7 +58,7 @@ class StepTimeline:
 
     @property
     def exposed_ms(self) -> float:
-        return sum(span.exposed for span in self.spans)
+        return sum(span.exposed - span.shared for span in self.spans)
 
     @property
     def collectives(self) -> list[Span]:
@@ -124,8 +126,21 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
         compute += sum(span.ms for span in found if span.lane == COMPUTE)
         spans += found
         start += total
-    paid = f", {launch_us:g} µs a launch" if launch_us else ""
-    return StepTimeline(f"simulated on {spec.name}, {spec.trust}{paid}", tuple(spans), max(start, cpu), compute)
+    how = ", kernels fused" if fused else ""
+    if launch_us:
+        how += f", {launch_us:.3g} µs a launch"
+    return StepTimeline(f"simulated on {spec.name}, {spec.trust}{how}", tuple(spans), max(start, cpu), compute)
+
+
+def simulated_as_run(graphs: GraphModule | Mapping[str, GraphModule], device: str | DeviceSpec, *, compiled: bool,
+                     replayed: bool | None) -> StepTimeline:
+    """`simulated`, charged as the graphs run: fused kernels where they are `compiled`, and the CPU's launches.
+
+    The launches are as measured of the device; none are charged on a device without, or where `replayed` is None: not
+    known.
+    """
+    launch, view = (0.0, 0.0) if replayed is None else device_spec(device).launching_us(compiled=compiled)
+    return simulated(graphs, device, fused=compiled, launch_us=launch, view_us=view, replayed=bool(replayed))
 
 
 def _launched(costs: Costs, launch: float, view: float, cpu: float, replayed: bool) -> tuple[dict[Node, float], float]:

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.launch_bound import Pace
-from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, StepTimeline, simulated, simulated_as_run
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY, YELLOW
 from workbench.notebook.draw.graphs import by_title
 from workbench.notebook.draw.picture import Picture, finish, panels
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _COLORS = {COMPUTE: BLUE, "dp_shard": ORANGE, "dp_shard.gather": YELLOW, "tp": GREEN, "ep": PINK,
            "dp_replicate": SKY, "ep_shard": "#8c564b"}
-_FREE = HIDDEN, BEHIND_OTHERS
+FREE = HIDDEN, BEHIND_OTHERS
 _EDGE = RED  # of an exposed collective
 _WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
@@ -34,12 +34,19 @@ What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[Ste
         | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
 
 
-def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTimeline]:
-    """The runs to draw, by title: of a pass's record, before and after it; given runs stay as they are."""
+def runs_of(what: What, device: str | DeviceSpec = "h100", *, compiled: bool = False,
+            replayed: bool | None = None) -> dict[str, StepTimeline]:
+    """The runs to draw, by title: of a pass's record, before and after it; given runs stay as they are.
+
+    compiled, replayed: see `simulated_as_run`; a record knows them.
+    """
     if isinstance(what, StepTimeline):
         return {what.source: what}
     if isinstance(what, GraphModule | ForwardBackward | PassRecord):
-        return {title: simulated(graphs, device) for title, graphs in by_title(what, "step").items()}
+        if isinstance(what, PassRecord):
+            compiled, replayed = what.compiled, what.replayed
+        return {title: simulated_as_run(graphs, device, compiled=compiled, replayed=replayed)
+                for title, graphs in by_title(what, "step").items()}
     if isinstance(what, Mapping):
         if runs := {title: run for title, run in what.items() if isinstance(run, StepTimeline)}:
             return runs
@@ -50,43 +57,49 @@ def runs_of(what: What, device: str | DeviceSpec = "h100") -> dict[str, StepTime
 def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
     """Simulated by the cost model, before and after a pass; or measured, where `what` is a measured StepTimeline.
 
-    Each process group has its own colour. Hatched parts of the compute lane wait for a collective: exposed
-    communication. Such a collective has a red edge, as in the views. Text: how many collectives of each lane have
-    which limit.
+    Each process group has its own colour, as in the views. Hatched parts of the compute lane wait for a collective:
+    exposed communication. Such a collective has a red edge; one that is concurrent with it has none. Text: how many
+    collectives of each lane have which limit.
     """
     runs = runs_of(what, device)
-    order = list(dict.fromkeys(lane for run in runs.values() for lane in run.lanes))
+    colors = lane_colors(lane for run in runs.values() for lane in run.lanes)
+    order = list(colors)
     lanes = [sorted(run.lanes, key=order.index) for run in runs.values()]
     heights = [0.55 + 0.34 * len(own) for own in lanes]
     figure, shown = panels(9.6, 0.75 + sum(heights), len(runs), sharex=True, height_ratios=heights)
     lines = []
     for axes, (title, run), own in zip(shown, runs.items(), lanes, strict=True):
-        _panel(axes, run, own)
+        _panel(axes, run, own, colors)
         axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
                        fontsize=9.5, loc="left")
         lines += _lines(title, run)
-    legend = [Patch(color=BLUE, label="compute"), Patch(**_WAITS, label="compute waits: exposed"),
+    legend = [*(Patch(color=color, label=lane) for lane, color in colors.items()),
+              Patch(**_WAITS, label="compute waits: exposed"),
               Patch(facecolor=PAPER, edgecolor=_EDGE, label="exposed collective")]
-    figure.legend(handles=legend, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles=legend, loc="outside upper right", ncols=min(len(legend), 6), fontsize=8, frameon=False)
     shown[-1].set_xlabel("ms, " + "; ".join(dict.fromkeys(run.source for run in runs.values())))
     return finish(figure, "A timeline with a lane for compute and one for each process group. "
-                  + "; ".join(lines) + ".", "\n".join(lines))
+                  + "; ".join(lines) + ".", "\n".join(lines), colors=48)
 
 
-def lane_color(lane: str) -> str:
-    """The same colour for a process group in every picture; grey for one without a mesh axis."""
-    return _COLORS.get(lane, GREY)
+def lane_colors(lanes: Iterable[str]) -> dict[str, str]:
+    """The same colour for a mesh axis's process group in every picture. Other groups get the colours that are left, in
+    their order, and grey when none is.
+    """
+    found = {lane: _COLORS.get(lane, "") for lane in lanes}
+    left = [color for color in _COLORS.values() if color != BLUE and color not in found.values()]
+    return {lane: color or (left.pop(0) if left else GREY) for lane, color in found.items()}
 
 
-def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str]) -> None:
+def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str], colors: Mapping[str, str]) -> None:
     work = bars((s.begin, s.end) for s in run.spans if s.lane == COMPUTE)
     axes.broken_barh(work, (-0.4, 0.8), color=BLUE, linewidth=0)
-    waits = [(s.end - s.exposed, s.exposed) for s in run.collectives if s.exposed > 0]
+    waits = [(s.end - s.exposed, s.exposed) for s in run.collectives if s.limit not in FREE]
     axes.broken_barh(waits, (-0.4, 0.8), **_WAITS)
     for i, lane in enumerate(lanes[1:], 1):
         for edge, shown in (("none", False), (_EDGE, True)):
-            spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit not in _FREE) == shown]
-            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=lane_color(lane), edgecolor=edge, linewidth=1.5)
+            spans = [(s.begin, s.ms) for s in run.spans if s.lane == lane and (s.limit not in FREE) == shown]
+            axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=colors[lane], edgecolor=edge, linewidth=1.5)
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
     axes.set(ylim=(len(lanes) - 0.2, -0.55))
     axes.set_xlim(left=0)
@@ -108,7 +121,7 @@ def _lines(title: str, run: StepTimeline) -> list[str]:
     by_lane: dict[str, Counter[str]] = {}
     for span in run.collectives:
         by_lane.setdefault(span.lane, Counter())[span.limit or "not matched"] += 1
-    return lines + [f"  {lane}: " + ", ".join(f"{n} {limit}" if limit in _FREE else f"{n} exposed ({limit})"
+    return lines + [f"  {lane}: " + ", ".join(f"{n} {limit}" if limit in FREE else f"{n} exposed ({limit})"
                                               for limit, n in sorted(found.items()))
                     for lane, found in by_lane.items()]
 

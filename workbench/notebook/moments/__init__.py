@@ -2,6 +2,7 @@
 
     collective_order  move a collective's start and wait
     graders           what a checkpoint takes of them
+    list_race         which list of passes is fastest, by tokens and link
     moment            the base of all of them
     order_pass        an order made by hand, as a pass
     page              what makes them work in a page without a kernel

@@ -20,7 +20,7 @@ from workbench.graph.read.nodes import is_compute, module_path
 from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import Costs, costs_of
 from workbench.notebook.draw.picture import Picture
-from workbench.notebook.draw.timeline import lane_color, timeline
+from workbench.notebook.draw.timeline import lane_colors, timeline
 from workbench.notebook.moments.moment import Moment
 from workbench.notebook.moments.order_pass import difference, reorder
 from workbench.passes.overlap_collectives import OverlapOptions
@@ -136,7 +136,7 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
         "names": [n.name for n in nodes], "modules": [module_path(n) for n in nodes],
         "ms": [costs.collective.get(n, costs.compute[n]) for n in nodes],
         "group": [groups.index(costs.group[n]) if n in costs.group else -1 for n in nodes],
-        "lanes": lanes, "colors": [lane_color("compute"), *map(lane_color, lanes)],
+        "lanes": lanes, "colors": list(lane_colors(["compute", *lanes]).values()),
         "waits": [at[costs.waits[n]] if n in costs.waits else -1 for n in nodes],
         "movable": [int(n in costs.collective or n in starts) for n in nodes],
         "heavy": [int(n in heavy) for n in nodes], "needs": [sorted(at[m] for m in needs[n]) for n in nodes],

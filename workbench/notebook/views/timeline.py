@@ -9,7 +9,7 @@ from ipywidgets import FloatRangeSlider
 
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import COMPUTE, Span, StepTimeline
-from workbench.notebook.draw.timeline import What, lane_color, runs_of
+from workbench.notebook.draw.timeline import FREE, What, lane_colors, runs_of
 from workbench.notebook.views.controls import OwnData
 from workbench.torch_api.garbage import uncollected
 
@@ -25,8 +25,8 @@ class TimelineView(OwnData):
     @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
         runs = runs_of(what, device)
-        super().__init__("timeline", title, {"runs": [_drawn(name, run) for name, run in runs.items()], "colors": {
-            lane: lane_color(lane) for run in runs.values() for lane in run.lanes}})
+        super().__init__("timeline", title, {"runs": [_drawn(name, run) for name, run in runs.items()], "colors": lane_colors(
+            lane for run in runs.values() for lane in run.lanes)})
         end = max(run.total_ms for run in runs.values()) or 1.0
         self.window = (0.0, end)
         slider = FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")
@@ -35,11 +35,15 @@ class TimelineView(OwnData):
 
 def _drawn(title: str, run: StepTimeline) -> dict[str, Any]:
     return {"title": f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms exposed ({run.source})",
-            "lanes": run.lanes, "total_ms": run.total_ms, "fates": run.fates(), "spans": bars(run)}
+            "lanes": run.lanes, "total_ms": run.total_ms, "exposed_ms": run.exposed_ms, "fates": run.fates(),
+            "spans": bars(run)}
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
-    """(lane, name, begin, end, exposed, limit, label, part); adjacent kernels of one module are one bar."""
+    """(lane, name, begin, end, exposed, limit, label, part), exposed where compute waits for it, and no other.
+
+    Adjacent kernels of one module are one bar.
+    """
     found: list[tuple[Any, ...]] = []
     open_: list[Span] = []
 
@@ -57,8 +61,8 @@ def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
             close()
         open_.append(span)
     close()
-    return found + [(s.lane, s.name, _round(s.begin), _round(s.end), _round(s.exposed), s.limit, s.label, s.part)
-                    for s in run.collectives]
+    return found + [(s.lane, s.name, _round(s.begin), _round(s.end), 0 if s.limit in FREE else _round(s.exposed),
+                     s.limit, s.label, s.part) for s in run.collectives]
 
 
 def _round(ms: float) -> float:

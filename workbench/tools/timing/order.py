@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
-from workbench.pipeline.gpu_communication import COMPUTE, Interval, gaps, length, overlap, union
+from workbench.pipeline.gpu_communication import (
+    COMPUTE,
+    Interval,
+    gaps,
+    length,
+    overlap,
+    union,
+    waited_for,
+    waits_counted,
+    waits_inside,
+)
 from workbench.recipe.wording import aligned, json_text
 from workbench.tools.timing.trace_file import GpuEvent, TracedStep, TraceFile, read_trace
 
@@ -53,7 +64,10 @@ class TracedCollective:
 
 @dataclass(frozen=True)
 class StepOrder:
-    """One step of one rank, in milliseconds. idle_ms: between its first and last event, nothing runs on the GPU."""
+    """One step of one rank, in milliseconds. idle_ms: between its first and last event, nothing runs on the GPU.
+
+    waiting_ms: of the compute, kernels that wait for other ranks inside, with their waits.
+    """
 
     step: str
     rank: int | None
@@ -64,6 +78,7 @@ class StepOrder:
     idle_ms: float
     launches: int
     collectives: tuple[TracedCollective, ...] = field(repr=False)
+    waiting_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,16 +94,25 @@ class TraceOrder:
         return json_text({"device": self.device, "steps": [asdict(step) for step in self.steps]})
 
     def timeline(self, number: int = 0) -> StepTimeline:
-        """A step as `show(..., "timeline")` draws it: a lane for compute, one for each stream that communicates."""
+        """A step as `show(..., "timeline")` draws it: a lane for compute, and one for each process group.
+
+        Where the trace does not name the group, its stream has a lane; in a replayed CUDA graph, where streams are
+        branches of the graph, each kind of communication has one.
+        """
+        from workbench.graph.read.simulated_run import BEHIND_OTHERS, Span, StepTimeline
         from workbench.graph.read.simulated_run import HIDDEN as HIDDEN_LIMIT
-        from workbench.graph.read.simulated_run import Span, StepTimeline
 
         step, events = self.steps[number], self.traced[number].events
         start = events[0].begin
         spans = [Span(e.name, "compute", (e.begin - start) / 1e3, (e.end - start) / 1e3)
                  for e in events if e.kind == COMPUTE]
-        spans += [Span(f"{c.number} {c.name}", f"stream {c.stream}", c.begin_ms, c.begin_ms + c.ms, c.exposed_ms,
-                       c.why or HIDDEN_LIMIT, c.about) for c in step.collectives]
+        compute = [e for e in events if e.kind == COMPUTE]
+        talk = [e for e in events if e.kind != COMPUTE]
+        waited = waited_for(_covered(compute), [(e.begin, e.end) for e in talk])
+        for c, e, us in zip(step.collectives, talk, waited, strict=True):
+            limit = HIDDEN_LIMIT if c.hidden else BEHIND_OTHERS if us < HIDDEN * 1e3 * c.ms else c.why
+            spans.append(Span(f"{c.number} {c.name}", _lane(e), c.begin_ms, c.begin_ms + c.ms, c.exposed_ms, limit,
+                              c.about, shared=c.exposed_ms - us / 1e3))
         return StepTimeline(f"measured on {self.device}", tuple(spans), step.span_ms, step.compute_ms)
 
     def __str__(self) -> str:
@@ -100,6 +124,8 @@ class TraceOrder:
                  f"{sum(c.hidden for c in s.collectives)} of {len(s.collectives)}") for s in self.steps]
         lines = [f"traced on {self.device}; milliseconds", *aligned([heads, *rows], range(1, len(heads)))]
         last = self.steps[-1]
+        if waiting := max(step.waiting_ms for step in self.steps):
+            lines.append(f"up to {waits_counted(waiting)}: a trace does not tell the two apart")
         costly = sorted((c for c in last.collectives if c.why), key=lambda c: -c.exposed_ms)[:SHOWN]
         if costly:
             where = last.step + (f" on rank {last.rank}" if several else "")
@@ -108,12 +134,21 @@ class TraceOrder:
             about = f" ({c.about})" if c.about else ""
             lines.append(f"  {c.number:>4} {_short(c.name)}{about}: {c.exposed_ms:,.3f} of {c.ms:,.3f} ms exposed: "
                          f"{c.why}")
+            if c.shared_ms > HIDDEN * c.ms:
+                lines.append(f"       {c.shared_ms:,.3f} ms of it beside other communication")
             if c.waits_ms is not None and c.waits_ms > HIDDEN * c.ms:
                 lines.append(f"       {c.waits_ms:,.3f} ms of it waiting for the rank that came last")
             if c.behind:
                 lines.append("       hidden behind " + ", ".join(f"{_short(name)} {ms:,.3f}"
                                                                  for name, ms in list(c.behind.items())[:3]))
         return "\n".join(lines)
+
+
+def _lane(e: GpuEvent) -> str:
+    if e.group or not e.graph:
+        return e.group or f"stream {e.stream}"
+    found = re.match(r"nccl\w*?Kernel_([A-Za-z]+)", e.name)
+    return f"replayed {found[1] if found else e.kind}"
 
 
 def _short(name: str) -> str:
@@ -188,7 +223,8 @@ def _step_order(step: TracedStep, rank: int | None) -> StepOrder:
                                       dict(behind.most_common()), why))
     return StepOrder(step.name, rank, (end - start) / 1e3, length(busy) / 1e3, length(talking) / 1e3,
                      (length(everything) - length(busy)) / 1e3, (end - start - length(everything)) / 1e3,
-                     step.launches, tuple(found))
+                     step.launches, tuple(found),
+                     length(_covered([e for e in compute if waits_inside(e.name)])) / 1e3)
 
 
 def _why(e: GpuEvent, compute: Sequence[GpuEvent], by_end: Sequence[GpuEvent], before: GpuEvent | None) -> str:

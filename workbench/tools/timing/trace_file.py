@@ -16,6 +16,8 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import kind_of
 
+NAME = 20
+"""Letters of a process group's name that are kept: some are hashes."""
 LATEST = 1e18
 """Microseconds: a time beyond is none of a clock's."""
 MOST_BYTES = 1 << 30
@@ -29,8 +31,8 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 class GpuEvent:
     """A kernel, copy or fill. begin, end: microseconds. launched: when the CPU's call ended; None where unknown.
 
-    kind: see `kind_of`. graph: whether a CUDA graph launched it. about: what the trace says of a
-    collective: its name, group and bytes.
+    kind: see `kind_of`. graph: whether a CUDA graph launched it. about, group: what the trace says of a collective, and
+    of its process group.
     """
 
     name: str
@@ -41,6 +43,7 @@ class GpuEvent:
     launched: float | None = None
     graph: bool = False
     about: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,4 +181,10 @@ def _event(e: Mapping[str, Any], call: Mapping[str, Any] | None) -> GpuEvent:
     stream = _whole(args.get("stream", e.get("tid"))) or 0
     launched = None if call is None else float(call["ts"] + call["dur"])
     return GpuEvent(e["name"], kind_of(e["name"]), stream, float(e["ts"]), float(e["ts"] + e["dur"]),
-                    launched, call is not None and "GraphLaunch" in call["name"], about)
+                    launched, call is not None and "GraphLaunch" in call["name"], about, _group(args))
+
+
+def _group(args: Mapping[str, Any]) -> str:
+    """The description of the process group, which names a mesh's axis, or its name; "" where the trace has neither."""
+    said = [str(args.get(f"Process Group {key}", "")).strip('"') for key in ("Description", "Name")]
+    return next((text.removeprefix("mesh_")[:NAME] for text in said if text not in ("", "undefined")), "")

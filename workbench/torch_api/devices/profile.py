@@ -70,8 +70,8 @@ class MachineProfile(_Data):
     operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
     kernel's launch by code that Inductor wrote. host_gbps: 1e9 bytes/s of a large copy to pinned host memory or back,
     the slower way. Older files lack the last three. replay_us: GPU time of a small kernel in a CUDA graph, all gaps
-    included; None on a CPU. errors: how far simulated steps of this machine were from measured ones, such as
-    "compute": 0.04 for a median of 4 %.
+    included; None on a CPU. errors: how far simulated steps of this machine were from measured ones, of "compute", and
+    with several ranks of "exposure": 0.04 for a median of 4 %.
     """
 
     format_version: Literal[1] = 1
@@ -182,7 +182,8 @@ class MeasuredSpec(DeviceSpec):
     @property
     def trust(self) -> str:
         errors = self.profile.errors if self.profile else {}
-        known = ", ".join(f"{what} within {error:.0%} as a median" for what, error in errors.items()) or "error unknown"
+        known = " and ".join(f"{what} within {error:.0%}" for what, error in errors.items())
+        known = f"{known} as a median" if known else "error unknown"
         return known + (_elsewhere(self.profile) if self.profile else "")
 
     @property

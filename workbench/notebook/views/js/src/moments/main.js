@@ -7,8 +7,9 @@ import { counters } from "./counters.js";
 import { order } from "./order.js";
 import { partitioner } from "./partitioner.js";
 import { placement } from "./placement.js";
+import { race } from "./race.js";
 
-const VIEWS = { chips, counters, memory, order, partitioner, placement, timeline };
+const VIEWS = { chips, counters, memory, order, partitioner, placement, race, timeline };
 
 async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
