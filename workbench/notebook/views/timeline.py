@@ -25,8 +25,9 @@ class TimelineView(OwnData):
     @uncollected()
     def __init__(self, what: What, device: str | DeviceSpec = "h100", title: str = "timeline"):
         runs = runs_of(what, device)
-        super().__init__("timeline", title, {"runs": [_drawn(name, run) for name, run in runs.items()], "colors": lane_colors(
-            lane for run in runs.values() for lane in run.lanes)})
+        super().__init__("timeline", title, {
+            "runs": [_drawn(name, run) for name, run in runs.items()],
+            "colors": lane_colors(lane for run in runs.values() for lane in run.lanes)})
         end = max(run.total_ms for run in runs.values()) or 1.0
         self.window = (0.0, end)
         slider = FloatRangeSlider(max=end, step=end / 1000, description="ms", readout_format=".3f")
