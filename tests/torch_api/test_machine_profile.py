@@ -130,7 +130,10 @@ def test_a_broken_file_and_an_unknown_name(tmp_path):
 def test_the_machines_of_the_package_can_be_read(path):
     known = load_profile(path)
     found = device_spec(path.stem)
-    assert isinstance(found, DeviceSpec) and known.machine["gpus"][0] == "NVIDIA H200" and known.errors
-    large, sheet = 2 * 8192**3, DEVICES["h200"]
+    gpu, count = path.stem.split("x")
+    gpus = known.machine["gpus"]
+    assert isinstance(found, DeviceSpec) and known.device == gpu and len(gpus) == int(count)
+    assert all(name.lower().startswith(f"nvidia {gpu}") for name in gpus)
+    large, sheet = 2 * 8192**3, DEVICES[gpu]
     at_the_peak = EFFICIENCY * sheet.product_ms(large, 8192, 8192, torch.bfloat16)
     assert 0.5 < at_the_peak / found.product_ms(large, 8192, 8192, torch.bfloat16) < 1.0
