@@ -99,18 +99,19 @@ def test_a_committed_row_of_accuracy_is_what_the_simulator_says_now() -> None:
 
 @pytest.mark.parametrize("path", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)
 def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
-    found = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
-    errors = sorted(abs(row["simulated_ms"] / row["kernels_ms"] - 1) for row in found["rows"])
-    assert len(errors) >= 12 and load_profile(path).errors["compute"] == pytest.approx(
-        (errors[len(errors) // 2] + errors[(len(errors) - 1) // 2]) / 2, abs=5e-4)
+    errors = {}
+    for what, name in (("compute", "accuracy"), ("exposure", "accuracy_exposed")):
+        committed = RESULTS / f"{name}_{path.stem}.json"
+        if committed.exists():
+            rows = json.loads(committed.read_text(encoding="utf-8"))["rows"]
+            assert what == "exposure" or len(rows) >= 12
+            errors[what] = pytest.approx(median(abs(row["error"]) for row in rows), abs=5e-4)
+    assert load_profile(path).errors == errors
+    assert errors or path.stem in ("h100x2", "h100x4", "h200x4")  # of which no step was measured beside a simulated one
 
 
-def test_the_error_of_a_machines_exposure_is_that_of_the_committed_rows() -> None:
-    """Lists with overlap are among them, and none is wrongly ranked."""
+def test_lists_with_overlap_are_among_the_rows_of_exposure() -> None:
     found = json.loads((RESULTS / "accuracy_exposed_h200x2.json").read_text(encoding="utf-8"))
-    errors = [abs(row["simulated_ms"] / min(row["measured_ms"]) - 1) for row in found["rows"]]
-    assert load_profile(MACHINES / "h200x2.json").errors["exposure"] == pytest.approx(median(errors), abs=5e-4)
-    assert "exposure" not in load_profile(MACHINES / "h200x1.json").errors
     assert sum("overlap_collectives" in row["passes"] for row in found["rows"]) >= 3
     assert found["ranking"] == accuracy.ranking(found["rows"], "step_ms", "simulated_step_ms")
     assert found["ranking"]["pairs"] >= 2 and not found["ranking"]["wrong"]
