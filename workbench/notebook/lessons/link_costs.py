@@ -29,7 +29,7 @@ def linked(spec: MeasuredSpec, gbps: float, folder: Path) -> str:
     of such a machine.
     """
     assert spec.profile is not None
-    latency = {kind: spec.sending_ms(kind, 2, 0) for kind in ("all_gather", "reduce_scatter", "all_reduce")}
+    latency = {row.kind: spec.sending_ms(row.kind, 2, 0) for row in spec.profile.collectives}
     longer = PROBE / (spec.sending_ms("all_gather", 2, PROBE) - latency["all_gather"]) / 1e6 / gbps
     slower = tuple(row.model_copy(update={"ms": latency[row.kind] + (row.ms - latency[row.kind]) * longer})
                    for row in spec.profile.collectives)
