@@ -12,7 +12,7 @@ from workbench.graph.read.cost import device_spec
 from workbench.graph.read.simulated_run import Span, StepTimeline
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.link_costs import PROBE, hides, linked, margin_ms, saves, takes_twice
-from workbench.torch_api.devices.profile import MeasuredSpec
+from workbench.torch_api.devices.profile import MeasuredSpec, _along
 
 LESSON = "05_bucket_and_overlap"
 SPEC: Any = SimpleNamespace(sending_ms=lambda kind, size, payload: 1.0 + 4.0 * payload / PROBE)
@@ -31,6 +31,11 @@ def test_the_margin_is_what_the_machines_errors_leave_open() -> None:
     assert margin_ms(spec, run) == pytest.approx(10 * errors["compute"] + 2 * errors["exposure"])
 
 
+def test_what_the_lesson_says_of_running_together() -> None:
+    spec = device_spec("h200x2")
+    assert f"{spec.compute_slowdown - 1:.0%}" == "6%" and 2 < spec.collective_slowdown < 2.5
+
+
 @pytest.mark.parametrize("gbps", [50, 400])
 def test_another_link_has_the_latency_of_the_measured_one_and_its_own_rate(tmp_path: Path, gbps: int) -> None:
     spec = device_spec("h200x2")
@@ -43,16 +48,18 @@ def test_another_link_has_the_latency_of_the_measured_one_and_its_own_rate(tmp_p
 
 
 @pytest.mark.parametrize(("answer", "said"), [
-    (PROBE // 4, "right"), (PROBE // 2, "twice the bytes"), (PROBE / 5, "the latency is in the bandwidth"),
-    (PROBE / 4e6, "megabytes"), (PROBE, "too high"), (0.01, "too low")])
-def test_twice_the_latency_is_the_latency_times_the_bandwidth(answer: float, said: str) -> None:
-    assert takes_twice(answer, spec=SPEC) == (float(said == "right"), said)
+    (PROBE // 8, "right"), (PROBE // 4, "the bandwidth of a large message"), (PROBE / 8e6, "megabytes"),
+    (PROBE, "too high"), (0.01, "too low")])
+def test_twice_the_latency_lies_between_two_measured_messages(answer: float, said: str) -> None:
+    known = ((0, 1.0), (PROBE // 16, 1.5), (PROBE // 4, 3.0), (PROBE, 5.0))
+    measured: Any = SimpleNamespace(sending_ms=lambda kind, size, payload: _along(known, payload))
+    assert takes_twice(answer, spec=measured) == (float(said == "right"), said)
     reacts = load_lesson(LESSON).checkpoint("twice_the_latency").reacts
     assert len([words for words in reacts if words in said]) == (said != "right")
 
 
 @pytest.mark.parametrize(("answer", "said"), [
-    (3.0, "right"), (3000.0, "microseconds"), (13.0, "the time that is left"), (1.0, "the gathers alone"),
+    (3.0, "right"), (3.2, "right"), (3000.0, "microseconds"), (13.0, "the time that is left"), (1.0, "the gathers alone"),
     (20.0, "too high"), (0.1, "too low")])
 def test_merging_saves_latencies(answer: float, said: str) -> None:
     apart = sent("all_gather", PROBE, 2) + sent("reduce_scatter", PROBE // 4, 3)

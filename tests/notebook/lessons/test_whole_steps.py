@@ -330,7 +330,7 @@ def test_what_the_lesson_says_of_two_gpus():
     assert added_passes({"passes": [{"name": "a"}]}, {"passes": [{"name": "b"}]}) == "a"
     ours, theirs = large[names[2]], large["compile"]
     saved = 1 - sum(run["step_ms"] for run in ours) / sum(run["step_ms"] for run in theirs)
-    assert f"{saved:.0%}" == "11%" and (ours[0]["launches"], theirs[0]["launches"]) == (1, 3022)
+    assert f"{saved:.0%}" == "9%" and (ours[0]["launches"], theirs[0]["launches"]) == (1, 3022)
     assert f"{theirs[0]['reserved_gib'] - ours[0]['reserved_gib']:.0f}" == "9"
 
 
