@@ -59,8 +59,8 @@ def test_twice_the_latency_lies_between_two_measured_messages(answer: float, sai
 
 
 @pytest.mark.parametrize(("answer", "said"), [
-    (3.0, "right"), (3.2, "right"), (3000.0, "microseconds"), (13.0, "the time that is left"), (1.0, "the gathers alone"),
-    (20.0, "too high"), (0.1, "too low")])
+    (3.0, "right"), (3.2, "right"), (3000.0, "microseconds"), (13.0, "the time that is left"),
+    (1.0, "the gathers alone"), (20.0, "too high"), (0.1, "too low")])
 def test_merging_saves_latencies(answer: float, said: str) -> None:
     apart = sent("all_gather", PROBE, 2) + sent("reduce_scatter", PROBE // 4, 3)
     merged = sent("all_gather", 2 * PROBE) + sent("reduce_scatter", 3 * PROBE // 4)
