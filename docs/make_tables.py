@@ -53,12 +53,12 @@ STEPS = (  # what goes in, and the public function that takes it on
 PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "same_passes", "steps_8b",
-                        "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy", "accuracy_launches",
-                        "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step", "update_cost", "float8",
-                        "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
-                        "float8_budget", "float8_numerics", "memory_budget", "offload", "chunked_loss", "stamp",
-                        "what_if", "mutants", "soak", "museum"),
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "exposed_tp2", "same_passes",
+                        "steps_8b", "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy",
+                        "accuracy_launches", "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step",
+                        "update_cost", "float8", "float8_steps", "float8_8b", "float8_kernels", "saved_values",
+                        "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload",
+                        "chunked_loss", "float8_grouped", "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -146,7 +146,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_launches": accuracy_launches_table(root),
             "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
-            "steps_tp2": gpu_steps_table(root, "llama3_1b_tp2_h100x2.jsonl"),
+            "steps_tp2": gpu_steps_table(root, "llama3_1b_tp2_h100x2.jsonl"), "exposed_tp2": exposed_tp2_table(root),
             "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
             "start": start_table(root),
             "same_passes": same_passes_table(root),
@@ -155,7 +155,8 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
             "update_cost": update_cost_table(root),
-            "float8": float8_table(root), "float8_numerics": float8_numerics_table(root),
+            "float8": float8_table(root), "float8_grouped": float8_grouped_table(root),
+            "float8_numerics": float8_numerics_table(root),
             "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
             "float8_budget": choices_table(root, "float8_budget_h200x2.jsonl"),
             "float8_kernels": float8_kernels_table(root),
@@ -355,6 +356,23 @@ def same_passes_table(root: Path = ROOT) -> str:
              *(f"{sum(spent[name]):.1f} ms in {len(spent[name])}" for spent in found),
              f"{sum(ours[name]) - sum(theirs[name]):+.1f} ms"] for name in FAMILIES]
     return table(["kernels", "ours", "torchtitan 0.2.2", "difference"], rows)
+
+
+def exposed_tp2_table(root: Path = ROOT) -> str:
+    """What keeps the collectives of a replayed step on tp 2 from hiding, from its traces on two GPUs."""
+    folder = root / "benchmarks" / "results" / "traces_h100x2_tp2"
+    steps = read_order(sorted(folder.glob("llama3_tp_calibrated_cudagraph.*"))).steps
+    kinds = {(False, False): "hidden behind compute", (False, True): "the next kernel waits for it",
+             (True, False): "its input is made by the kernel before it",
+             (True, True): "its input is made by the kernel before it, and the next kernel waits for it"}
+    ranks = [next(step for step in reversed(steps) if step.rank == rank) for rank in (0, 1)]
+    rows = []
+    for kind, said in kinds.items():
+        found = [[c for c in step.collectives if ("starts when" in c.why, "waits for it" in c.why) == kind]
+                 for step in ranks]
+        rows.append([said, ", ".join(f"{len(each)}" for each in found),
+                     ", ".join(f"{sum(c.exposed_ms for c in each):.1f} ms" for each in found)])
+    return table(["why a collective is exposed", "collectives, each rank", "exposed, each rank"], rows)
 
 
 def cpu_steps_table(root: Path = ROOT) -> str:
@@ -579,7 +597,9 @@ def timelines_table(root: Path = ROOT) -> str:
 
 def accuracy_table(root: Path = ROOT) -> str:
     """Simulated compute beside a GPU's, from benchmarks/results/accuracy_h200x1.json."""
-    found = json.loads((root / "benchmarks" / "results" / "accuracy_h200x1.json").read_text(encoding="utf-8"))
+    results = root / "benchmarks" / "results"
+    found, other = (json.loads((results / f"accuracy_{device}.json").read_text(encoding="utf-8"))
+                    for device in ("h200x1", "h200x2"))
     rows = [[*what_and_sizes(row), f"{row['kernels_ms']:.1f} ms", f"{row['simulated_ms']:.1f} ms",
              f"{row['error']:+.0%}"] for row in found["rows"]]
     gpus = found["machine"]["gpus"]
@@ -588,7 +608,8 @@ def accuracy_table(root: Path = ROOT) -> str:
     return table(["step", "sizes", "measured", "simulated", "error"], rows) + (
         f"\n\nMedian error {found['median_absolute_error']:.0%}, worst {worst:.0%}. Of {pairs} pairs of lists of equal "
         f"sizes that differ by more than 5%, the simulation ranks {pairs - wrong} right. {len(gpus)} {gpus[0]}, torch "
-        f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`.")
+        f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`. Simulated as "
+        f"`{other['device']}`, the same steps have a median error of {other['median_absolute_error']:.1%}.")
 
 
 def what_and_sizes(row: dict[str, Any]) -> tuple[str, str]:
@@ -724,9 +745,10 @@ def captures_on_gpus(path: Path) -> str:
         timed = f"{row['step_ms'][name]:.1f} ms" if "step_ms" in row else "not timed"
         return "not done" if "problem" in row else row["refused"].get(name, timed)
 
-    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}), step(row, "joint"),
-             step(row, "traced"), row.get("values", ["", ""])[1]] for row in found["recipes"]]
-    heads = ["recipe", "model", "mesh", "joint: step", "traced: step", "values"]
+    rows = [[f"`{row['recipe']}`", row["flavor"], axes_of({"mesh": row["mesh"]}),
+             *(", ".join(filter(None, (row.get("verdicts", {}).get(name), step(row, name)))) for name in (
+                 "joint", "traced")), row.get("values", ["", row.get("problem", "")])[1]] for row in found["recipes"]]
+    heads = ["recipe", "model", "mesh", "joint", "traced", "values"]
     return f"{table(heads, rows)}\n\n{of_gpu(found)}."
 
 
@@ -746,6 +768,26 @@ def float8_table(root: Path = ROOT) -> str:
             rows.append([model, "all" if kind == "all" else f"{some[0]['count']} x {kind}", *shown])
     return table(["model", "layers", "bfloat16", "tensorwise: products + casts", "rowwise: products + casts"],
                  rows) + f"\n\n{found['tokens']:,} tokens. {of_gpu(found)}."
+
+
+def float8_grouped_table(root: Path = ROOT) -> str:
+    """Products of deepseek_v3's experts in bfloat16 and float8, as benchmarks/float8_grouped_products.py found them."""
+    path = root / "benchmarks" / "results" / "float8_grouped_products_h200.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for row in found["rows"]:
+        ways = [f"{row[f'{way}_fast_ms']:.2f} + {sum(row['cast_ms']):.2f} ms" if f"{way}_fast_ms" in row else
+                f"fails: {row[f'{way}_problem'].splitlines()[0][:60]}" if f"{way}_problem" in row else ""
+                for way in ("grouped", "one_by_one")]
+        plain = f"{row['bfloat16_ms']:.2f} ms" if "bfloat16_ms" in row else f"fails: {row['problem'][:60]}"
+        rows.append([row["model"], row["dispatch"], row["layers"], row["product"],
+                     f"{row['groups']} x [{row['rows']:,}, {row['k']:,}, {row['n']:,}]", plain, *ways])
+    odd = "; ".join(f"{row['product']}: {row['problem'][:80]}" if "problem" in row else
+                    f"{row['product']}: {row['error']:.1%} off" for row in found["unaligned"])
+    heads = ["model", "experts", "layers", "product", "rows, k, n", "bfloat16", "grouped: product + casts",
+             "one by one: products + casts"]
+    return (f"{table(heads, rows)}\n\nCounts of rows that are no multiple of 16: {odd or 'not measured'}. "
+            f"{of_gpu(found)}.")
 
 
 KERNELS = {

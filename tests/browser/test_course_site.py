@@ -19,7 +19,8 @@ from workbench.notebook.lessons.lesson import lesson_names
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 VIEWS = {"00_tour": ["chips"], "01_author_with_dtensor": ["placement"],
          "03_split_forward_and_backward": ["partitioner", "partitioner", "memory"],
-         "05_bucket_and_overlap": ["order", "timeline"], "10_run_on_real_ranks": ["counters"]}
+         "05_bucket_and_overlap": ["order", "timeline", "race"],
+         "09_route_tokens_to_experts": ["timeline"], "10_run_on_real_ranks": ["counters"]}
 LINKS = "found => found.map(each => each.getAttribute('href')).filter(each => each && !/^\\w+:/.test(each))"
 
 
@@ -119,10 +120,14 @@ def use(kind: str, view, data: dict) -> None:  # type: ignore[no-untyped-def, ty
             on(view, f"0: {axis}", *["Enter"] * (not launched))
     elif kind == "order":
         text = (notebooks_dir() / "05_bucket_and_overlap.ipynb").read_text()
-        exposed, peak = re.search(r"as captured  +(\d\.\d{4}) +[\d.]+ +(\d[\d,]+)", text).groups()  # type: ignore[union-attr]
+        exposed, peak = re.search(r"as captured  +(\d\.\d+) +[\d.]+ +(\d[\d,]+)", text).groups()  # type: ignore[union-attr]
         assert shown("exposed", "peak") == [exposed, peak.replace(",", "")]
         view.query_selector_all("rect[role=button]")[1].press("ArrowLeft")
         assert shown("exposed") != [exposed]  # on other orders, test_collective_order compares both simulators
+    elif kind == "race":
+        for winner in dict.fromkeys(data["winners"].values()):
+            on(view, next(place for place, name in data["winners"].items() if name == winner), "Enter")
+            assert shown("winner") == [winner]
     else:
         count = {"timeline": "spans", "memory": "points"}[kind]
         parts = data[{"timeline": "runs", "memory": "curves"}[kind]]

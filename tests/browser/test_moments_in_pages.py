@@ -10,7 +10,8 @@ from playwright.sync_api import ElementHandle, Page
 from test_pages_without_kernel import ANSWER, STATE, executed, nbconvert
 from unpacked import unpacked
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(400)]  # test_course_site uses each moment too
+# slow: test_course_site uses each view by the keyboard
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(400)]
 CELLS = (
     "from workbench import RankError, author_module, capture, fake_world, load_recipe, ranks, show, what_if\n"
     "from workbench.notebook.moments.partitioner import Partitioner\n"

@@ -38,8 +38,8 @@ def views() -> list[Any]:
 ASKED = [{"id": "1", "call": call, "args": args} for call, args in [
     ("view", {"opened": None}), ("view", {"opened": ["forward"], "fold": False, "step": 0, "part": "joint"}),
     ("find", {"query": "mm"}), ("way", {"id": "forward/mm", "opened": [], "fold": True}), ("details", {"id": "a"}),
-    ("first", {"step": 1, "part": "forward"}), ("step", {"step": 0, "part": ""}), ("steps", {}), ("curves", {}),
-    ("hunks", {"step": 1, "part": "backward", "context": 1}), ("runs", {}), ("trait_change", {}), ("module", {})]]
+    ("first", {"step": 1, "part": "forward"}), ("step", {"step": 0, "part": ""}), ("steps", {}),
+    ("hunks", {"step": 1, "part": "backward", "context": 1}), ("trait_change", {}), ("module", {})]]
 
 
 @sizes(150, 3000)

@@ -53,9 +53,9 @@ def routed(mesh, **changes):
     pytest.param(accumulating({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2, buckets", marks=pytest.mark.slow),
     pytest.param(accumulating({"dp_shard": 2}, (ALWAYS,), count=3), id="dp_shard 2, gathered again"),
     pytest.param(accumulating({"dp_shard": 2}, (NEVER,), **HALF), id="bfloat16, gathered once"),
-    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2", marks=pytest.mark.slow),
+    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2"),
     pytest.param(accumulating({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
-    pytest.param(routed({"dp_shard": 2, "ep": 2}), id="experts", marks=pytest.mark.slow),
+    pytest.param(routed({"dp_shard": 2, "ep": 2}), id="experts"),
 ])
 def test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool2, recipe):
     for odd, count, verdicts, schedule in pool2.run(differing, recipe):

@@ -127,7 +127,7 @@ def test_at_capture_numerics_are_those_of_the_list(pool2):
 
 
 def without_a_recipe():
-    """A module of one's own on dp_shard 2: passes, partition, compile, numerics."""
+    """A user's module on dp_shard 2: passes, partition, compile, numerics."""
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
 

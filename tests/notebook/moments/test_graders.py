@@ -93,7 +93,7 @@ def board(pair):
 
 def ordered(answer, board, limits=None):
     captured = board.measure(board.given)
-    limits = limits or {"exposed ms": captured["exposed ms"] * 2 / 3, "peak bytes": captured["peak bytes"]}
+    limits = limits or {"exposed ms": captured["exposed ms"] * 3 / 4, "peak bytes": captured["peak bytes"]}
     return grade(f"{GRADERS}ordered", answer, {"board": board, "at_most": limits})
 
 
