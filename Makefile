@@ -43,8 +43,7 @@ small: venv
 
 check: lint tests ## linter, types and tests: no notebooks
 
-test: ## linter, types, tests and notebooks: what to run before a commit
-	@$(MAKE) --no-print-directory lint
+test: lint ## linter, types, tests and notebooks: what to run before a commit
 	@$(BIN)/pytest tests notebooks -m "not slow" $(NBVAL) $(TWO)  # one run: no worker waits for the other in between
 
 other-cpu: ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs

@@ -1,10 +1,9 @@
-"""How far a simulated step is from a GPU's: its compute, where one rank runs; its exposed communication too on more.
+"""How far a simulated step is from a GPU's: its compute, and the exposed communication of steps on several.
 
     python benchmarks/accuracy.py measure FILE.jsonl RECIPE [--set KEY=VALUE ...]     (a GPU; one row)
-    torchrun --nproc-per-node N benchmarks/accuracy.py measure ...                    (the recipe on N GPUs)
     python benchmarks/accuracy.py simulate MEASURED.jsonl ... DEVICE --json FILE      (no GPU; all rows)
 
-Each row is the forward and backward of a recipe on one GPU, captured anew for the simulation, on any machine.
+Each row is the forward and backward of a recipe on one GPU, captured again for the simulation, on any machine.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
 import sys
 import time
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.fx import Node
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,16 +30,15 @@ from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import StepTimeline, simulated_as_run
 from workbench.passes.overlap_collectives import OverlapOptions
-from workbench.pipeline.build import build
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.route import StepState, route, walk
-from workbench.pipeline.step_profile import profile_step, profiled
+from workbench.pipeline.step_profile import profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.distributed.fake import new_fake_mode
-from workbench.world.mesh import World, current_world, opened
+from workbench.world.mesh import World, opened
 
-REPEATS, STEPS = 5, 20
+REPEATS = 5
 _KINDS = {"matmul": ("nvjet", "gemm", "cutlass", "splitk", "cublas"), "attention": ("flash", "fmha", "cudnn", "sdp")}
 
 
@@ -132,35 +128,6 @@ def measured_row(recipe: Recipe) -> dict[str, Any]:
             "spread_ms": [min(s[0] for s in samples), max(s[0] for s in samples)]}
 
 
-def measured_on_ranks(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's step on torchrun's ranks, without the optimizer: milliseconds of rank 0, medians of profiled steps.
-
-    step_ms: of steps one after another, the launches of what nothing replays included.
-    """
-    built = build(recipe, current_world())
-    module, batch = built.authored.module, built.authored.example_batch()
-
-    def once() -> None:
-        module.zero_grad(set_to_none=True)
-        built.step(*batch).backward()
-
-    for _ in range(3):
-        once()
-    seen = [profile_step(once, module) for _ in range(REPEATS)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
-    dist.barrier()
-    marks[0].record()
-    for mark in marks[1:]:
-        once()
-        mark.record()
-    torch.cuda.synchronize()
-    step_ms = statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
-    built.step.close()
-    return {"kernels_ms": statistics.median(p.kernels_ms for p in seen), "step_ms": step_ms,
-            "exposed_ms": sorted(p.exposed_nccl_ms for p in seen), "nccl_ms": sorted(p.nccl_ms for p in seen),
-            "kernels": seen[0].kernels, "launches": seen[0].launches}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -176,17 +143,7 @@ def main() -> None:
     if options.command == "measure":
         changes = dict(item.split("=", 1) for item in options.set)
         row = {"recipe": options.recipe, "changes": changes, "machine": machine(), "versions": versions()}
-        recipe = load_recipe(options.recipe).override(changes)
-        if "LOCAL_RANK" in os.environ:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-            dist.init_process_group("nccl")
-            row |= measured_on_ranks(recipe)
-            other = dist.get_rank() > 0
-            dist.destroy_process_group()
-            if other:
-                return
-        else:
-            row |= measured_row(recipe)
+        row |= measured_row(load_recipe(options.recipe).override(changes))
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         return

@@ -65,7 +65,7 @@ def row(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     try:
         seen = compare_captures(recipe, world=world, progress=False, timeout=900.0,
                                 steps=3 if changes is None else 8)
-    except RankError:  # a capture that refuses the recipe is told, and ends no rank
+    except RankError:  # a failed rank is a failure, no refusal
         raise
     except WorkbenchError as error:  # of the recipe, before any capture
         return found | {"refused": dict.fromkeys(("joint", "traced"), str(error))}
@@ -101,9 +101,13 @@ def run_on_gpus(names: list[str], together: int, target: Path | None) -> None:
     found: dict[str, Any] = {"command": "python benchmarks/captures.py --gpus", "machine": machine(),
                              "versions": versions(), "recipes": []}
     if target is not None and target.exists():
-        found["recipes"] = [row for row in json.loads(target.read_text())["recipes"] if "problem" not in row]
-    held = [(row["recipe"], row["flavor"]) for row in found["recipes"]]
-    todo = [each for each in on_gpus(names) if (each[0], each[1].get("model.flavor", "debug")) not in held]
+        held = json.loads(target.read_text())
+        if (held["machine"], held["versions"]) != (found["machine"], found["versions"]):
+            sys.exit(f"{target} is of another machine or other versions: give another file")
+        found["recipes"] = [row for row in held["recipes"] if "problem" not in row and (
+            together > 1 or "step_ms" in row or row["refused"])]
+    done = [(row["recipe"], row["flavor"]) for row in found["recipes"]]
+    todo = [each for each in on_gpus(names) if (each[0], each[1].get("model.flavor", "debug")) not in done]
     with ThreadPoolExecutor(together) as pool:
         for one in as_completed(pool.submit(apart, *each, together == 1) for each in todo):
             found["recipes"].append(one.result())

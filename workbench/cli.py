@@ -291,7 +291,7 @@ def _worker(args: argparse.Namespace) -> int:
     return PASSED
 
 
-# a table, and no set_defaults(func=) in the parser: that lies in `tools`, below `notebook` and below this file
+# handlers by name, and no set_defaults(func=): the parser is in `tools`, which may not import this file
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
              "ablate": _ablate, "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
              "calibrate": calibrate, "worker": _worker, "recipes": listings.recipes, "passes": listings.passes,

@@ -197,15 +197,16 @@ def test_a_step_that_waited_for_a_cpu_tells_nothing():
     names = [f"forward {i}" for i in range(10)]
     chosen = ChosenOrder("places", partial(fused, None), dict.fromkeys(names, 1))
 
-    def verdict(ms, total, ranks=()):
+    def verdict(ms, total, ranks=(), shared=0.0):
         spans = [Span("gemm", COMPUTE, 0, 2.0), *(Span(str(i), "dp", i, i + ms, ms, "nothing computes meanwhile",
-                                                        part="forward") for i in range(10))]
+                                                        part="forward", shared=shared) for i in range(10))]
         return order.in_profile(chosen, StepTimeline("measured on paper", tuple(spans), total, 2.0), ranks)
 
     found = verdict(0.01, 30.0)
     assert found.outcome is Outcome.UNKNOWN and found.evidence["idle_ms"] == pytest.approx(27.9)
     assert "for 27.9 of the step's 30.0 ms the GPU neither computed nor communicated" in found.message
     assert verdict(2.5, 30.0).outcome is Outcome.FAIL  # 25 ms of collectives, and nothing behind which they hide
+    assert verdict(2.5, 30.0, shared=1.5).outcome is Outcome.UNKNOWN  # where they overlap, the time counts once
     assert verdict(2.5, 30.0, [dict.fromkeys(names, 0.01)]).outcome is Outcome.UNKNOWN
     assert verdict(0.01, 3.0).outcome is Outcome.FAIL
 

@@ -169,8 +169,8 @@ def test_an_update_that_needs_the_norm_says_why_it_stays(passes, changes):
 def test_one_group_is_no_overlap():
     effect = verdict(built({"name": OVERLAP, "groups": 1}, **{"training.clip": None}))
     assert (effect.outcome, effect.message) == (
-        "NO_EFFECT", "every group has a gradient that comes, or a parameter that is read, behind the last matmul: set "
-        "more groups")
+        "NO_EFFECT", "in every group, some gradient arrives or some parameter is read after the last matmul: raise "
+        "`groups`")
 
 
 def test_an_update_in_front_of_a_read_fails_lint():

@@ -167,7 +167,7 @@ def test_a_product_that_waits_inside_its_kernel_is_compute_and_the_account_says_
     (step,) = found.steps
     assert kind_of(WAITING) == COMPUTE and step.waiting_ms == 0.1 and step.collectives[0].exposed_ms == 0.02
     said = "0.10 ms of the compute are products that wait for other ranks inside their kernels, waits included"
-    assert f"up to {said}: a trace does not tell the two apart" in str(found)
+    assert f"up to {said}: a trace cannot separate the wait from the product" in str(found)
     assert json.loads(found.to_json())["steps"][0]["waiting_ms"] == 0.1
     profile = step_profile([(WAITING, 0, 100), (GATHER, 50, 120), (MM, 120, 150)])
     assert profile.waiting_ms == 0.1 and said in str(profile)

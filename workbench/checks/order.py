@@ -125,12 +125,13 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
             "profile"), evidence)
     took = {name: min([s.ms, *(times[name] for times in ranks if name in times)]) for name, s in spans.items()}
     exposed = {name: max(0.0, s.exposed - (s.ms - took[name])) for name, s in spans.items()}
+    once = sum(max(0.0, exposed[name] - s.shared) for name, s in spans.items())  # overlapping ones count once
     alone = [name for name in seen if exposed[name] > 0.5 * took[name]]
     bare = [name for name in alone if spans[name].limit != CPU_LATE]
     late = len(alone) - len(bare)
-    waited = max(0.0, step.total_ms - step.compute_ms - sum(exposed.values()))
+    waited = max(0.0, step.total_ms - step.compute_ms - once)
     kept = f"{len(seen) - len(alone)} of {len(seen)} collectives ran behind compute ({step.source})"
-    evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(sum(exposed.values()), 3),
+    evidence |= {"lost": len(bare), "late": late, "exposed_ms": round(once, 3),
                  "idle_ms": round(waited, 3)}
     if len(seen) - len(alone) >= KEEPS * len(seen):
         return Verdict("order", Outcome.PASS, kept, evidence)

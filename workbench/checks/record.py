@@ -18,9 +18,8 @@ class PassRecord:
     """One pass of one run: its input, its output, how long it took and what was proved.
 
     `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
-    so both stay unchanged. Seconds are wall time; copying the graph counts as verification. at_capture: the capture had
-    done the pass's work, so `before` is no graph to compare `after` with. compiled, replayed: whether the step that was
-    built is lowered by a compiler, and launched as CUDA graphs; None where no step was built.
+    so both stay unchanged. Seconds are wall time; copying the graph counts as verification. compiled, replayed: whether
+    the step that was built is lowered by a compiler, and launched as CUDA graphs; replayed is None if none was built.
     """
 
     name: str
@@ -31,10 +30,14 @@ class PassRecord:
     seconds: float
     verify_seconds: float
     verdicts: list[Verdict] = field(default_factory=list)
-    at_capture: bool = False
     compiled: bool = False
     replayed: bool | None = None
     _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def at_capture(self) -> bool:
+        """Whether the capture had done the pass's work, so that `before` is no graph to compare `after` with."""
+        return getattr(self.options, "at_capture", False)
 
     @property
     def outcome(self) -> Outcome:

@@ -66,9 +66,9 @@ def overlap(intervals: Sequence[Interval], begin: float, end: float) -> float:
 
 
 def waited_for(busy: Sequence[Interval], talk: Sequence[Interval]) -> list[float]:
-    """For how long nothing but each communication keeps compute from running.
+    """How long each communication alone holds up compute.
 
-    Where several run at once, that is the one that ends last. busy: when compute runs, as `union` returns it.
+    Where several overlap, the time counts for the one that ends last. busy: when compute runs, as `union` returns it.
     """
     found, first = [0.0] * len(talk), float("inf")
     for i in sorted(range(len(talk)), key=lambda i: (talk[i][1], i), reverse=True):

@@ -48,7 +48,7 @@ def on_ranks(
 
     A fake world has the answer of one rank. In a process that is a rank already, every rank gets all answers. post:
     hears of `stages` stages and `steps` training steps; it draws bars for rank 0 if `progress` asks for them, and
-    times the start from `began` on, without the imports of new ranks. timeout: seconds for all of it. Raises
+    times the start from `began` on, without starting new processes. timeout: seconds for all of it. Raises
     WorkbenchError for what this world cannot do, RankError where a rank fails.
     """
     began = began or time.perf_counter()

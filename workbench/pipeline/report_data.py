@@ -58,7 +58,7 @@ class ReportData:
     """One run as data.
 
     world: kind, size and axes. seconds: wall time by stage, on rank 0. start_seconds: from the start of the run to the
-    end of the first step on the slowest rank, without the imports of new ranks; None on a fake world. schedule: do the
+    end of the first step on the slowest rank, without starting new processes; None on a fake world. schedule: do the
     ranks' collectives agree. pipeline: the whole list of passes (numerics against eager, measured memory and time).
     saved_bytes: handed from forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None
     on a fake world. profile: one step's kernels on rank 0's GPU; None elsewhere.

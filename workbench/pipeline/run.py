@@ -101,7 +101,7 @@ def run(
 
 
 def _start(ranks: list[tuple[float, float]]) -> float | None:
-    """Seconds of the slowest rank; of joining, those of the last one, for which the others waited."""
+    """Seconds of the slowest rank. Joining counts for the rank that came last, for which the others waited."""
     return min(joining for joining, _ in ranks) + max(later for _, later in ranks) if ranks else None
 
 

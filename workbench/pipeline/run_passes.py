@@ -138,8 +138,7 @@ def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...],
         with context as example_inputs:
             after.append(apply_pass(item, given, list(example_inputs), options))
         copying, seconds = copying + copied - started, seconds + time.perf_counter() - copied
-    return PassRecord(item.name, item.contract.stage, options, before, tuple(after), seconds, copying,
-                      at_capture=options.at_capture)
+    return PassRecord(item.name, item.contract.stage, options, before, tuple(after), seconds, copying)
 
 
 def run_joint(

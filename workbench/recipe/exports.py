@@ -16,7 +16,8 @@ def exported(package: str) -> Exports:
 
     The names are those that its source imports under `if TYPE_CHECKING`: one list, for type checkers too.
     """
-    blocks = [node for node in ast.parse(inspect.getsource(sys.modules[package])).body if isinstance(node, ast.If)]
+    blocks = [node for node in ast.parse(inspect.getsource(sys.modules[package])).body
+              if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     homes = {alias.name: node.module or "" for block in blocks for node in block.body
              if isinstance(node, ast.ImportFrom) for alias in node.names}
     names = sorted(homes)

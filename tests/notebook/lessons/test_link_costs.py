@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.simulated_run import Span, StepTimeline
 from workbench.notebook.lessons.lesson import load_lesson
@@ -79,3 +80,13 @@ def test_the_hint_names_what_was_forgotten(answer: int, said: str) -> None:
     assert (message, score >= 1) == (said, said == "right")
     reacts = load_lesson(LESSON).checkpoint("tokens_to_hide").reacts
     assert len([words for words in reacts if words in message]) == (said != "right")
+
+
+def test_a_machine_without_a_measured_step_or_a_pair_of_ranks_is_refused(tmp_path: Path) -> None:
+    four = device_spec("h100x4")
+    assert isinstance(four, MeasuredSpec)
+    run = StepTimeline("simulated on paper", (), 12.0, 10.0)
+    with pytest.raises(WorkbenchError, match="h100x4: no step was measured beside a simulated one"):
+        margin_ms(four, run)
+    with pytest.raises(WorkbenchError, match="h100x4: no all-gather of 2 ranks was measured"):
+        linked(four, 100, tmp_path)

@@ -24,8 +24,8 @@ CPU_LATE = "the CPU launched the next compute too late"  # of a measured step
 
 
 class Span(NamedTuple):
-    """One node on its lane, in milliseconds. exposed: how long compute stood still meanwhile. shared: of that, how long
-    another collective ran that ended later; 0 in a simulation, where compute waits for one at a time.
+    """One node on its lane, in milliseconds. exposed: how long compute is idle while it runs. shared: the part of
+    that in which a collective that ends later runs too; 0 in a simulation.
 
     limit, of a collective: "hidden" if it runs beside compute; "behind an exposed collective" if it adds no time, but
     is concurrent with another one, for which compute waits; or the reason why it is exposed: bandwidth, latency, a
@@ -91,7 +91,7 @@ class StepTimeline:
         for span in self.spans:
             about: dict[str, Any] = {"part": span.part, "module": span.label}
             if span.limit:
-                about |= {"exposed_ms": round(span.exposed, 6), "limit": span.limit}
+                about |= {"exposed_ms": round(span.exposed - span.shared, 6), "limit": span.limit}
             events.append({"ph": "X", "pid": 0, "tid": lanes[span.lane], "name": span.name, "args": about,
                            "ts": round(span.begin * 1e3, 3), "dur": round(span.ms * 1e3, 3)})
         target = Path(path)

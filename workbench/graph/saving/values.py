@@ -37,7 +37,7 @@ class HostCopy:
 class Producer:
     """An operator of the forward that makes tensors of its own.
 
-    ms: what it adds to the step in the backward; 0 where nothing of the forward needs it. inputs: the tensors that it
+    ms: what it adds to the step in the backward; 0 if only the backward needs it. inputs: the tensors that it
     reads, beside the graph's inputs. fixed: "saved" where it may not run twice, "repeated" where it has to, "sent"
     where its tensor has to go to the host; why: the reason.
     """

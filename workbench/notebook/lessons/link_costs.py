@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import WorkbenchError
 from workbench.graph.read.collectives import Collective
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import StepTimeline
@@ -20,6 +21,9 @@ PROBE = 2**25
 def margin_ms(spec: MeasuredSpec, run: StepTimeline) -> float:
     """How far a simulated step may be off, by the median errors known of the machine's compute and exposure."""
     errors = spec.profile.errors if spec.profile else {}
+    if not {"compute", "exposure"} <= errors.keys():
+        raise WorkbenchError(f"{spec.name}: no step was measured beside a simulated one, so its error is unknown: take "
+                             "h200x2")
     return errors["compute"] * run.compute_ms + errors["exposure"] * run.exposed_ms
 
 
@@ -30,10 +34,12 @@ def linked(spec: MeasuredSpec, gbps: float, folder: Path) -> str:
     of such a machine.
     """
     assert spec.profile is not None
-    latency = {row.kind: spec.sending_ms(row.kind, 2, 0) for row in spec.profile.collectives}
-    longer = PROBE / (spec.sending_ms("all_gather", 2, PROBE) - latency["all_gather"]) / 1e6 / gbps
-    slower = tuple(row.model_copy(update={"ms": latency[row.kind] + (row.ms - latency[row.kind]) * longer})
-                   for row in spec.profile.collectives)
+    latency = {(row.kind, row.ranks): spec.sending_ms(row.kind, row.ranks, 0) for row in spec.profile.collectives}
+    if ("all_gather", 2) not in latency:
+        raise WorkbenchError(f"{spec.name}: no all-gather of 2 ranks was measured: take h100x2 or h200x2")
+    longer = PROBE / (spec.sending_ms("all_gather", 2, PROBE) - latency["all_gather", 2]) / 1e6 / gbps
+    slower = tuple(row.model_copy(update={"ms": start + max(0.0, row.ms - start) * longer})
+                   for row in spec.profile.collectives for start in [latency[row.kind, row.ranks]])
     path = folder / f"{spec.name}_{gbps:g}_gbps.json"
     spec.profile.model_copy(update={"collectives": slower, "errors": {}}).to_json(path)
     return str(path)

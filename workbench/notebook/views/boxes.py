@@ -21,7 +21,7 @@ class Box(NamedTuple):
     """A module (with `nodes` operators and inputs, and `alike` identical blocks folded into it) or one operator.
 
     `id` is the path in the tree, `parent` the id of the open module around it, "" at the top. `kinds` counts the
-    operators by kind, `marks` by what a pass did to them.
+    operators by kind, and inputs as `input`; `marks` counts them by what a pass did to them.
     """
 
     id: str

@@ -41,7 +41,7 @@ def _drawn(title: str, run: StepTimeline) -> dict[str, Any]:
 
 
 def bars(run: StepTimeline) -> list[tuple[Any, ...]]:
-    """(lane, name, begin, end, exposed, limit, label, part), exposed where compute waits for it, and no other.
+    """(lane, name, begin, end, exposed, limit, label, part). Where exposed collectives overlap, each has all of it.
 
     Adjacent kernels of one module are one bar.
     """

@@ -14,9 +14,9 @@
       _fused_adamw_: not recorded = aten._fused_adamw_.tensor_lr([primals_1], [mm_1], [exp_avg_0], ...
       return (sum_1, _to_copy_1)
 
-The norm stays behind the backward, and reads each gradient once. Behind each bucket's reduction it would read as much:
-views unpack a bucket that was reduced in float32, so no kernel's read could be shared. All that this could hide is what
-the norm takes, 0.6% of a step in docs/results.md.
+The norm stays behind the backward, and reads each gradient once. Moving it behind each bucket's reduction would save no
+memory traffic: views unpack a bucket, so no kernel's read could be shared. It could hide at most the norm's own time,
+which docs/results.md has.
 """
 
 from workbench.passes import loads_on_use

@@ -27,8 +27,8 @@ def updates_behind_compute(before: Graphs, after: Graphs, options: UpdateOptions
     evidence = {"updates": len(updates_of(now)), "compute_behind_the_first": _behind(now)}
     if len(updates_of(now)) > len(updates_of(was)) and _behind(now) > _behind(was):
         return Effect(True, "", evidence)
-    reason = _why(was) or ("every group has a gradient that comes, or a parameter that is read, behind the last "
-                           "matmul: set more groups")
+    reason = _why(was) or ("in every group, some gradient arrives or some parameter is read after the last matmul: "
+                           "raise `groups`")
     return Effect(False, reason, evidence)
 
 

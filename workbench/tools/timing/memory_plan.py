@@ -101,7 +101,8 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
         now = torch_cut(gm, producers)
         cuts = () if now.share is None else tuple(torch_cut(gm, producers, share) for share in SHARES)
     fitting = [cut for cut in cuts if cut.bytes <= plan.budget]
-    most = sum(each.bytes for made in producers if not made.decided for each in made.results if each.read)
+    most = sum(each.bytes for made in producers if not made.decided and made.fixed != "repeated"
+               for each in made.results if each.read)
     steps = [plan.least + (most - plan.least) * i // 20 for i in range(20, -1, -1)] if front else []
     plans = tuple(choose(producers, budget, plan.device) for budget in steps)
     return Planned(recipe.name, plan, now, max(fitting, key=lambda cut: cut.bytes, default=None), plans,

@@ -125,7 +125,7 @@ class TraceOrder:
         lines = [f"traced on {self.device}; milliseconds", *aligned([heads, *rows], range(1, len(heads)))]
         last = self.steps[-1]
         if waiting := max(step.waiting_ms for step in self.steps):
-            lines.append(f"up to {waits_counted(waiting)}: a trace does not tell the two apart")
+            lines.append(f"up to {waits_counted(waiting)}: a trace cannot separate the wait from the product")
         costly = sorted((c for c in last.collectives if c.why), key=lambda c: -c.exposed_ms)[:SHOWN]
         if costly:
             where = last.step + (f" on rank {last.rank}" if several else "")

@@ -222,8 +222,8 @@ class MeasuredSpec(DeviceSpec):
         return _along(rows, payload)
 
 
-def _without_delays(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """(bytes, ms), sorted; a message that took longer than a larger one was delayed by something else."""
+def _monotonic(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """(bytes, ms), sorted; no message costs more than a larger one."""
     return tuple((size, min(ms for more, ms in rows if more >= size)) for size, _ in sorted(rows))
 
 
@@ -242,7 +242,7 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
               "host_gbps": profile.host_gbps or sheet.host_gbps}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),
-                        _sent={key: _without_delays(rows) for key, rows in groups.items()})
+                        _sent={key: _monotonic(rows) for key, rows in groups.items()})
 
 
 def device_spec(device: str | DeviceSpec) -> DeviceSpec:
