@@ -129,7 +129,7 @@ def test_ci_runs_make_test_and_the_small_course() -> None:
 
 def test_make_test_all_checks_everything() -> None:
     plan = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    steps = ("ruff check", "mypy", "pytest tests", "pytest --nbval ", "course --profile small", "-m slow")
+    steps = ("ruff check", "mypy", "pytest tests notebooks", "course --profile small", "pytest --nbval ", "-m slow")
     order = [plan.index(step) for step in steps]
     assert order == sorted(order)
     assert "--nbval-lax" not in plan

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from unpacked import unpacked
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
@@ -219,7 +220,7 @@ def test_a_step_is_shown_as_a_timeline(tmp_path):
     timeline = read_order([path]).timeline()
     assert timeline.lanes == ["compute", "stream 20"] and timeline.exposed_ms == pytest.approx(0.128)
     assert str(timeline).startswith("measured on NVIDIA H200: 0.19 ms")
-    assert len(outputs(timeline, "timeline")) == 2
+    assert type(outputs(timeline, "timeline")[1]).__name__ == "TimelineView"
 
 
 def test_concurrent_communication_is_told_apart_from_hidden(tmp_path):
@@ -233,9 +234,9 @@ def test_concurrent_communication_is_told_apart_from_hidden(tmp_path):
     assert [timeline.exposed_ms, found.steps[0].exposed_ms] == pytest.approx([0.095, 0.095])
     assert timeline.fates() == "1 of 3 collectives hidden behind compute and 1 behind exposed ones"
     assert "0.040 ms of it beside other communication" in str(found)
-    picture, view = outputs(timeline, "timeline")
+    picture, view, *_ = outputs(timeline, "timeline")
     assert "stream 20: 1 behind an exposed collective, 1 hidden" in picture.text
-    assert [bar[4] for bar in view.on_runs()["runs"][0]["spans"] if bar[0] == "stream 20"] == [0, 0]
+    assert [bar[4] for bar in unpacked(view.data)["runs"][0]["spans"] if bar[0] == "stream 20"] == [0, 0]
 
 
 @pytest.mark.parametrize("variant", ON_TWO)
@@ -243,7 +244,7 @@ def test_the_timeline_of_a_real_trace_has_a_few_lanes_each_with_its_colour(varia
     """A replay's streams are branches of a graph: 19 of them are one lane for each kind of communication."""
     found = read_order([RESULTS / f"traces_h200x2/{variant}.rank0.json.gz"])
     timeline = found.timeline(1)
-    answer = TimelineView(timeline).on_runs()
+    answer = unpacked(TimelineView(timeline).data)
     assert list(answer["colors"]) == timeline.lanes and 3 <= len(timeline.lanes) <= 4
     assert len(set(answer["colors"].values())) == len(timeline.lanes) and GREY not in answer["colors"].values()
     assert any(lane.startswith("replayed AllGather") for lane in timeline.lanes) is ("cudagraph" in variant)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from torch.fx import symbolic_trace
+from unpacked import unpacked
 
 from benchmarks import accuracy
 from workbench import WorkbenchError, build, fake_world, load_recipe
@@ -110,16 +111,16 @@ def test_a_builds_timeline_charges_what_runs(built, more):
 
 def test_a_builds_timeline_has_the_step_that_the_accuracy_table_simulates(built):
     run = accuracy.simulated_step(RECIPE, "h200x1", launches=True)
-    shown = outputs(replace(built), "timeline", device="h200x1")[1].on_runs()["runs"]
+    shown = unpacked(outputs(replace(built), "timeline", device="h200x1")[1].data)["runs"]
     assert [each["total_ms"] for each in shown] == [run.total_ms]
 
 
 def test_a_measured_timeline_stands_beside_the_simulated_one(built):
     pair = built.step.pair
     ran = StepTimeline("measured on a GPU", tuple(simulated(pair.by_part).spans), 5.0, 4.0)
-    picture, view = outputs(pair, "timeline", measured=ran)
+    picture, view, *_ = outputs(pair, "timeline", measured=ran)
     assert "measured: measured on a GPU" in picture.text and "forward and backward: simulated" in picture.text
-    assert [run["title"].split(":")[0] for run in view.on_runs()["runs"]] == ["forward and backward", "measured"]
+    assert [run["title"].split(":")[0] for run in unpacked(view.data)["runs"]] == ["forward and backward", "measured"]
     with pytest.raises(WorkbenchError, match=r"takes a StepTimeline"):
         outputs(pair, "timeline", measured=1 << 30)
     with pytest.raises(WorkbenchError, match="takes a peak in bytes"):
