@@ -121,6 +121,7 @@ def use(kind: str, view, data: dict) -> None:  # type: ignore[no-untyped-def, ty
     elif kind == "order":
         text = (notebooks_dir() / "05_bucket_and_overlap.ipynb").read_text()
         exposed, peak = re.search(r"as captured  +(\d\.\d+) +[\d.]+ +(\d[\d,]+)", text).groups()  # type: ignore[union-attr]
+        exposed = f"{float(exposed):.4f}"
         assert shown("exposed", "peak") == [exposed, peak.replace(",", "")]
         view.query_selector_all("rect[role=button]")[1].press("ArrowLeft")
         assert shown("exposed") != [exposed]  # on other orders, test_collective_order compares both simulators
