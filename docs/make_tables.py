@@ -24,6 +24,7 @@ from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract  # noqa
 from workbench.recipe.files import json_lines  # noqa: E402
 from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe.rules import cuda_reasons  # noqa: E402
+from workbench.recipe.wording import mesh_text  # noqa: E402
 from workbench.tools.timing.order import read_order  # noqa: E402
 from workbench.tools.timing.trace_file import read_trace  # noqa: E402
 
@@ -118,10 +119,10 @@ def axes_of(recipe: dict[str, Any]) -> str:
 
 
 def recipe_row(recipe: Recipe, runs: list[dict[str, Any]], steps: dict[str, str]) -> list[str]:
-    mesh = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items()) or "one rank"
     passes = ", ".join(f"`{name}`" for name in recipe.pass_names) or "none"
     own = [run for run in runs if run["recipe"]["name"] == recipe.name]
-    return [f"`{recipe.name}`", mesh, passes, needs_cuda(recipe) or cell(own, "gloo"), cell(own, "nccl"),
+    return [f"`{recipe.name}`", mesh_text(recipe.mesh.axes), passes,
+            needs_cuda(recipe) or cell(own, "gloo"), cell(own, "nccl"),
             "see below" if recipe.model.family != "llama3" else steps.get(recipe.name, NOT_MEASURED)]
 
 
@@ -467,9 +468,8 @@ def stamp_table(root: Path = ROOT) -> str:
     found = json.loads((root / "benchmarks" / "results" / "stamp.json").read_text(encoding="utf-8"))
     rows = [[str(row["layers"]), f"{row['nodes']:,}", str(row["stamped"]) if isinstance(row["stamped"], int) else "0",
              f"{row['capture_seconds']:.1f} s", f"{row['partition_seconds']:.1f} s"] for row in found["rows"]]
-    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
     return (table(["layers", "nodes", "layers stamped", "capture", "partition"], rows)
-            + f"\n\n{mesh}; {of_cpu(found)}.")
+            + f"\n\n{mesh_text(found['mesh'])}; {of_cpu(found)}.")
 
 
 def of_cpu(found: dict[str, Any]) -> str:
@@ -656,10 +656,9 @@ def accuracy_exposed_table(root: Path = ROOT) -> str:
 
 def said_of(row: dict[str, Any]) -> str:
     """The mesh of a row, its passes, and by which device's costs they order; a whole step has the optimizer inside."""
-    axes = " x ".join(f"{axis} {size}" for axis, size in row["axes"].items())
     whole = "whole step: " if row["changes"]["step"] == "whole" else ""
     passes = [f"`{name}`" + f" for {row['ordered_for']}" * (name == "overlap_collectives") for name in row["passes"]]
-    return f"{axes}: {whole}{', '.join(passes) or 'no passes'}"
+    return f"{mesh_text(row['axes'])}: {whole}{', '.join(passes) or 'no passes'}"
 
 
 def one_gpu_table(root: Path = ROOT) -> str:

@@ -129,14 +129,15 @@ def run_of_kernels(kernels: Sequence[Kernel], graphs: dict[str, GraphModule], so
     compute.sort(key=lambda k: k.begin)
     for k, waited in zip(nccl, gpu.waited_for(busy, [(k.begin, k.end) for k in nccl]), strict=True):
         alone = (k.end - k.begin - gpu.overlap(busy, k.begin, k.end)) / 1e3
+        little = gpu.NEGLIGIBLE * (k.end - k.begin)
         known = matched.get(k, Span(k.name, f"stream {k.stream}", 0.0, 0.0))
         after = bisect(compute, k.begin, key=lambda c: c.begin)
         following = compute[after].launched if after < len(compute) else float("-inf")
         limit = CPU_LATE if following + START_US > (k.begin + k.end) / 2 else _ALONE
-        if limit == _ALONE and waited < 0.05 * (k.end - k.begin):
+        if limit == _ALONE and waited < little:
             limit = BEHIND_OTHERS
         spans.append(Span(known.name, known.lane, (k.begin - start) / 1e3, (k.end - start) / 1e3, alone,
-                          HIDDEN if alone * 1e3 < 0.05 * (k.end - k.begin) else limit, known.label, known.part,
+                          HIDDEN if alone * 1e3 < little else limit, known.label, known.part,
                           alone - waited / 1e3))
     end = max((k.end for k in kernels), default=start)
     return StepTimeline(source, tuple(spans), (end - start) / 1e3, gpu.length(busy) / 1e3)

@@ -65,10 +65,10 @@ class Post:
     training step). joining: seconds that this rank took to join the others before, with its wait for them.
     """
 
-    def __init__(self, send: Callable[[Message], None] | None = None, began: float = 0.0,
+    def __init__(self, send: Callable[[Message], None] | None = None, began: float | None = None,
                  joining: float = 0.0) -> None:
         self._send = send or (lambda _: None)
-        self.began = began or time.perf_counter()
+        self.began = time.perf_counter() if began is None else began
         self.joining = joining
         self.start: tuple[float, float] | None = None
 

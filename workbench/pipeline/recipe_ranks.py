@@ -51,7 +51,7 @@ def on_ranks(
     times the start from `began` on, without starting new processes. timeout: seconds for all of it. Raises
     WorkbenchError for what this world cannot do, RankError where a rank fails.
     """
-    began = began or time.perf_counter()
+    began = time.perf_counter() if began is None else began
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
         with fake_world(recipe.mesh.world_size) as here, bars(stages, steps, progress) as draw:

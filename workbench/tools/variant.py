@@ -14,7 +14,7 @@ from workbench.checks.static import Seen
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.simulated_run import simulated_as_run
+from workbench.graph.read.simulated_run import simulated
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned
 
@@ -56,7 +56,7 @@ def figures_of(pair: ForwardBackward, seen: Seen, device: str, *, compiled: bool
     moved, launched = moved_bytes(seen.collectives(pair.graphs))
     names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
     estimate = seen(memory.estimate, pair.graphs)
-    run = simulated_as_run(pair.by_part, device, compiled=compiled, replayed=None)
+    run = simulated(pair.by_part, device, fused=compiled)
     return Figures({name: launched[key] for key, name in names.items()}, {name: moved[key] for key, name in
                    names.items()}, {part: estimate[f"peak_{part}"] for part in pair.by_part}, estimate["saved"],
                    device, run.total_ms, run.compute_ms, run.exposed_ms)

@@ -13,6 +13,7 @@ from workbench.pipeline.build import Built
 from workbench.pipeline.report import Report
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import Recipe
+from workbench.recipe.wording import mesh_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,8 +84,7 @@ def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[s
 
 
 def _axes(recipe: Recipe, ranks: str) -> str:
-    axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items())
-    return f"{ranks} ({axes})" if axes else ranks
+    return f"{ranks} ({mesh_text(recipe.mesh.axes)})" if recipe.mesh.axes else ranks
 
 
 def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, fill: str, edge: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import (
     COMPUTE,
+    NEGLIGIBLE,
     Interval,
     gaps,
     length,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 NEAR_US = 20.0
 """Two events follow each other at once where less lies between them: a launch from the CPU takes about 10 µs."""
-HIDDEN = 0.05
-"""A collective is hidden where less than this part of it is exposed."""
 SHOWN, NAME = 10, 60
 
 
@@ -99,8 +98,7 @@ class TraceOrder:
         Where the trace does not name the group, its stream has a lane; in a replayed CUDA graph, where streams are
         branches of the graph, each kind of communication has one.
         """
-        from workbench.graph.read.simulated_run import BEHIND_OTHERS, Span, StepTimeline
-        from workbench.graph.read.simulated_run import HIDDEN as HIDDEN_LIMIT
+        from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN, Span, StepTimeline
 
         step, events = self.steps[number], self.traced[number].events
         start = events[0].begin
@@ -110,7 +108,7 @@ class TraceOrder:
         talk = [e for e in events if e.kind != COMPUTE]
         waited = waited_for(_covered(compute), [(e.begin, e.end) for e in talk])
         for c, e, us in zip(step.collectives, talk, waited, strict=True):
-            limit = HIDDEN_LIMIT if c.hidden else BEHIND_OTHERS if us < HIDDEN * 1e3 * c.ms else c.why
+            limit = HIDDEN if c.hidden else BEHIND_OTHERS if us < NEGLIGIBLE * 1e3 * c.ms else c.why
             spans.append(Span(f"{c.number} {c.name}", _lane(e), c.begin_ms, c.begin_ms + c.ms, c.exposed_ms, limit,
                               c.about, shared=c.exposed_ms - us / 1e3))
         return StepTimeline(f"measured on {self.device}", tuple(spans), step.span_ms, step.compute_ms)
@@ -134,9 +132,9 @@ class TraceOrder:
             about = f" ({c.about})" if c.about else ""
             lines.append(f"  {c.number:>4} {_short(c.name)}{about}: {c.exposed_ms:,.3f} of {c.ms:,.3f} ms exposed: "
                          f"{c.why}")
-            if c.shared_ms > HIDDEN * c.ms:
+            if c.shared_ms > NEGLIGIBLE * c.ms:
                 lines.append(f"       {c.shared_ms:,.3f} ms of it beside other communication")
-            if c.waits_ms is not None and c.waits_ms > HIDDEN * c.ms:
+            if c.waits_ms is not None and c.waits_ms > NEGLIGIBLE * c.ms:
                 lines.append(f"       {c.waits_ms:,.3f} ms of it waiting for the rank that came last")
             if c.behind:
                 lines.append("       hidden behind " + ", ".join(f"{_short(name)} {ms:,.3f}"
@@ -210,7 +208,7 @@ def _step_order(step: TracedStep, rank: int | None) -> StepOrder:
     found = []
     for number, e in enumerate(talk):
         exposed = e.end - e.begin - overlap(busy, e.begin, e.end)
-        why = _why(e, compute, by_end, last_on.get(e.stream)) if exposed > HIDDEN * (e.end - e.begin) else ""
+        why = _why(e, compute, by_end, last_on.get(e.stream)) if exposed > NEGLIGIBLE * (e.end - e.begin) else ""
         last_on[e.stream] = e
         behind: Counter[str] = Counter()
         first = bisect_left(compute, e.begin - longest, key=lambda c: c.begin)
