@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.result import tell
-from benchmarks.step_time import recipe_of
+from benchmarks.variants import recipe_of
 from workbench import memory_plan
 from workbench.recipe.files import json_lines
 

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.result import tell
-from benchmarks.step_time import PEERS, TORCH, recipe_of
+from benchmarks.variants import PEERS, TORCH, recipe_of
 from workbench.graph.saving.peak import StepPeak
 from workbench.pipeline.route import route, upto, walk
 from workbench.pipeline.run import peak_by

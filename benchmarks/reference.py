@@ -145,8 +145,8 @@ def toolkit(recipe: Recipe, world: World, variant: str) -> tuple[torch.nn.Module
     config.training.mixed_precision_reduce = recipe.precision.reduce
     config.activation_checkpoint.mode = "none"
     config.parallelism.fsdp_reshard_after_forward = "default"
-    dims = ParallelDims(dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, cp=1, tp=mesh.tp, pp=1, ep=mesh.ep,
-                        etp=1, world_size=dist.get_world_size())
+    dims = _with_fsdp(ParallelDims)(dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, cp=1, tp=mesh.tp, pp=1,
+                                    ep=mesh.ep, etp=1, world_size=dist.get_world_size())
     dims.build_mesh()
     family, args, parallelize = FAMILIES[recipe.model.family](recipe)
     if "flex" in variant:
@@ -179,6 +179,18 @@ def toolkit(recipe: Recipe, world: World, variant: str) -> tuple[torch.nn.Module
             return loss_of(module(tokens, **masks), targets) / targets.numel()
 
     return module, step
+
+
+def _with_fsdp(base: Any) -> Any:
+    """torchtitan's mesh with FSDP over an axis of one too: on tp alone it would compute in float32."""
+
+    class Dimensions(base):  # type: ignore[misc]
+        dp_shard_enabled = property(lambda self: self.dp_shard > 1 or not self.dp_replicate_enabled)
+
+        def _mesh_exist(self, name: str, degree: int) -> bool:
+            return bool(super()._mesh_exist(name, degree) or (name == "fsdp" and self.dp_shard_enabled))
+
+    return Dimensions
 
 
 def close(module: torch.nn.Module) -> None:

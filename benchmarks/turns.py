@@ -65,6 +65,8 @@ class Running:
                    str(options.ranks), str(SCRIPT), str(options.results), variant, "--signs", options.signs, "--family",
                    options.family, "--steps", str(options.steps), "--warmup", str(options.warmup), "--rounds",
                    str(options.rounds), "--command", options.command]
+        if options.no_optimizer:
+            command.append("--no-optimizer")
         if options.traces:
             command += ["--traces", str(options.traces)]
         if options.set:

@@ -19,8 +19,8 @@ from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE,
 from workbench.pipeline.measured_run import _KINDS, Kernel, measured, run_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.step_time import recipe_of
 from benchmarks.timelines import predictions
+from benchmarks.variants import recipe_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
