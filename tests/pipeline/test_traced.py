@@ -14,11 +14,13 @@ from workbench import WorkbenchError, build, current_world, fake_world, train
 from workbench.authoring import families
 from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.authoring.plans import llama3_plan
+from workbench.graph.read.nodes import module_path
 from workbench.graph.saving.recomputation import AGAIN
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Post
 from workbench.pipeline.proofs.captures_proof import compare_captures, on_rank
 from workbench.recipe.recipe import RecipeError
+from workbench.torch_api.inductor.regions import region_of
 
 pytestmark = pytest.mark.integration
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -176,3 +178,15 @@ def test_a_pass_that_needs_the_partitioner_is_refused_on_a_traced_capture():
 def test_another_capture_is_named():
     with pytest.raises(RecipeError, match="capture: expected 'joint' or 'traced', got text 'eager'"):
         small({"dp_shard": 2}).override({"capture": "eager"})
+
+
+@pytest.mark.compat
+def test_a_traced_backward_has_the_forward_s_regions_and_modules():
+    """torch 2.11 took all of it for gradient accumulation, and FlexAttention's backward ran uncompiled."""
+    recipe = small({"dp_shard": 2}).override({"model.attention": "flex", "capture": "traced"})
+    with fake_world(2) as world:
+        nodes = {n.name: n for n in build(recipe, world).captured.graph.nodes}
+    regions = {name: region_of(nodes[name]) for name in ("flex_attention_backward", "silu_backward", "nll_loss_backward")}
+    assert regions == {"flex_attention_backward": "flex_attention", "silu_backward": "feed_forward",
+                       "nll_loss_backward": None}
+    assert module_path(nodes["silu_backward"]) == "layers.0.feed_forward"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.fx.traceback
@@ -78,7 +79,8 @@ def trace_step(
             tangent = torch.ones((), device=given[0].device)
         context = TracingContext(mode)
         with (tracing(context), noted_modules(module), noted_python_reads(module) as (read, made.gathered),
-              torch.enable_grad(), refused_calls_of_forwards(), enable_python_dispatcher(), mode):
+              torch.enable_grad(), refused_calls_of_forwards(), enable_python_dispatcher(), mode,
+              mock.patch.object(torch.fx.traceback, "set_stack_trace", _set_stack_trace)):
             graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
         mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
         programs.append(_lines(graph))
@@ -92,6 +94,14 @@ def trace_step(
     copy_fwd_metadata_to_bw_nodes(graph)
     _copy_lines(graph)
     return TracedStep(graph, list(parameters), list(buffers), context, read)
+
+
+def _set_stack_trace(stack: Sequence[str]) -> None:
+    """torch 2.11 keeps the last trace where there is none: all of a backward then counts as gradient accumulation."""
+    meta = torch.fx.traceback.get_current_meta()
+    meta.pop("stack_trace", None)
+    if stack:
+        meta["stack_trace"] = "".join(stack)
 
 
 def _lines(graph: Graph) -> list[str]:
