@@ -156,6 +156,8 @@ def main() -> None:
             "median_absolute_error": statistics.median(abs(row["error"]) for row in found)}
     if exposed:
         data |= {"left_out": left, "ranking": ranking(found, "step_ms", "simulated_step_ms")}
+        if steps := [abs(row["simulated_step_ms"] / row["step_ms"] - 1) for row in found if not row["optimizer"]]:
+            data["median_absolute_step_error"] = statistics.median(steps)
     else:
         data["ranking"] = ranking(found)
     options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -227,11 +229,12 @@ def exposed_rows(rows: list[dict[str, Any]], device: str) -> tuple[list[dict[str
     for measured in runs.values():
         given = measured[0]["recipe"]
         recipe = Recipe.model_validate_json(json.dumps(given)).override({"strict": False})
-        sizes = {"model.flavor": given["model"]["flavor"], "data.seq_len": given["data"]["seq_len"],
-                 "data.batch_per_rank": given["data"]["batch_per_rank"], "step": given["training"]["step"],
-                 **recipe.mesh.axes}
+        sizes = {"model.flavor": given["model"]["flavor"], "model.n_layers": recipe.model.sizes()["n_layers"],
+                 "data.seq_len": given["data"]["seq_len"], "data.batch_per_rank": given["data"]["batch_per_rank"],
+                 "step": given["training"]["step"], **recipe.mesh.axes}
         about = {"recipe": measured[0]["variant"], "changes": sizes, "axes": recipe.mesh.axes,
-                 "passes": recipe.pass_names, "ordered_for": ordered_for(recipe)}
+                 "passes": recipe.pass_names, "ordered_for": ordered_for(recipe),
+                 "optimizer": measured[0].get("optimizer", True)}
         if why := why_not(recipe):
             left.append({**about, "why": why})
             continue
