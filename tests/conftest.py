@@ -84,11 +84,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results-json", default=None, help="write each test's outcome, and the versions, to this file")
 
 
+def _has_ranks(item: pytest.Item) -> bool:
+    pools = {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ()))
+    return bool(pools or item.get_closest_marker("ranks"))
+
+
 def _cost(item: pytest.Item) -> int:
     """0 for unit tests, 1 for what captures whole models or runs notebooks, 2 for real ranks, 3 for slow ones."""
     if item.get_closest_marker("slow"):
         return 3
-    if {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("ranks"):
+    if _has_ranks(item):
         return 2
     return 1 if item.get_closest_marker("integration") else 0
 
@@ -100,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _cost(item):
             item.add_marker("integration")
         # for -n 2 --dist loadgroup: ranks beside ranks would fill the machine, so they are one worker's
-        item.add_marker(pytest.mark.xdist_group("ranks" if _cost(item) > 1 else item.path.name))
+        item.add_marker(pytest.mark.xdist_group("ranks" if _has_ranks(item) else item.path.name))
     needing = {item: next(iter(many.args), 2) if many else 1 for item in items
                if (many := item.get_closest_marker("multi_gpu")) or item.get_closest_marker("gpu")}
     if needing:

@@ -40,6 +40,7 @@ def test_a_row_is_what_the_code_predicts():
     assert again(row)["predicted_gib"] == pytest.approx(row["predicted_gib"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_prediction_that_forgets_the_optimizers_states_is_found_out(monkeypatch):
     """A seeded fault: the parameters alone live across steps, without two states of each."""

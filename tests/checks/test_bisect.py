@@ -146,6 +146,7 @@ def test_the_command_finds_a_fault_among_passes(tmp_path, capsys):
 IDLE = ["--set", 'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
 
 
+@pytest.mark.slow
 def test_without_ranks_memory_and_no_effect(tmp_path, capsys):
     assert main(["bisect", "llama3_fsdp", *TWO, *IDLE, "--check", "no_effect"]) == 1
     assert capsys.readouterr().out == (

@@ -68,6 +68,7 @@ def test_every_step_leaves_the_process_as_it_was(authored):
     assert state() == before
 
 
+@pytest.mark.slow
 def test_two_captures_may_be_open_at_once_and_close_in_any_order(authored):
     before = state()
     first, second = capture(authored), capture(authored)

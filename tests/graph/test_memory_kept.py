@@ -22,6 +22,7 @@ from workbench.world.fake import fake_world
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_a_capture_leaves_no_global_in_the_model_s_file_and_no_graph():
     with fake_world(4) as world:
         authored = author_module(kept_by_captures.Mlp(), world, world.mesh(MeshSpec(dp_shard=4)),

@@ -68,7 +68,7 @@ def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
 
 
 @pytest.mark.parametrize(("dispatch", "why", "stay"), [
-    ("dropless", "its size is known only during the step", 4 * 3 * 3),
+    pytest.param("dropless", "its size is known only during the step", 4 * 3 * 3, marks=pytest.mark.slow),
     ("capacity", "batched product, aten.bmm: only a product of two matrices is converted", 3 * 3),
 ])
 def test_float8_names_why_each_product_of_an_expert_stays(fake4, through, dispatch, why, stay):
@@ -99,7 +99,8 @@ def test_regions_are_named_in_forward_and_backward(captured):
     assert inside == {"dispatch", "combine"}
 
 
-@pytest.mark.parametrize("dispatch", ["capacity", pytest.param("dropless", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch", ["capacity", "dropless"])
 def test_checkpointing_repeats_no_exchange(pairs, dispatch):
     _, plain = pairs(dispatch)
     _, made = pairs(dispatch, (AC, RESHARD))

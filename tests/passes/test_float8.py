@@ -271,7 +271,7 @@ COMBINED = {
 }
 
 
-QUICK = ("recomputed", "microbatches")
+QUICK = ("recomputed",)
 
 
 @pytest.mark.parametrize("name", [

@@ -118,7 +118,7 @@ a cast has no kernel to join. Rowwise casts each of them twice.
 
 
 @pytest.mark.parametrize(("scaling", "every", "kernels", "only_cast"), [
-    ("tensorwise", 21, 45, 4), ("rowwise", 36, 46, 5)])
+    ("tensorwise", 21, 45, 4), pytest.param("rowwise", 36, 46, 5, marks=pytest.mark.slow)])
 def test_casts_fuse_into_their_producers_where_a_kernel_is_generated(compiled, scaling, every, kernels, only_cast):
     plain, found = compiled(), compiled(float8(scaling))
     assert sum(len(list(casts(graph))) for graph, _ in found) == every

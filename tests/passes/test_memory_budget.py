@@ -333,6 +333,7 @@ def test_random_numbers_are_saved(fake4):
 # --- the tool
 
 
+@pytest.mark.slow
 def test_the_plan_stands_beside_torchs(fake4):
     recipe = long(({"name": NAME, "fraction": 0.6},))
     found = memory_plan(recipe, fake4, front=True)

@@ -94,6 +94,7 @@ def test_one_that_a_rank_does_not_launch_is_told():
     assert verdict.outcome is Outcome.FAIL and "rank " in verdict.message.splitlines()[1]
 
 
+@pytest.mark.slow
 def test_a_pass_of_ones_own_that_is_the_same_on_all_ranks_passes_with_all():
     with user_pass("same", lambda gm: gm, stage="partitioned"):
         recipe = small({"dp_shard": 2}).override({"model.n_layers": 1, "passes": ["same"]})

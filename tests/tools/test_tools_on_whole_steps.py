@@ -38,6 +38,7 @@ def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
     assert study.records[-1].verdict("effect").evidence["updates"] == 2
 
 
+@pytest.mark.slow
 def test_a_study_changes_the_number_of_microbatches(fake4):
     study = what_if(recipe(**{"data.batch_per_rank": 4}), fake4)
     changed = study.change({"training.accumulate": 2})

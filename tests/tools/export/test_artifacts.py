@@ -107,6 +107,7 @@ def test_four_ranks_train_as_a_build_does(name: str, tmp_path: Path, pool4: Rank
     _trained(tiny(name, mesh__dp_shard=2, mesh__tp=2, model__n_layers=layers), tmp_path / "out", pool4)
 
 
+@pytest.mark.slow
 def test_what_is_compared_between_processes_has_no_address() -> None:
     """Dropless experts sum sizes that are known on the ranks alone, by a Python function."""
     with fake_world(2) as world:
@@ -326,6 +327,7 @@ except WorkbenchError as error:
 """
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_compile_into_one_folder_one_writes_a_whole_artifact(tmp_path: Path) -> None:
     """Each has begun to write before the other is told to go on."""
     recipe, out = tiny("llama3", mesh__dp_shard=1, mesh__tp=1), tmp_path / "out"
