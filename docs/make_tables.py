@@ -54,12 +54,13 @@ STEPS = (  # what goes in, and the public function that takes it on
 PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_tp2", "exposed_tp2", "same_passes",
-                        "steps_8b", "cpu_steps", "start", "ranks", "faults", "views", "timelines", "accuracy",
-                        "accuracy_launches", "accuracy_exposed", "peaks", "one_gpu", "captures", "whole_step",
-                        "update_cost", "float8", "float8_steps", "float8_8b", "float8_kernels", "saved_values",
-                        "long_sequences", "float8_budget", "float8_numerics", "memory_budget", "offload",
-                        "chunked_loss", "float8_grouped", "stamp", "what_if", "mutants", "soak", "museum"),
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_h100", "exposed_tp2",
+                        "same_passes", "steps_8b", "cpu_steps", "start", "ranks", "faults", "views", "timelines",
+                        "accuracy", "accuracy_launches", "accuracy_exposed", "accuracy_steps", "peaks", "one_gpu",
+                        "captures", "whole_step", "update_cost", "float8", "float8_steps", "float8_8b",
+                        "float8_kernels", "saved_values", "long_sequences", "float8_budget", "float8_budget_h100",
+                        "float8_numerics", "memory_budget", "offload", "offload_planned", "chunked_loss",
+                        "float8_grouped", "stamp", "what_if", "mutants", "soak", "museum"),
 }
 
 
@@ -145,9 +146,10 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "ranks": ranks_table(root), "faults": faults_table(root), "views": views_table(root),
             "timelines": timelines_table(root), "accuracy": accuracy_table(root),
             "accuracy_launches": accuracy_launches_table(root),
-            "accuracy_exposed": accuracy_exposed_table(root), "experts": experts_table(root),
+            "accuracy_exposed": accuracy_exposed_table(root, "h200x2"),
+            "accuracy_steps": accuracy_exposed_table(root, "h100x2"), "experts": experts_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
-            "steps_tp2": gpu_steps_table(root, "llama3_1b_tp2_h100x2.jsonl"), "exposed_tp2": exposed_tp2_table(root),
+            "steps_h100": gpu_steps_table(root, "llama3_1b_h100x2.jsonl"), "exposed_tp2": exposed_tp2_table(root),
             "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
             "start": start_table(root),
             "same_passes": same_passes_table(root),
@@ -160,11 +162,13 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "float8_numerics": float8_numerics_table(root),
             "chunked_loss": chunked_loss_table(root), "float8_steps": choices_table(root, "float8_h200x2.jsonl"),
             "float8_budget": choices_table(root, "float8_budget_h200x2.jsonl"),
+            "float8_budget_h100": choices_table(root, "float8_budget_h100x2.jsonl"),
             "float8_kernels": float8_kernels_table(root),
             "float8_8b": choices_table(root, "float8_8b_h200x2.jsonl"),
             "saved_values": choices_table(root, "saved_values_h200x2.jsonl"),
             "long_sequences": choices_table(root, "llama3_8b_8192_h200x2.jsonl"),
             "offload": choices_table(root, "offload_h200x2.jsonl"),
+            "offload_planned": choices_table(root, "offload_h100x2.jsonl"),
             "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl")}
 
 
@@ -635,26 +639,35 @@ def accuracy_launches_table(root: Path = ROOT) -> str:
         f"`{found['device']}`.")
 
 
-def accuracy_exposed_table(root: Path = ROOT) -> str:
-    """Simulated exposure beside that of steps on two GPUs, from benchmarks/results/accuracy_exposed_h200x2.json."""
-    found = json.loads((root / "benchmarks" / "results" / "accuracy_exposed_h200x2.json").read_text(encoding="utf-8"))
-    rows = [[said_of(row), ", ".join(f"{ms:.1f}" for ms in row["measured_ms"]) + " ms", f"{row['simulated_ms']:.1f} ms",
-             f"{row['step_ms']:.1f} ms", f"{row['simulated_step_ms']:.1f} ms"] for row in found["rows"]]
+def accuracy_exposed_table(root: Path, device: str) -> str:
+    """Simulated exposure and steps beside those on two GPUs, from benchmarks/results/accuracy_exposed_*.json."""
+    path = root / "benchmarks" / "results" / f"accuracy_exposed_{device}.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [[list_of(row), sizes_of(row), ", ".join(f"{ms:.1f}" for ms in row["measured_ms"]) + " ms",
+             f"{row['simulated_ms']:.1f} ms", f"{row['step_ms']:.1f} ms" + " with the optimizer" * row["optimizer"],
+             f"{row['simulated_step_ms']:.1f} ms"] for row in found["rows"]]
     gpus, pairs = found["machine"]["gpus"], found["ranking"]["pairs"]
     near = sum(abs(row["error"]) < 0.2 or abs(row["simulated_ms"] - min(row["measured_ms"])) < 1
                for row in found["rows"])
-    left = "".join(f"\n- {said_of(row)}: {row['why']}" for row in found["left_out"])
-    heads = ["llama3 1b: mesh, passes", "exposed, measured, each run", "simulated", "step, measured", "simulated"]
+    left = "".join(f"\n- {list_of(row)}: {row['why']}" for row in found["left_out"])
+    heads = ["mesh, passes", "llama3", "exposed, measured, each run", "simulated", "step, measured", "simulated"]
+    steps = found.get("median_absolute_step_error")
     return table(heads, rows) + (
         f"\n\nMedian error of the exposure {found['median_absolute_error']:.0%}, against the run that exposed least; "
-        f"{near} of {len(rows)} are within 20% or 1 ms. "
-        f"Of {pairs} pairs of lists on one mesh whose steps differ by more than 5%, the simulation ranks "
+        f"{near} of {len(rows)} are within 20% or 1 ms. " + (f"Median error of the step {steps:.0%}. " if steps else "")
+        + f"Of {pairs} pairs of lists on one mesh whose steps differ by more than 5%, the simulation ranks "
         f"{pairs - len(found['ranking']['wrong'])} right. {len(gpus)} {gpus[0]}, torch "
         f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`."
         + (f"\n\nMeasured, and not simulated:\n{left}" if left else ""))
 
 
-def said_of(row: dict[str, Any]) -> str:
+def sizes_of(row: dict[str, Any]) -> str:
+    sizes = row["changes"]
+    return (f"{sizes['model.flavor']}, {sizes['model.n_layers']} layers, {sizes['data.batch_per_rank']} x "
+            f"{sizes['data.seq_len']:,} tokens")
+
+
+def list_of(row: dict[str, Any]) -> str:
     """The mesh of a row, its passes, and by which device's costs they order; a whole step has the optimizer inside."""
     whole = "whole step: " if row["changes"]["step"] == "whole" else ""
     passes = [f"`{name}`" + f" for {row['ordered_for']}" * (name == "overlap_collectives") for name in row["passes"]]

@@ -109,14 +109,22 @@ def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
                 abs(row["simulated_ms"] / (row["kernels_ms"] if what == "compute" else min(row["measured_ms"])) - 1)
                 for row in rows), abs=5e-4)
     assert load_profile(path).errors == errors
-    assert errors or path.stem in ("h100x2", "h100x4", "h200x4")  # of which no step was measured beside a simulated one
+    assert errors or path.stem in ("h100x4", "h200x4")  # of which no step was measured beside a simulated one
 
 
-def test_lists_with_overlap_are_among_the_rows_of_exposure() -> None:
-    found = json.loads((RESULTS / "accuracy_exposed_h200x2.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("device", ["h200x2", "h100x2"])
+def test_lists_with_overlap_are_among_the_rows_of_exposure(device: str) -> None:
+    found = json.loads((RESULTS / f"accuracy_exposed_{device}.json").read_text(encoding="utf-8"))
     assert sum("overlap_collectives" in row["passes"] for row in found["rows"]) >= 3
     assert found["ranking"] == accuracy.ranking(found["rows"], "step_ms", "simulated_step_ms")
     assert found["ranking"]["pairs"] >= 2 and not found["ranking"]["wrong"]
+
+
+def test_a_step_without_its_optimizer_is_simulated_within_a_tenth() -> None:
+    found = json.loads((RESULTS / "accuracy_exposed_h100x2.json").read_text(encoding="utf-8"))
+    errors = [abs(row["simulated_step_ms"] / row["step_ms"] - 1) for row in found["rows"] if not row["optimizer"]]
+    assert found["median_absolute_step_error"] == median(errors) < 0.05
+    assert len(errors) == 9 and sum(error < 0.1 for error in errors) >= 8
 
 
 def test_a_list_that_nothing_replays_is_left_out_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

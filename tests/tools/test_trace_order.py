@@ -95,6 +95,7 @@ def timed(folder, lines):
         RESULTS / folder / f"{line['variant']}.rank0.json.gz").exists() and line["recipe"]["mesh"]["tp"] == 1}
 
 
+REFERENCE = timed("traces_h100", "traces_h100/steps.jsonl")
 TIMED, ON_TWO = timed("traces_h200", "traces_h200/steps.jsonl"), timed("traces_h200x2", "llama3_1b_h200x2.jsonl")
 
 
@@ -107,6 +108,18 @@ def test_traces_of_real_jobs_say_what_the_benchmark_measured_of_them(variant):
         assert step.launches == TIMED[variant]["launches"] and step.communication_ms == 0
         assert step.compute_ms == pytest.approx(TIMED[variant]["kernels_ms"], rel=0.04)
         assert step.span_ms == pytest.approx(step.compute_ms + step.idle_ms)
+
+
+@pytest.mark.parametrize(("variant", "replayed"), [("reference", False), ("reference_cudagraph", True)])
+def test_traces_of_torchtitans_toolkit_on_one_gpu(variant, replayed):
+    """Its small model on one H100: without a replay the GPU waits for most of the step."""
+    steps = read_order([RESULTS / f"traces_h100/{variant}.rank0.json.gz"]).steps
+    assert len(steps) == 2
+    for step in steps:
+        assert step.launches == REFERENCE[variant]["launches"] and step.communication_ms == 0
+        assert step.compute_ms == pytest.approx(REFERENCE[variant]["kernels_ms"], rel=0.1)
+        assert step.span_ms == pytest.approx(step.compute_ms + step.idle_ms)
+    assert (steps[-1].launches < 50) is replayed and steps[-1].idle_ms > steps[-1].compute_ms
 
 
 @pytest.mark.parametrize("variant", ON_TWO)
