@@ -51,16 +51,13 @@ class CheckResult:
         return f'{text}<img alt="{said}" src="data:image/svg+xml;base64,{picture}">'
 
     def _drawing(self) -> str:
-        """A bar for the score, and one for each figure, with a line at its limit and a mark: met or not.
-
-        Figures that may be at most 0 share a scale. No rank and no axis has the bars' colour.
-        """
+        """A bar for the score, and one for each figure, with a line at its limit. Limits of 0 share a scale."""
         rows = [("score", self.score, 1.0), *self.figures]
-        unlimited = max((got for _, got, most in self.figures if not most and math.isfinite(got)), default=0)
+        common = max((got for _, got, most in self.figures if not most and math.isfinite(got)), default=0)
         parts = []
         for i, (name, got, limit) in enumerate(rows):
             size = got if math.isfinite(got) else 0
-            full = max(size, limit or unlimited) or 1.0
+            full = max(size, limit or common) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
             mark = LABEL + round(BAR * (limit / full))
             says = percent(got) if i == 0 else f"{'✓' if got <= limit else '✗'} {got:,} (at most {limit:,})"
