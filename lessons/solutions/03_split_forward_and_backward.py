@@ -3,7 +3,7 @@
 from workbench.graph.read.nodes import kind_of, module_path
 
 
-def deeper() -> dict[str, bool]:
+def no_product_again() -> dict[str, bool]:
     """The backward reads the sum and its silu, and the silu is computed from the sum again."""
     return {"mm": False, "mm_1": False, "add": True, "silu": False}
 

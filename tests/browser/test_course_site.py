@@ -18,7 +18,7 @@ from workbench.notebook.lessons.lesson import lesson_names
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 VIEWS = {"00_tour": ["chips"], "01_author_with_dtensor": ["placement"],
-         "03_split_forward_and_backward": ["partitioner", "partitioner", "memory"],
+         "03_split_forward_and_backward": ["partitioner", "partitioner"],
          "05_bucket_and_overlap": ["order", "timeline", "race"],
          "09_route_tokens_to_experts": ["timeline"], "10_run_on_real_ranks": ["counters"]}
 LINKS = "found => found.map(each => each.getAttribute('href')).filter(each => each && !/^\\w+:/.test(each))"
@@ -130,9 +130,7 @@ def use(kind: str, view, data: dict) -> None:  # type: ignore[no-untyped-def, ty
             on(view, next(place for place, name in data["winners"].items() if name == winner), "Enter")
             assert shown("winner") == [winner]
     else:
-        count = {"timeline": "spans", "memory": "points"}[kind]
-        parts = data[{"timeline": "runs", "memory": "curves"}[kind]]
-        assert shown(count) == [str(sum(len(part[count]) for part in parts))]
+        assert shown("spans") == [str(sum(len(part["spans"]) for part in data["runs"]))]
         before = view.query_selector("canvas").evaluate("canvas => canvas.toDataURL()")
         view.query_selector("canvas").press("+")
         assert view.query_selector("canvas").evaluate("canvas => canvas.toDataURL()") != before

@@ -203,7 +203,13 @@ def test_closeness(guess: object, truth: object, score: float) -> None:
 def test_a_figure_that_is_no_number_meets_no_target() -> None:
     found = grade("targets", {"peak": float("nan"), "saved": 1.0}, {"at_most": {"peak": 5, "saved": 2}})
     assert found[:2] == (0.5, "peak nan, wanted at most 5")
-    assert "nan of at most 5" in CheckResult("peak", *found[:2], figures=found[2])._drawing()
+    drawing = CheckResult("peak", *found[:2], figures=found[2])._drawing()
+    assert "✗ nan (at most 5)" in drawing and "✓ 1.0 (at most 2)" in drawing
+
+
+def test_figures_that_may_be_at_most_0_share_a_scale() -> None:
+    drawing = CheckResult("rows", 0, "", figures=(("block", 4, 0), ("place", 8, 0)))._drawing()
+    assert re.findall(r'width="(\d+)" height="16" fill="#7a8793"', drawing) == ["0", "180", "360"]
 
 
 def test_what_is_not_passed_is_not_100_percent() -> None:
@@ -316,8 +322,7 @@ def test_a_result_draws_its_score_and_its_figures(lesson: Lesson) -> None:
     text, _, data = wrong._repr_html_().partition("base64,")
     assert text.startswith("<div>n: 75%, n 4</div><div>hint 1: less</div><img alt=")
     bars = ElementTree.fromstring(b64decode(data.partition('"')[0])).findall("{*}rect")[1:]
-    assert [(bar.get("width"), bar.get("fill")) for bar in bars if bar.get("fill") in ("#e69f00", "#009e73")] == [
-        ("270", "#e69f00"), ("360", "#e69f00"), ("360", "#009e73")]
+    assert [bar.get("width") for bar in bars if bar.get("fill") == "#7a8793"] == ["270", "360", "360"]
     assert [int(bar.get("x", 0)) + 1 - 240 for bar in bars if bar.get("width") == "2"] == [180, 360]  # of the figures
 
 
@@ -398,7 +403,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
     drawn = CheckResult("a", 0.0, "", (), (("bytes", 1e307, 4.0),))._drawing()
-    assert f'width="{BAR}" height="16" fill="#e69f00"' in drawn
+    assert f'width="{BAR}" height="16" fill="#7a8793"' in drawn
 
 
 @pytest.mark.parametrize(("answer", "score", "message"), [

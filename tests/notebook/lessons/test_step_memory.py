@@ -63,10 +63,10 @@ def test_the_bands_hold_what_is_saved_and_inputs_stay_to_the_end() -> None:
 
     assert draw_memory({"as captured": found, "resharded": resharded}).text.splitlines() == [
         "as captured: 5,636 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
-        "  2,048 gathered parameters", "  4 other values", "  of activations + gathered parameters, 67% are gathered",
+        "  2,048 gathered parameters", "  4 other values", "  67% of the saved bytes at the dashed line are gathered",
         f"  peak: {found.forward_peak:,} in the forward, {found.backward_peak:,} in the backward",
         "resharded: 3,588 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
-        "  0 gathered parameters", "  4 other values", "  of activations + gathered parameters, 0% are gathered",
+        "  0 gathered parameters", "  4 other values", "  0% of the saved bytes at the dashed line are gathered",
         f"  peak: {resharded.forward_peak:,} in the forward, {resharded.backward_peak:,} in the backward"]
 
 

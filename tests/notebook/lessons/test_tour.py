@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.notebook.lessons.tour import recorded_steps, saves_less, unnoticed
+from workbench.notebook.lessons.tour import RUNS, recorded_steps, saves_less, unnoticed
+from workbench.recipe.files import json_lines
+from workbench.tools.compatibility import results_dir
 
 MOST = {"collectives": 27, "saved bytes": 169_632}
 
@@ -13,7 +15,7 @@ def test_the_recorded_steps_hold_what_the_notebook_says() -> None:
     rows = recorded_steps().rows
     steps = {(where[-4:], passes): [float(ms) for ms in times.split(", ")] for where, passes, times, *_ in rows}
     peaks = {passes: float(peak) for where, passes, *_, peak in rows if where.endswith("H200")}
-    launches = {passes: int(count.replace(",", "")) for where, passes, _, count, _ in rows if where.endswith("H200")}
+    launches = {passes: int(count.replace(",", "")) for where, passes, *_, count, _ in rows if where.endswith("H200")}
     slow, fast = steps["anks", "none"], steps["anks", "bucketing"]
     assert 0.5 * max(slow) < max(fast) < 0.6 * min(slow)  # "almost half"
     none, bucketed = steps["H200", "none"], steps["H200", "bucketing"]
@@ -27,6 +29,18 @@ def test_the_recorded_steps_hold_what_the_notebook_says() -> None:
     assert steps["H200", compiled] < min(times for (where, passes), times in steps.items()
                                          if where == "H200" and passes != compiled)
     assert peaks[compiled] == min(peaks.values())
+
+
+def test_the_cpu_set_the_pace_of_the_recorded_steps() -> None:
+    """The GPU computes equally long in each run without passes, and longer with checkpointing."""
+    name, mesh = RUNS["1B model, 4 H200"]
+    runs = [run for run in json_lines(results_dir() / f"{name}.jsonl") if mesh.items() <= run["recipe"]["mesh"].items()]
+    none, tour, repeated = ([run for run in runs if run["variant"] == variant]
+                            for variant in ("llama3", "tour", "llama3_checkpointing"))
+    assert all(abs(run["enqueue_ms"] / run["step_ms"] - 1) < 0.03 for run in none + tour)
+    busy = [run["kernels_ms"] for run in none]
+    assert max(busy) - min(busy) < 2 and max(busy) < 0.6 * min(run["step_ms"] for run in none)
+    assert repeated[0]["kernels_ms"] > 1.1 * max(busy)
 
 
 @pytest.mark.parametrize(("collectives", "saved", "score", "said"), [

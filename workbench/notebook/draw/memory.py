@@ -114,6 +114,9 @@ def pareto(found: Planned) -> Picture:
             lines += [f"{name}: " + ", ".join(f"{x:,.0f} MiB {y:.2f} ms" for x, y in points)]
     axes.plot([found.plan.saved_bytes / 2**20], [found.plan.ms], "o", markersize=12, markerfacecolor="none",
               markeredgecolor=INK, markeredgewidth=1.5, label="the plan of this recipe", linestyle="none")
+    if found.torch_front:
+        most = max(found.torch_front, key=lambda cut: cut.bytes)
+        axes.annotate("no budget", (most.bytes / 2**20, most.ms), (5, 5), textcoords="offset points", fontsize=8)
     far = max(x for _, _, points in sets.values() for x, _ in points)
     axes.set(xlabel="MiB saved for the backward", ylabel="ms computed again", xlim=(-0.03 * far, None))
     axes.legend(frameon=False, fontsize=8, loc="upper right")

@@ -48,7 +48,7 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
     axes.text(_PLACES[1], -1.04, world.replace(" (", "\n("), ha="center", va="top", fontsize=9, color=INK)
     for i, names in columns.items():
         title = ("joint passes" if i == 2 else "passes") + ("" if names else ": none")
-        axes.text(_PLACES[i], -1.1, title, ha="center", va="center", fontsize=9, color=GREY)
+        axes.text(_PLACES[i], -1.1, title, ha="center", va="center", fontsize=9, color=INK)
         for row, name in enumerate(names):
             _chip(axes, _PLACES[i], -1.42 - _STEP * row, name, badges[name])
     lines = [f"{recipe.name} on {world}", " > ".join(

@@ -95,5 +95,6 @@ def budget_table() -> Table:
              ", ".join(f"{ms:.1f}" for ms in each.rounds), f"{each.longer:.1f}",
              "" if each.estimated is None else f"{each.estimated:.1f}") for each in measured_budgets()]
     columns = ("budget", "weights", "GiB saved", "peak GiB", "step ms, each round", "ms longer", "estimated ms longer")
-    return table("budgets, measured", columns, rows, f"each round is the median of {len(line['steps_ms'])} steps",
+    told = f"each round is the median of {len(line['steps_ms'])} steps; ms longer compares means of the rounds"
+    return table("budgets, measured", columns, rows, told,
                  f"recorded on {len(machine)} {machine[0]}, torch {torch}")

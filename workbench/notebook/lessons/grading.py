@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError, no_exit
 
 Grader = Callable[..., "float | bool | tuple[float, str] | tuple[float, str, Figures]"]
 Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
-LINE, LABEL, BAR = 26, 240, 360  # of the drawing, in pixels
+LINE, LABEL, BAR, FILL = 26, 240, 360, "#7a8793"  # of the drawing, in pixels, and its bars
 
 
 def percent(score: float) -> str:
@@ -51,21 +51,21 @@ class CheckResult:
         return f'{text}<img alt="{said}" src="data:image/svg+xml;base64,{picture}">'
 
     def _drawing(self) -> str:
-        """A bar for the score, and one for each figure with a line at its limit: orange above the limit."""
-        rows = [("score", self.score, 1.0, self.passed)]
-        rows += [(name, got, most, got <= most) for name, got, most in self.figures]
+        """A bar for the score, and one for each figure, with a line at its limit. Limits of 0 share a scale."""
+        rows = [("score", self.score, 1.0), *self.figures]
+        common = max((got for _, got, most in self.figures if not most and math.isfinite(got)), default=0)
         parts = []
-        for i, (name, got, limit, good) in enumerate(rows):
+        for i, (name, got, limit) in enumerate(rows):
             size = got if math.isfinite(got) else 0
-            full = max(size, limit) or 1.0
+            full = max(size, limit or common) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
             mark = LABEL + round(BAR * (limit / full))
-            says = percent(got) if i == 0 else f"{got:,} of at most {limit:,}"
+            says = percent(got) if i == 0 else f"{'✓' if got <= limit else '✗'} {got:,} (at most {limit:,})"
             line = f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>' if i else ""
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
                          f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
                          f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
-                         f'fill="{"#009e73" if good else "#e69f00"}"/>'
+                         f'fill="{FILL}"/>'
                          f'{line}<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
         width, height = LABEL + BAR + 220, LINE * len(rows)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '

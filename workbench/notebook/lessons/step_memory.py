@@ -107,6 +107,8 @@ def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
     """
     figure, axes = panels(9.2 if len(found) > 1 else 7.6, 3.5, columns=len(found), sharey=True)
     lines = []
+    first, last = (max(sizes) for sizes in zip(*((step.start, len(step.total) - step.start) for step in found.values()),
+                                               strict=True))
     for ax, (title, step) in zip(axes, found.items(), strict=True):
         xs = range(-step.start, len(step.total) - step.start)
         bands = [[size / KB for size in sizes] for sizes in step.alive.values()]
@@ -116,11 +118,11 @@ def draw_memory(found: Mapping[str, StepMemory]) -> Picture:
         ax.axvline(-0.5, color=INK, linestyle="--", linewidth=1.1)
         ax.annotate("peak", (xs[step.total.index(step.peak)], step.peak / KB), (18, 4), textcoords="offset points",
                     fontsize=9, arrowprops={"arrowstyle": "->", "color": INK})
-        for x, word in ((xs[0], "forward"), (0, "backward")):
+        for x, word in ((-first, "forward"), (0, "backward")):
             ax.text(x, 1.0, f" {word}", transform=ax.get_xaxis_transform(), fontsize=9, va="bottom", style="italic")
-        share = f"of activations + gathered parameters, {step.share:.0%} are gathered"
+        share = f"{step.share:.0%} of the saved bytes at the dashed line are gathered"
         ax.set_title(f"{title}\n{share}", fontsize=9, pad=16)
-        ax.set(xlabel="operators before and after the backward begins", xlim=(xs[0], xs[-1]),
+        ax.set(xlabel="operators before and after the backward begins", xlim=(-first, last - 1),
                ylim=(0, max(each.peak for each in found.values()) / KB * 1.08))
         lines.append(f"{title}: {sum(step.at_backward.values()):,} bytes alive where the backward begins")
         lines += [f"  {size:,} {kind}" for kind, size in step.at_backward.items()]

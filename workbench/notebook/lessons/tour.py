@@ -22,7 +22,7 @@ ROUNDING = 1e-4  # percent: a first loss that differs by more has another forwar
 
 
 def recorded_steps() -> Table:
-    """The median step of each recorded run of some lists of passes; on GPUs also kernel launches and the peak."""
+    """The median step of each recorded run of some lists of passes; on GPUs also kernels, launches and the peak."""
     rows, lengths = [], set()
     for where, (name, mesh) in RUNS.items():
         runs = [run for run in json_lines(results_dir() / f"{name}.jsonl")
@@ -32,9 +32,11 @@ def recorded_steps() -> Table:
                 steps = ", ".join(f"{ms:.0f}" for ms in sorted(run["step_ms"] for run in found))
                 lengths |= {len(run["steps_ms"]) for run in found}
                 peak = max(run["peak_gib"] for run in found)
-                of_gpu = (f"{found[0]['launches']:,}", f"{peak:.1f}") if peak else ("", "")
+                busy = [run.get("kernels_ms", 0.0) for run in found]
+                span = " to ".join(dict.fromkeys(f"{ms:.0f}" for ms in (min(busy), max(busy))))
+                of_gpu = (span, f"{found[0]['launches']:,}", f"{peak:.1f}") if peak else ("", "", "")
                 rows.append((where, passes, steps, *of_gpu))
-    columns = ("where", "passes", "step of each run, ms", "kernel launches", "peak, GiB")
+    columns = ("where", "passes", "step of each run, ms", "computing, ms", "kernel launches", "peak, GiB")
     steps = " or ".join(map(str, sorted(lengths)))
     return Table(f"recorded runs: median of {steps} steps; dp_shard 2, on GPUs with tp 2", columns, tuple(rows))
 
@@ -54,7 +56,7 @@ def saves_less(answer: Any, *, most: Mapping[str, int], options: Mapping[str, An
     if options is not None and products and options.get("policy", "selective") == "selective":
         n = options.get("every_nth_matmul", 2)
         said.append(f"n = {n} keeps {', '.join(products[n - 1 :: n]) or 'no product'}")
-    figures = tuple((f"{name} (line: allowed)", answer[name], most[name]) for name in most)
+    figures = tuple((name, answer[name], most[name]) for name in most)
     return 1 - len(over) / len(most), "; ".join(said), figures
 
 
