@@ -62,17 +62,21 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - HIGH), 0.86, 2 * HIGH, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
-        axes.text(x, y, _label(node, 11 if narrow else 14), ha="center", va="center", fontsize=7 if narrow else 8,
-                  zorder=4, color=PAPER if fill in DARK else INK)
-    for arrow in arrows:
-        axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
+        words = _label(node, 11 if narrow else 14)
+        letters = max(map(len, words.split("\n")))
+        size = min(7, 75 / letters) if narrow else min(8, 120 / letters)
+        axes.text(x, y, words, ha="center", va="center", fontsize=size, zorder=4,
+                  color=PAPER if fill in DARK else INK)
+    for start, end in arrows:
+        axes.add_patch(_arrow(at[start], at[end], _apart(start, end, arrows, at)))
     upper, lower = rows
     axes.text(-0.5, 1.9, f"{upper}, to the right", fontsize=9, style="italic", va="top")
     if not one_row:
         axes.text(width - 0.5, low - 0.15, f"{lower}, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [Patch(facecolor=palette.get(name, other), label=name or rest) for name in found]
     handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
-                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result")]
+                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result"),
+                Line2D([], [], color=GREY, linewidth=1, label="read in its row")]
     if not one_row:
         handles.append(Line2D([], [], color=INK, linewidth=2, label=f"read by the {lower}"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
@@ -143,12 +147,18 @@ def _label(node: Node, longest: int) -> str:
     return "\n".join([*lines, str(list(node.meta["val"].shape))])
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float]) -> FancyArrowPatch:
+def _apart(start: Node, end: Node, arrows: Iterable[tuple[Node, Node]], at: Mapping[Node, Place]) -> float:
+    """How far from the middle of its box an arrow down ends, so that those of one reader stay apart."""
+    others = sorted(at[a] for a, b in arrows if b is end and at[a][1] > at[b][1])
+    return 0.2 * (others.index(at[start]) - (len(others) - 1) / 2) if at[start] in others else 0.0
+
+
+def _arrow(start: Place, end: Place, aside: float) -> FancyArrowPatch:
     """Down from the forward to the backward; along a row straight to the neighbour, and in an arc over others."""
     (x, y), (to, below) = start, end
     if y > below:
-        return FancyArrowPatch((x, y - HIGH - 0.01), (to, below + HIGH + 0.02), arrowstyle="-|>", mutation_scale=11,
-                               linewidth=2, color=INK, zorder=2)
+        return FancyArrowPatch((x, y - HIGH - 0.01), (to + aside, below + HIGH + 0.02), arrowstyle="-|>",
+                               mutation_scale=11, linewidth=2, color=INK, zorder=2)
     side = 1 if y else -1
     if abs(to - x) == 1:
         ends, style = ((x + 0.43 * (to - x), y), (to - 0.44 * (to - x), y)), "arc3"
