@@ -231,6 +231,7 @@ def test_the_recorded_figures_are_as_lesson_06_says() -> None:
         steps.setdefault(run["variant"], []).append(run["step_ms"])
     usual, flex = steps["llama3"], steps["llama3_flex"]
     assert len(usual) == 4 and max(usual) > 1.5 * min(usual) and min(flex) > 2 * max(usual)
+    assert all(0.3 < fast / slow < 0.4 for fast in steps["llama3_flex_block_bucketing_regional"] for slow in flex)
     for name in ("llama3_block_bucketing", "llama3_flex_block_bucketing_regional"):
         assert all(min(usual) < ms < max(usual) for ms in steps[name])
     replayed = steps["llama3_block_bucketing_cudagraph"], steps["llama3_flex_block_bucketing_regional_cudagraph"]

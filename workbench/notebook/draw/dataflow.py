@@ -49,33 +49,47 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
                    else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False)))
     other = PALE if name_of else GREY
     one_row = all(y for _, y in at.values())
-    height = (4.2 if narrow else 3.4) * (0.6 if one_row else 1)
-    figure = new_figure(max(8.0, (0.8 if narrow else 1.12) * width), height)
+    above, below = (max((abs(at[a][0] - at[b][0]) for a, b in arrows if at[a][1] == at[b][1] == y), default=0)
+                    for y in (1.0, 0.0))
+    top = 1.95 if above > 1 else 1.6
+    low = 0.6 if one_row else -0.95 - 0.07 * max(0, below - 5) if below > 1 else -0.55
+    wide = max(8.0, (0.8 if narrow else 1.12) * width)
+    figure = new_figure(wide, 0.9 + (1.14 if narrow else 0.86) * (top - low))
     axes = figure.subplots()
-    longest = max((abs(at[a][0] - at[b][0]) for a, b in arrows if not at[a][1] and not at[b][1]), default=0)
-    low = -0.8 - 0.07 * max(0, longest - 5)
-    axes.set(xlim=(-0.55, width - 0.45), ylim=(0.6 if one_row else low - 0.15, 1.95))
+    axes.set(xlim=(-0.55, width - 0.45), ylim=(low, top))
     axes.axis("off")
+    size = 7 if narrow else 8
+    room = 103 * wide / width  # letters in a box, times their size
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
         fill = palette.get(label[node], other) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - HIGH), 0.86, 2 * HIGH, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
-        axes.text(x, y, _label(node, 11 if narrow else 14), ha="center", va="center", fontsize=7 if narrow else 8,
-                  zorder=4, color=PAPER if fill in DARK else INK)
-    for arrow in arrows:
-        axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
+        words = _label(node, int(room / size))
+        longest = max(map(len, words.split("\n")))
+        axes.text(x, y, words, ha="center", va="center", fontsize=min(size, room / (1 + longest)), zorder=4,
+                  color=PAPER if fill in DARK else INK)
+    skipping = [] if only is None else [(a, b) for a, b in arrows if a not in b.all_input_nodes]
+    for start, end in arrows:
+        axes.add_patch(_arrow(at[start], at[end], _apart(start, end, arrows, at),
+                              ":" if (start, end) in skipping else "-"))
     upper, lower = rows
-    axes.text(-0.5, 1.9, f"{upper}, to the right", fontsize=9, style="italic", va="top")
+    axes.text(-0.5, top - 0.05, f"{upper}, to the right", fontsize=9, style="italic", va="top")
     if not one_row:
-        axes.text(width - 0.5, low - 0.15, f"{lower}, to the left", fontsize=9, style="italic", ha="right", va="bottom")
+        axes.text(width - 0.5, low, f"{lower}, to the left", fontsize=9, style="italic", ha="right", va="bottom")
     handles: list[Artist] = [Patch(facecolor=palette.get(name, other), label=name or rest) for name in found]
-    handles += [Patch(facecolor=PAPER, edgecolor=INK, label="input"),
-                Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result")]
+    if len(operators) < len(at):
+        handles.append(Patch(facecolor=PAPER, edgecolor=INK, label="input"))
+    if any(n in results for n in at):
+        handles.append(Patch(facecolor=PAPER, edgecolor=INK, linewidth=2.2, label="result"))
+    handles.append(Line2D([], [], color=GREY, linewidth=1, label="read in its row"))
     if not one_row:
         handles.append(Line2D([], [], color=INK, linewidth=2, label=f"read by the {lower}"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    if skipping:
+        handles.append(Line2D([], [], color=GREY, linewidth=1, linestyle=":", label="over operators left out"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), int(wide / 1.2)), frameon=False,
+                  fontsize=8)
     axes.set_title(title, fontsize=10)
     across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
     text = [f"{title}: {len(operators)} operators, {len(across)} arrows from {upper} to {lower}", *across]
@@ -125,8 +139,8 @@ def _later(node: Node) -> bool:
 
 
 def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]]) -> list[Node]:
-    """In graph order, with each input just before its first reader."""
-    placed: dict[Node, None] = {}
+    """In graph order, with each input just before its first reader, and the gradients that come in at the begin."""
+    placed = dict.fromkeys(n for n in nodes if n.op == "placeholder" and is_tangent(n))
     for node in (n for n in nodes if n.op != "placeholder"):
         placed |= dict.fromkeys(a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes)
         placed[node] = None
@@ -143,12 +157,18 @@ def _label(node: Node, longest: int) -> str:
     return "\n".join([*lines, str(list(node.meta["val"].shape))])
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float]) -> FancyArrowPatch:
+def _apart(start: Node, end: Node, arrows: Iterable[tuple[Node, Node]], at: Mapping[Node, Place]) -> float:
+    """How far from the middle of its box an arrow down ends, so that those of one reader stay apart."""
+    others = sorted(at[a] for a, b in arrows if b is end and at[a][1] > at[b][1])
+    return 0.2 * (others.index(at[start]) - (len(others) - 1) / 2) if at[start] in others else 0.0
+
+
+def _arrow(start: Place, end: Place, aside: float, line: str) -> FancyArrowPatch:
     """Down from the forward to the backward; along a row straight to the neighbour, and in an arc over others."""
     (x, y), (to, below) = start, end
     if y > below:
-        return FancyArrowPatch((x, y - HIGH - 0.01), (to, below + HIGH + 0.02), arrowstyle="-|>", mutation_scale=11,
-                               linewidth=2, color=INK, zorder=2)
+        return FancyArrowPatch((x, y - HIGH - 0.01), (to + aside, below + HIGH + 0.02), arrowstyle="-|>",
+                               mutation_scale=11, linewidth=2, color=INK, zorder=2, linestyle=line)
     side = 1 if y else -1
     if abs(to - x) == 1:
         ends, style = ((x + 0.43 * (to - x), y), (to - 0.44 * (to - x), y)), "arc3"
@@ -156,4 +176,4 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> FancyArrowPa
         ends = (x, y + (HIGH + 0.01) * side), (to, y + (HIGH + 0.02) * side)
         style = f"arc3,rad={-0.9 / abs(to - x) - 0.05}"
     return FancyArrowPatch(*ends, connectionstyle=style, arrowstyle="-|>", mutation_scale=9, linewidth=1, color=GREY,
-                           zorder=2)
+                           zorder=2, linestyle=line)

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.patches import FancyBboxPatch, Patch
+from matplotlib.ticker import MaxNLocator
 
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
@@ -73,11 +74,12 @@ def _bars(axes: Axes, found: Kernels) -> list[str]:
         count = f"{len(folded)} more calls, {len({n for k in folded for n in k.nodes})} nodes"
         axes.text(end, top / 2, f"+ {count}", rotation=90, fontsize=8, color=INK, ha="center", va="center")
         lines.append(f"  not drawn: {count}")
-    axes.set(xlim=(-1, end + bool(folded)), ylim=(0, top * 1.05), ylabel="nodes")
-    axes.set_xlabel("number of the call", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlim=(-0.6, end - 0.4 + bool(folded)), ylim=(0, top * 1.05), ylabel="nodes")
+    axes.set_xlabel("number of the call")
     axes.set_title(_title(found, calls), fontsize=10)
     if calls:
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     return lines
 
 

@@ -99,11 +99,11 @@ def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Te
     far = any(float(((values - whole) / ulp).abs().max()) > 1000 for values in others.values())
     lines = []
     for axes, (name, values) in zip(shown, others.items(), strict=True):
-        axes.plot(x.flatten(), ((values - whole) / ulp).flatten(), ".", markersize=2.5, color=BLUE)
+        axes.plot(x.flatten(), ((values - whole) / ulp).flatten(), ".", markersize=1.2 if far else 2.5, color=BLUE)
         axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
         axes.set_title(f"{name}: {float((values != whole).float().mean()):.0%} have other bits", fontsize=9.5)
         if far:
-            axes.set_yscale("symlog", linthresh=10)
+            axes.set_yscale("symlog", linthresh=10, linscale=3)
         else:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("x", fontsize=8)

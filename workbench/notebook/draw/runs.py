@@ -82,6 +82,8 @@ def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss",
         axes.plot(at or range(1, len(values) + 1), values, line, color=color, linewidth=1.2, label=name,
                   marker="o" if at else "", markersize=4)
     axes.set(xlabel=axis, ylabel=label)
+    if at:
+        axes.set_ylim(bottom=0)
     axes.set_title(title, fontsize=10, color=INK)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)  # never on a curve
     points = {name: ", ".join(f"{y:.0f} at {x:,}" for x, y in zip(at, values, strict=True)) if at
