@@ -62,7 +62,9 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
         axes.add_patch(FancyBboxPatch(
             (x - 0.43, y - HIGH), 0.86, 2 * HIGH, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
-        axes.text(x, y, _label(node, 11 if narrow else 14), ha="center", va="center", fontsize=7 if narrow else 8,
+        label_of = _label(node, 11 if narrow else 14)
+        small = narrow or max(map(len, label_of.splitlines())) > 12
+        axes.text(x, y, label_of, ha="center", va="center", fontsize=7 if small else 8,
                   zorder=4, color=PAPER if fill in DARK else INK)
     for arrow in arrows:
         axes.add_patch(_arrow(at[arrow[0]], at[arrow[1]]))
