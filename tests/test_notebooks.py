@@ -257,7 +257,7 @@ def solved(path: Path) -> dict[str, str]:
 
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-sanitize-with", ROOT / ".ci" / "nbval_sanitize.cfg",
-               "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--rootdir", path.parent, "-q", path]
+               "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--rootdir", path.parent, "-v", path]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240,
                           env={**os.environ, "WORKBENCH_PROGRESS": "0"})
 

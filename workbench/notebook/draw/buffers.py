@@ -24,10 +24,10 @@ def buffers(found: Buffers, title: str = "buffers", *, most: int = 0) -> Picture
     for each in found.buffers:
         known = each.bytes is not None
         lanes.barh(each.memory, each.last + 1 - each.first, 0.72, left=each.first, color=COLORS[each.how],
-                   alpha=1 if known else 0.35, edgecolor=INK if not known else PAPER, linewidth=1,
+                   edgecolor=PAPER if known else INK, linewidth=1 if known else 1.6,
                    linestyle="-" if known else "--", label=each.how)
         lanes.text(each.first + 0.06, each.memory, each.name, va="center", fontsize=8,
-                   color=PAPER if each.how == "allocated" and known else INK)
+                   color=PAPER if each.how == "allocated" else INK)
     lanes.set_yticks(range(found.allocations), [_bytes(size) for size in found.memory], fontsize=8)
     lanes.invert_yaxis()
     lanes.set_title(f"{title}: {found.summary()}", fontsize=10)

@@ -40,7 +40,7 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = ()) -> Picture:
         row.suptitle(load.layers[layer], fontsize=10)
         _over_steps(panels["steps"], load, layer)
         _by_rank(panels["ranks"], load, layer)
-        _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], INK, "max / mean")
+        _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], INK, "fullest / mean")
         panels["uneven"].axhline(1, color=GREY, linestyle=":", linewidth=1)
         panels["uneven"].set_ylim(0.9, None)
         panels["uneven"].tick_params(labelbottom=False)
@@ -65,9 +65,9 @@ def _over_steps(axes: Axes, load: ExpertLoad, layer: int) -> None:
     counts = [load.by_expert(step, layer) for step in range(len(load.tokens))]
     shown = axes.imshow([list(row) for row in zip(*counts, strict=True)], aspect="auto", cmap=_SHADES, vmin=0,
                         interpolation="nearest")
-    axes.set(xlabel="step", ylabel="expert")
+    axes.set(xlabel="step")
     _whole_steps(axes, len(counts))
-    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _experts(axes)
     axes.figure.colorbar(shown, ax=axes, shrink=0.9).ax.set_title("copies", fontsize=8)
 
 
@@ -94,7 +94,7 @@ def _by_rank(axes: Axes, load: ExpertLoad, layer: int) -> None:
         left = [a + b for a, b in zip(left, sent, strict=True)]
     axes.axvline(sum(left) / count, color=INK, linestyle=":", linewidth=1.2)
     axes.set(xlabel="copies in the last step; dotted: the mean", ylim=(count - 0.5, -0.5))
-    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    _experts(axes)
     axes.spines[["top", "right"]].set_visible(False)
     if len(parts) > 1:
         axes.legend(frameon=False, fontsize=7.5, handlelength=1, columnspacing=0.8, ncols=4, loc="lower center",
@@ -106,6 +106,11 @@ def _course(axes: Axes, values: list[float] | list[int], color: str, label: str)
     axes.set_ylabel(label)
     _whole_steps(axes, len(values))
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _experts(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.yaxis.set_major_formatter("e{x:.0f}")
 
 
 def _whole_steps(axes: Axes, count: int) -> None:
