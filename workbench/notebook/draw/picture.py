@@ -44,7 +44,7 @@ class Picture:
         return self.text
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        size = {"alt": self.alt, "width": self.width, "height": self.height}
+        size = {"alt": self.alt, "width": self.width, "height": self.height, "needs_background": "light"}
         data = {"image/png": b64encode(self.png).decode(), "text/plain": self.text}
         return data, {"image/png": size}
 
