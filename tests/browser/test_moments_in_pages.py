@@ -132,6 +132,10 @@ def test_partitioner(views, data, looked_at) -> None:  # type: ignore[no-untyped
 def test_placement_lab(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]
     view, table = views["placement"], data["placement"]["table"]
     looked_at("placement")
+    rank = view.evaluate_handle("""each => [...each.getRootNode().querySelectorAll('label')].find(
+        label => label.textContent.startsWith('rank'))""")
+    rank.evaluate("label => { label.children[0].value = 2; label.children[0].dispatchEvent(new Event('input')); }")
+    assert rank.evaluate("label => label.textContent") == "rank2"
     given = table["rows columns rows columns"]
     assert int(view.get_attribute("data-bytes")) == given["bytes"] and given["added"]
     on(view, "x_1", "Enter")  # columns, replicate
@@ -172,6 +176,9 @@ def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ign
     assert int(views["memory"].get_attribute("data-points")) == sum(len(each["points"]) for each in curves) > 100
     assert all(run["title"] in views["timeline"].inner_text() for run in runs)
     assert all(each["peak_node"] in views["memory"].inner_text() for each in curves)
+    legend, held = (views["memory"].query_selector(f"[data-role={role}]") for role in ("legend", "holders"))
+    assert [each.inner_text() for each in legend.query_selector_all("span")] == [each["title"] for each in curves]
+    assert all(name in held.inner_text() for name, _, _ in data["memory"]["holders"])
     for name in ("timeline", "memory"):
         canvas = views[name].query_selector("canvas")
         drawn = "canvas => canvas.toDataURL()"
@@ -181,6 +188,8 @@ def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ign
         assert nearer != whole
         left = page.evaluate_handle("view => view.parentElement.parentElement.querySelector('input[type=range]')",
                                     views[name])
+        ends = page.get_by_role("slider", name="ms" if name == "timeline" else "nodes").all()
+        assert [each.get_attribute("aria-label").split(",")[0] for each in ends] == ["from", "to"]
         left.evaluate("input => { input.value = input.min; input.dispatchEvent(new Event('input')); }")
         assert canvas.evaluate(drawn) not in (whole, nearer)  # the slider above moves it, too
         looked_at(f"page_{name}")

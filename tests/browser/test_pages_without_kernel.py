@@ -24,6 +24,8 @@ CELLS = (
     "from workbench.notebook.views import GraphView\n"
     "with fake_world(2) as world:\n    pair = split(world)",
     'show(CollectiveOrder(pair.backward, "h200x2"))',
+    "from IPython.display import display\nfrom workbench.notebook import draw\n"
+    'display(draw.graph(pair.forward), CollectiveOrder(pair.forward, "h200x2"))',  # a picture that is no twin
     "GraphView(pair.forward)",
 )
 ANSWER = """async (element, key) => {
@@ -61,11 +63,11 @@ def test_a_notebook_keeps_little_and_the_same_each_time(notebook: Path) -> None:
     kept = json.loads(text)
     models = kept["metadata"]["widgets"][STATE]["state"]
     views = [each for each in models.values() if each["model_name"] == "AnyModel"]
-    assert len(views) == 1 and all(len(json.dumps(each)) < 100_000 for each in views)
+    assert len(views) == 2 and all(len(json.dumps(each)) < 100_000 for each in views)
     assert sorted(models) == [f"{i:032x}" for i in range(len(models))]
     shown = [o["data"]["application/vnd.jupyter.widget-view+json"]["model_id"] for c in kept["cells"]
              for o in c["outputs"] if "application/vnd.jupyter.widget-view+json" in o.get("data", ())]
-    assert shown[0] in models and shown[1] == ""  # the graph's view has nothing to show without its kernel
+    assert shown[0] in models and shown[-1] == ""  # the graph's view has nothing to show without its kernel
 
 
 def test_a_page_works_offline(notebook: Path, page: Page, looked_at) -> None:  # type: ignore[no-untyped-def]
@@ -86,6 +88,10 @@ def test_a_page_works_offline(notebook: Path, page: Page, looked_at) -> None:  #
     assert int(view.get_attribute("data-peak") or 0) == twin.figures["peak bytes"]
     picture = page.query_selector(".jp-RenderedImage")
     assert picture is not None and not picture.is_visible()  # its live twin is shown
+    page.wait_for_function("document.querySelectorAll('.wb[data-ready]').length === 2")
+    assert page.query_selector_all(".jp-RenderedImage")[1].is_visible()
+    keys = {"compute", "all-gather", "reduce-scatter", "exposed collective", "compute waits", "0 ms"}
+    assert keys <= {each.text_content() for each in view.query_selector_all("text")}
     bar = view.query_selector_all("rect[role=button]")[1]
     bar.focus()
     assert bar.evaluate(ANSWER, "ArrowLeft") < 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from torch.distributed.tensor import DTensor
@@ -59,11 +60,19 @@ def show(what: Any, view: str = "", *, device: str = "h100", measured: int | Ste
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
-    for output in made:
+    for i, output in enumerate(made):
+        if isinstance(output, Controlled):
+            output.twins = _twins(output, made[:i])
         if get_ipython() is not None:
             display(output)
         elif not isinstance(output, Controlled | PageScript):
             print(output)
+
+
+def _twins(view: Controlled, above: Sequence[Any]) -> int:
+    """How many static outputs right above a view show the same: its pictures, or the table of its title."""
+    return len(list(takewhile(lambda each: isinstance(each, draw.Picture) or each.title == view.title,
+                              reversed(above))))
 
 
 def outputs(what: Any, view: str = "", device: str = "h100",

@@ -95,6 +95,7 @@ def test_a_picture_is_a_png_with_an_alternative_text(report: Report, tmp_path) -
     picture = draw.pipeline(report)
     data, metadata = picture._repr_mimebundle_()
     assert set(data) == {"image/png", "text/plain"} and data["text/plain"] == picture.text == repr(picture)
+    assert metadata["needs_background"] == "light"  # a dark page inverts what has this mark
     assert metadata["image/png"]["alt"] == picture.alt and picture.alt.endswith(".")
     assert picture.save(tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert len(picture.png) < 80_000

@@ -27,7 +27,8 @@ def test_the_sliders_choose_the_figures():
     made = race()
     assert made.figures == {"early": 10, "late": 10.2}  # it starts in the middle
     tokens, link = made.panel.children[0].children
-    assert [each.description for each in (tokens, link)] == ["tokens", "link"] and (tokens.value, link.value) == (1, 1)
+    assert [each.description for each in (tokens, link)] == ["tokens", "link, GB/s"]
+    assert (tokens.value, link.value) == (1, 1)
     link.value = 0
     assert made.result() == {"early": pytest.approx(10.1), "late": pytest.approx(11.4)}
     made.tokens, made.link_speed = 0, 1

@@ -12,7 +12,8 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError, build, capture, fake_world, load_lesson, load_recipe, show
 from workbench.authoring.author import author
-from workbench.notebook.show import outputs
+from workbench.notebook import draw
+from workbench.notebook.show import _twins, outputs
 from workbench.notebook.views import GraphView, MemoryView, PassStepper, TimelineView
 from workbench.notebook.views.view import module
 
@@ -150,7 +151,7 @@ def test_a_view_counts_what_its_picture_counts(built):
     *pictures, view = outputs(built.step.pair)
     counted = [int(re.search(r"graph: (\d+) operators", repr(each))[1]) for each in pictures]
     shown = view.ask("view", opened=None)
-    assert shown["operators"] == sum(counted) and view.twins == len(pictures) == 2
+    assert shown["operators"] == sum(counted) and len(pictures) == 2
     assert sum(box.nodes - box.kinds.get("input", 0) for box in shown["boxes"] if not box.parent) == sum(counted)
     said = PassStepper(built.records[-1:]).ask("step", step=0, part="backward")["summary"]
     assert f" operators before, {counted[1]:,} after: " in said
@@ -181,13 +182,24 @@ def test_the_way_to_an_operator_in_a_folded_layer(built):
 
 
 def test_memory_keeps_its_peak_and_timeline_every_collective(built):
-    (curve,) = unpacked(MemoryView(built.step.pair).data)["curves"]
+    drawn = unpacked(MemoryView(built.step.pair).data)
+    (curve,) = drawn["curves"]
     assert max(size for _, size, _ in curve["points"]) == curve["peak"]
+    assert [said for _, said, _, _ in drawn["begins"]] == ["forward", "backward"] and len(drawn["colors"]) == 1
+    still = draw.memory(built.step.pair).text
+    assert all(f"{size:,} B  {name}" in still for name, size, _ in drawn["holders"])
     answer = unpacked(TimelineView(built.records[-1]).data)
     for run in answer["runs"]:
         shown = sum(bar[0] != "compute" for bar in run["spans"])
         assert f" of {shown} collectives hidden" in run["fates"]
         assert set(run["lanes"]) <= set(answer["colors"])
+
+
+def test_a_view_hides_its_own_pictures_only(built):
+    for what, twins in ((built.step.pair, 2), (built.records[-1], 1), (built, 0), (built.records, 0)):
+        made = outputs(what)
+        assert _twins(made[-1], made[:-1]) == twins
+    assert GraphView(built.captured).twins == 0  # shown without `show`, it has none
 
 
 def test_show_picks_a_picture_and_a_view_for_each_noun(built, capsys):

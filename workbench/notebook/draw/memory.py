@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HOLDERS = 6
+CURVES = GREY, BLUE
+"""The colours before and after a pass; a single curve has the last."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
     found = live_of(what)
     figure, (axes, names) = panels(9.6, 3.1, columns=2, width_ratios=(2.4, 1))
     lines = []
-    for (title, live), color in zip(found.items(), (GREY, BLUE) if len(found) > 1 else (BLUE,), strict=False):
+    for (title, live), color in zip(found.items(), CURVES[-len(found):], strict=True):
         curve = [size / 2**20 for size in live.curve]
         axes.fill_between(range(len(curve)), curve, step="mid", color=color, alpha=0.25, linewidth=0)
         axes.plot(curve, color=color, linewidth=1.2, drawstyle="steps-mid", label=title)
@@ -60,34 +62,34 @@ def memory(what: GraphModule | ForwardBackward | PassRecord, measured: int | Non
                   color=color if len(found) > 1 else RED, markeredgecolor=INK if len(found) > 1 else RED)
         lines.append(f"{title}: peak {top.peak_bytes:,} B in the {part} at {top.peak_node}, "
                      f"{top.input_bytes:,} B of it inputs")
-    last = list(found.values())[-1]
-    starts = {start: (part, title) for title, live in found.items() for part, start in _starts(live).items()}
-    longest = max(len(live.curve) for live in found.values())
-    several = len(starts) > len(last.parts)
-    for start, (part, title) in starts.items():
-        color = BLUE if several and start and title == list(found)[-1] else GREY
+    for start, said, color, left in begins(found):
         if start:
-            axes.axvline(start, color=color, linestyle="--", linewidth=0.9)
-        said = f"{title.split(' ')[0]}: {part} begins" if several and start else part
-        left = start and any(start < other < start + 0.3 * longest for other in starts)  # of its line, beside another
+            axes.axvline(start, color=color or GREY, linestyle="--", linewidth=0.9)
         axes.text(start, 1.0, f" {said} ", transform=axes.get_xaxis_transform(), fontsize=8.5, va="bottom",
-                  ha="right" if left else "left", style="italic", color=color if several and start else INK)
+                  ha="right" if left else "left", style="italic", color=color or INK)
     if measured is not None:
         axes.axhline(measured / 2**20, color=INK, linestyle=":", linewidth=1.2, label="measured peak")
-    axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None), xlim=(0, longest))
+    axes.set(xlabel="nodes, in their order, inputs first", ylabel="MiB alive", ylim=(0, None),
+             xlim=(0, max(len(live.curve) for live in found.values())))
     if len(found) > 1 or measured is not None:
         axes.legend(frameon=False, fontsize=8, loc="upper right")
-    part, top = last.peak
+    _, top = list(found.values())[-1].peak
     _holders(names, top, "the blue peak" if len(found) > 1 else "the peak")
     lines += [f"  {size:,} B  {name}  {module}".rstrip() for name, size, module in top.holders]
     alt = "Estimated memory along the graph. " + "; ".join(line.strip() for line in lines) + "."
     return finish(figure, alt, "\n".join(lines), colors=64 if len(found) > 1 else 0)
 
 
-def _starts(live: Live) -> dict[str, int]:
-    """Where each part begins on the axis of nodes."""
-    lengths = [len(profile.curve) for profile in live.parts.values()]
-    return {part: sum(lengths[:i]) for i, part in enumerate(live.parts)}
+def begins(found: Mapping[str, Live]) -> list[tuple[int, str, str, bool]]:
+    """(node, words, colour, whether the words stand left of it) where each part begins; "" is the ink's colour."""
+    starts = {sum(len(profile.curve) for profile in list(live.parts.values())[:i]): (part, title)
+              for title, live in found.items() for i, part in enumerate(live.parts)}
+    longest = max(len(live.curve) for live in found.values())
+    several = len(starts) > max(len(live.parts) for live in found.values())  # a pass moved where a part begins
+    return [(start, f"{title.split(' ')[0]}: {part} begins" if several and start else part,
+             CURVES[list(found).index(title)] if several and start else "",
+             bool(start) and any(start < other < start + 0.3 * longest for other in starts))  # beside another
+            for start, (part, title) in starts.items()]
 
 
 def _holders(axes: Axes, top: MemoryProfile, peak: str) -> None:

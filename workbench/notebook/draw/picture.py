@@ -46,7 +46,7 @@ class Picture:
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         size = {"alt": self.alt, "width": self.width, "height": self.height}
         data = {"image/png": b64encode(self.png).decode(), "text/plain": self.text}
-        return data, {"image/png": size}
+        return data, {"image/png": size, "needs_background": "light"}
 
 
 def new_figure(width: float, height: float) -> Figure:

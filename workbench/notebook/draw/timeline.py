@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLORS = {COMPUTE: BLUE, "dp_shard": ORANGE, "dp_shard.gather": YELLOW, "tp": GREEN, "ep": PINK,
            "dp_replicate": SKY, "ep_shard": "#8c564b"}
 FREE = HIDDEN, BEHIND_OTHERS
-_EDGE = RED  # of an exposed collective
+_EDGE = "#8b0000"  # of an exposed collective: it must show on every lane's colour
 _WAITS: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
 COUNTABLE = 60  # launches that are drawn one by one, with white edges; more of them are one bar
 What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[StepTimeline]

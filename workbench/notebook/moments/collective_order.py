@@ -26,7 +26,7 @@ from workbench.notebook.moments.order_pass import difference, reorder
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.passes.overlap_collectives.transform import overlap_collectives
 from workbench.pipeline.run_passes import copy_graph
-from workbench.torch_api.ops import own_bytes
+from workbench.torch_api.ops import collective_kind, own_bytes
 
 
 class CollectiveOrder(Moment):
@@ -135,6 +135,7 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
     return {
         "names": [n.name for n in nodes], "modules": [module_path(n) for n in nodes],
         "ms": [costs.collective.get(n, costs.compute[n]) for n in nodes],
+        "kind": [collective_kind(n.target) or "" for n in nodes],
         "group": [groups.index(costs.group[n]) if n in costs.group else -1 for n in nodes],
         "lanes": lanes, "colors": list(lane_colors(["compute", *lanes]).values()),
         "waits": [at[costs.waits[n]] if n in costs.waits else -1 for n in nodes],

@@ -45,7 +45,7 @@ class ListRace(Moment):
             link_speed=len(axes[1]) // 2)
         self._moved()
         self.add(*(self.link(name, IntSlider(max=len(axis) - 1, description=label, readout=False))
-                   for name, label, axis in zip(("tokens", "link_speed"), ("tokens", "link"), axes, strict=True)))
+                   for name, label, axis in zip(("tokens", "link_speed"), ("tokens", "link, GB/s"), axes, strict=True)))
 
     def winner(self, tokens: int, gbps: int) -> str:
         """The list with the shortest step, and CLOSE where another one's is longer by less than the margin."""

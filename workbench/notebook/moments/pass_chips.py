@@ -57,14 +57,14 @@ class PassChips(Moment):
             "simulated": f"simulated on {spec.name}, {spec.trust}",
             "runs": {_key(lists): run for lists, run in self.runs.items()}},
             joint_passes=list(given[0]), passes=list(given[1]))
-        self.add(self.setting("as declared", joint_passes=list(given[0]), passes=list(given[1])))
+        self.add(self.setting("as in the recipe", joint_passes=list(given[0]), passes=list(given[1])))
 
     def set(self, joint_passes: Sequence[str], passes: Sequence[str]) -> None:
         """Change both lists at once."""
         self.take(joint_passes=list(joint_passes), passes=list(passes))
 
     def picture(self) -> Table:
-        """What a reader sees where no script runs: the verdicts of the passes as declared."""
+        """What a reader sees where no script runs: the verdicts of the recipe's own lists."""
         return self._table
 
     @traitlets.observe("joint_passes", "passes")

@@ -23,13 +23,14 @@ class Controlled(anywidget.AnyWidget):
     linked: [control, its trait, our trait, values]. The kernel keeps linked traits equal; a page without a kernel reads
     this list and does it itself. values: of a selection, whose model knows the place of its value only; else None.
     presses: [button, values by trait], which it sets.
-    twins: how many static pictures right above show the same; the page hides them while the view is drawn.
+    twins: how many static outputs right above show the same, which `show` knows; the page hides them while the view is
+    drawn.
     """
 
     linked: Any = traitlets.List().tag(sync=True, **widget_serialization)
     presses: Any = traitlets.List().tag(sync=True, **widget_serialization)
     kind = traitlets.Unicode().tag(sync=True)
-    twins = traitlets.Int(1).tag(sync=True)
+    twins = traitlets.Int().tag(sync=True)
     title = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, **traits: Any):

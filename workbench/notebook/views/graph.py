@@ -40,7 +40,6 @@ class GraphView(View):
         self._graphs, self._records, self._placement = graphs, records, placement
         self._trees: dict[Any, GraphTree] = {}
         super().__init__("graph", title or f"{next(iter(graphs), '')} graph")
-        self.twins = max(1, len(graphs))
         whole = Button(description="whole graph", tooltip="close all modules")
         whole.on_click(self._whole)
         search = Text(placeholder="operator, module, file.py:line", description="search", continuous_update=False)

@@ -16,6 +16,7 @@ export const KINDS = {
   reduction: "#e69f00", view: "#b0b7bf", copy: "#56b4e9", input: "#c9b458", wait: "#e8a87c",
 };
 export const MARKS = { added: "#009e73", removed: "#d55e00", moved: "#0072b2", changed: "#e69f00", tagged: "#cc79a7" };
+export const EDGE = "#8b0000"; // of an exposed collective: it must show on every lane's colour
 export const OUTCOMES = { PASS: "#bfe5d9", FAIL: "#f5c7a9", NO_EFFECT: "#f7ee8f", UNKNOWN: "#e6e6e6" };
 
 export function theme(el) {
@@ -33,10 +34,10 @@ export function onTheme(el, redraw) {
   observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "class"] });
 }
 
-// Hides the static pictures right above a view, which shows the same live: at most so many of them.
-export function hideTwins(el, most, title) {
+// Hides the static twins of a view, which shows the same live: so many pictures, or the table of its title, right above.
+export function hideTwins(el, twins, title) {
   let above = el.closest(".jp-OutputArea-child")?.previousElementSibling;
-  for (let i = 0; i < most && above; i += 1, above = above.previousElementSibling) {
+  for (let i = 0; i < twins && above; i += 1, above = above.previousElementSibling) {
     const still = above.querySelector(".jp-RenderedImage")
       ?? [...above.querySelectorAll(".jp-RenderedHTMLCommon")].find((each) => each.querySelector("b")?.textContent === title);
     if (!still) return;
@@ -73,7 +74,7 @@ export const STYLE = `
   background: var(--jp-layout-color1, #fff); overflow: hidden; position: relative; contain: content; }
 .wb-side { flex: 0 0 330px; overflow: auto; font-size: 12px; }
 .wb-side[hidden] { display: none; }
-[data-jp-theme-light="false"] .jp-RenderedImage img { filter: invert(1) hue-rotate(180deg); }
+[data-jp-theme-light="false"] .jp-RenderedImage img.jp-needs-light-background[width][height] { filter: invert(1) hue-rotate(180deg); }
 .wb-side h4, .wb h4 { margin: 2px 0 4px; font-size: 13px; overflow-wrap: anywhere; }
 .wb table { border-collapse: collapse; font-size: 12px; margin: 0; }
 .wb td, .wb th { padding: 1px 6px 1px 0; vertical-align: top; text-align: left; overflow-wrap: anywhere;

@@ -51,7 +51,7 @@ export async function render({ model, el }) {
     heard: (work) => on("msg:custom", work),
   };
   await safely(VIEWS[model.get("kind")]({ root, note, tell, safely, ask, atEnd, traits })
-    .then(() => hideTwins(el, model.get("twins"))));
+    .then(() => hideTwins(el, model.get("twins"), model.get("title"))));
   root.dataset.ready = String(Date.now());
   return () => ends.forEach((work) => work());
 }

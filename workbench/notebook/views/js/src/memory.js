@@ -1,11 +1,12 @@
-// Bytes alive along the graphs, with the peak; the pointer tells the node and who holds the most there.
-import { bytes, count } from "./dom.js";
+// Bytes alive along the graphs, with the peak and the tensors that hold it; the pointer tells the node.
+import { bytes, count, make } from "./dom.js";
 import { plot } from "./plot.js";
 
-const HIGH = 250, COLORS = ["#8a94a0", "#0072b2"];
+const HIGH = 250, RED = "#d55e00", MARK = 6; // MARK: half a peak's triangle
 
 export function memory({ root, note, tell, data, traits }) {
-  const { curves, measured } = data;
+  const { curves, measured, colors: inks, begins, holders } = data;
+  const several = curves.length > 1;
   const end = Math.max(...curves.map((curve) => curve.points.at(-1)[0]));
   const most = Math.max(measured ?? 0, ...curves.map((curve) => curve.peak)) * 1.06;
   const y = (size) => HIGH - 24 - (size / most) * (HIGH - 44);
@@ -23,7 +24,7 @@ export function memory({ root, note, tell, data, traits }) {
     pen.rect(left, 0, width - left - 10, HIGH);
     pen.clip();
     curves.forEach((curve, k) => {
-      const color = COLORS[curves.length === 1 ? 1 : k];
+      const color = inks[k];
       pen.beginPath();
       pen.moveTo(toPixel(0), y(0));
       for (const [at, size] of curve.points) pen.lineTo(toPixel(at), y(size));
@@ -33,15 +34,29 @@ export function memory({ root, note, tell, data, traits }) {
       pen.strokeStyle = color;
       pen.lineWidth = 1.4;
       pen.stroke();
-      pen.fillStyle = "#d55e00";
+    });
+    pen.lineWidth = 1;
+    for (const [start, said, color, before] of begins) {
+      pen.strokeStyle = color || "#999999";
+      pen.setLineDash(start ? [5, 3] : []);
+      if (start) pen.strokeRect(toPixel(start), 16, 0, HIGH - 40);
+      pen.fillStyle = color || colors.ink;
+      pen.textAlign = before ? "right" : "left";
+      pen.fillText(said, toPixel(start) + (before ? -4 : 4), 12);
+    }
+    pen.setLineDash([]);
+    pen.textAlign = "left";
+    curves.forEach((curve, k) => {
+      const [at, top] = [toPixel(curve.peak_at), y(curve.peak)];
       pen.beginPath();
-      pen.arc(toPixel(curve.peak_at), y(curve.peak), 4.5, 0, 7);
+      pen.moveTo(at - MARK, top - MARK);
+      pen.lineTo(at + MARK, top - MARK);
+      pen.lineTo(at, top + MARK);
+      pen.closePath();
+      pen.fillStyle = several ? inks[k] : RED;
       pen.fill();
-      for (const [name, start] of curve.parts) {
-        pen.fillStyle = colors.faint;
-        pen.fillRect(toPixel(start), 14, 1, HIGH - 38);
-        if (k === curves.length - 1) pen.fillText(name, toPixel(start) + 4, 12);
-      }
+      pen.strokeStyle = several ? colors.ink : RED;
+      pen.stroke();
     });
     pen.restore();
     if (measured) {
@@ -53,7 +68,7 @@ export function memory({ root, note, tell, data, traits }) {
       pen.fillText(`measured ${bytes(measured)}`, left + 6, y(measured) - 6);
     }
     pen.fillStyle = colors.faint;
-    pen.fillText(`nodes ${count(Math.round(state.from))} to ${count(Math.round(state.to))}, in their order`, left, HIGH - 6);
+    pen.fillText(`nodes ${count(Math.round(state.from))} to ${count(Math.round(state.to))}, in their order, inputs first`, left, HIGH - 6);
   }
 
   function tip(at) {
@@ -62,7 +77,16 @@ export function memory({ root, note, tell, data, traits }) {
     return `${near[2]}: ${bytes(near[1])} alive`;
   }
 
-  plot({ root, note, traits, height: HIGH, extent: [0, end], paint, tip });
+  const key = (color, said) => make("span", {}, make("i", { style: `background:${color}` }), said);
+  const largest = Math.max(...holders.map(([, size]) => size));
+  const held = holders.map(([name, size, module]) => make("div", { style: "position:relative;padding:1px 4px;margin:2px 0" },
+    make("div", { style: `position:absolute;inset:0 auto 0 0;width:${(100 * size) / largest}%;background:#0072b240` }),
+    make("div", { style: "position:relative" }, `${name}: ${bytes(size)}`), make("div", { style: "position:relative" }, module)));
+  const stage = plot({ root, note, traits, height: HIGH, extent: [0, end], paint, tip });
+  root.insertBefore(make("div", { class: "wb-split" }, stage, make("div", { class: "wb-side", "data-role": "holders" },
+    make("h4", {}, `held at the ${several ? "blue " : ""}peak ▼`), ...held)), note);
+  if (several) root.prepend(make("div", { class: "wb-legend", "data-role": "legend" },
+    ...curves.map((curve, k) => key(inks[k], curve.title))));
   tell(curves.map((curve) => `${curve.title}: peak ${bytes(curve.peak)} at ${curve.peak_node}`).join(" · "));
   root.dataset.points = String(curves.reduce((sum, curve) => sum + curve.points.length, 0));
 }

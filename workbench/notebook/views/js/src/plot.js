@@ -1,7 +1,7 @@
 // A canvas with a horizontal axis that can be zoomed (wheel) and moved (drag), and a tip under the pointer.
 import { make, onTheme, theme } from "./dom.js";
 
-// What is shown is the trait `window`, which a slider may move too.
+// What is shown is the trait `window`, which a slider may move too. Returns the element around the canvas.
 export function plot({ root, note, traits, height, extent, paint, tip }) {
   const canvas = make("canvas", { style: `width:100%;height:${height}px;display:block;touch-action:none`, tabindex: 0 });
   const said = make("div", { class: "wb-tip", hidden: true, "data-role": "tip" });
@@ -68,6 +68,7 @@ export function plot({ root, note, traits, height, extent, paint, tip }) {
   onTheme(root, draw);
   traits.follow(["window"], show);
   show();
+  return stage;
 }
 
 export function ticks(from, to, about = 7) {

@@ -1,5 +1,5 @@
 // A step on the clock: a lane for compute and one for each process group; exposed communication is hatched.
-import { make } from "./dom.js";
+import { EDGE, make } from "./dom.js";
 import { plot, ticks } from "./plot.js";
 
 const ROW = 26, HEAD = 22, AXIS = 26;
@@ -14,7 +14,7 @@ export function timeline({ root, note, tell, data, traits }) {
     { style: `display:inline-block;width:18px;height:10px;margin-right:4px;vertical-align:middle;${style}` }), text);
   const bar = make("div", { class: "wb-bar" }, ...lanes.map((lane) => key(`background:${laneColors[lane]}`, lane)),
     key(`background:repeating-linear-gradient(135deg,${EXPOSED} 0 1px,#d55e0026 1px 5px)`, "compute waits: exposed"),
-    key(`border:1.5px solid ${EXPOSED};box-sizing:border-box`, "exposed collective"),
+    key(`background:#fff;border:1.5px solid ${EDGE};box-sizing:border-box`, "exposed collective"),
     make("span", { class: "wb-note" }, "Ctrl+wheel: zoom, drag: move, pointer: what it is"));
   root.insertBefore(bar, note);
   const top = (p, lane) => p * panel + HEAD + lane * ROW;
@@ -44,7 +44,7 @@ export function timeline({ root, note, tell, data, traits }) {
         pen.fillStyle = laneColors[lane];
         pen.fillRect(x, top(p, i) + 3, wide, ROW - 6);
         if (!exposed) continue;
-        pen.strokeStyle = EXPOSED;
+        pen.strokeStyle = EDGE;
         pen.lineWidth = 1.5;
         pen.strokeRect(x + 0.5, top(p, i) + 3.5, Math.max(1, wide - 1), ROW - 7);
         hatch(pen, toPixel(ending - exposed), toPixel(ending), top(p, 0) + 3, ROW - 6);

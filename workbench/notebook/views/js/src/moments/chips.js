@@ -82,7 +82,7 @@ export function chips({ root, note, data: d, traits, tell }) {
       drag = { name, x: event.clientX, y: event.clientY };
     }, "data-key": name, "data-wrong": wrong || undefined, "aria-pressed": String(on), "aria-label": `${name}, ${on ? "on" : "off"}`,
     style: `cursor:grab;user-select:none;touch-action:none;padding:4px 10px;border-radius:12px;border:2px ${on ? "solid" : "dashed"} ${wrong ? RED : FAINT};`
-      + (on ? `color:${wrong ? "#fff" : "#222"};background:${wrong ? RED : "#dcebf5"}` : "opacity:0.75") }, name);
+      + (on ? `color:${wrong ? "#fff" : "#222"};background:${wrong ? RED : "#f1f3f5"}` : "opacity:0.75") }, name);
   }
 
   const row = (title, list, inside) => make("div", { "data-list": list, style: "display:flex;flex-wrap:wrap;gap:8px;align-items:center;"
@@ -91,7 +91,7 @@ export function chips({ root, note, data: d, traits, tell }) {
   function difference(label, name, format, found) {
     const by = found[name] - given[name];
     const sign = by > 0 ? "+" : "−";
-    return [label, format(found[name]), Math.abs(by) < 5e-5 ? "as declared" : `${sign}${format(Math.abs(by))}`];
+    return [label, format(found[name]), Math.abs(by) < 5e-5 ? "none" : `${sign}${format(Math.abs(by))}`];
   }
 
   function verdicts(run) {
@@ -116,11 +116,11 @@ export function chips({ root, note, data: d, traits, tell }) {
     } else {
       const ms = (value) => `${value.toFixed(4)} ms`;
       results.replaceChildren(make("div", { style: "display:flex;flex-wrap:wrap;gap:40px" }, table([
-        difference("collective launches", "launches", count, run.figures), difference("saved for the backward", "bytes saved", bytes, run.figures),
-        difference("largest live memory", "peak bytes", bytes, run.figures), difference("step", "step ms", ms, run.figures)],
-      ["", "this list", "beside the declared"]), verdicts(run)), ...run.notes.map((said) => make("div", {}, said)));
+        difference("launches", "launches", count, run.figures), difference("saved bytes", "bytes saved", bytes, run.figures),
+        difference("peak", "peak bytes", bytes, run.figures), difference("step", "step ms", ms, run.figures)],
+      ["", "this list", "change from the recipe"]), verdicts(run)), ...run.notes.map((said) => make("div", {}, said)));
     }
-    tell("Click a pass, or focus it and press Enter, to switch it on or off. Drag it, or use the arrow keys, to move it. Escape: as declared. "
+    tell("Click a pass, or focus it and press Enter, to switch it on or off. Drag it, or use the arrow keys, to move it. Escape: as in the recipe. "
       + `Step: ${d.simulated}.`);
   }
 

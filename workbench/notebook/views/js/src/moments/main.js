@@ -62,7 +62,7 @@ export default {
     };
     await join(model);
     VIEWS[model.get("kind")]({ root, note, tell, traits, data: await unpack(model.get("data")), title: model.get("title") });
-    hideTwins(el, 1, model.get("title"));
+    hideTwins(el, model.get("twins"), model.get("title"));
     root.dataset.ready = String(Date.now());
     return () => ends.forEach((end) => end());
   },

@@ -1,9 +1,10 @@
 // A graph on a clock: drag a collective's bar, or the dot of its wait; arrow keys move what is focused.
-import { bytes, make } from "../dom.js";
+import { EDGE, bytes, make } from "../dom.js";
+import { ticks } from "../plot.js";
 import { moved, simulate } from "./simulator.js";
 import { FAINT, FILL, INK, RED, redraw, svg, text } from "./svg.js";
 
-const WIDE = 960, LEFT = 120, ROW = 30, HIGH = 70;
+const WIDE = 960, LEFT = 120, ROW = 30, HIGH = 70, AXIS = 20, KEYS = 24, STRIPED = "reduce_scatter";
 
 export function order({ root, note, data: d, traits, tell }) {
   const place = new Map(d.names.map((name, i) => [name, i]));
@@ -14,6 +15,7 @@ export function order({ root, note, data: d, traits, tell }) {
   root.insertBefore(box, note);
   let drag = null;
 
+  const striped = (x, y, width, height) => svg("rect", { x, y, width, height, fill: "url(#wb-stripes)", "pointer-events": "none" });
   const current = () => traits.get("order").map((name) => place.get(name));
   const figures = (run) => `${run.exposedMs.toFixed(4)} ms exposed, peak ${bytes(run.peak)}, step ${run.total.toFixed(4)} ms`;
   const choose = (found) => traits.set({ order: names(found) });
@@ -84,10 +86,11 @@ export function order({ root, note, data: d, traits, tell }) {
         + (run.exposed[i] ? `, ${run.exposed[i].toFixed(4)} ms exposed` : lane ? ", not exposed" : "");
       const chosen = mine && d.names[i] === traits.get("selected");
       parts.push(svg("rect", { x: x(run.begin[i]), y: y + 2, width: wide, height: ROW - 10, fill: d.colors[lane],
-        stroke: chosen ? INK : run.exposed[i] ? RED : "none", "stroke-width": chosen ? 3 : 2,
+        stroke: chosen ? INK : run.exposed[i] ? EDGE : "none", "stroke-width": chosen ? 3 : 2,
         ...(mine && lane ? { tabindex: 0, role: "button", "data-key": d.names[i], "aria-label": said, style: "cursor:ew-resize",
           onkeydown: (event) => key(event, i), onpointerdown: (event) => grab(event, i, scale) } : {}) },
       svg("title", {}, said)));
+      if (d.kind[i] === STRIPED) parts.push(striped(x(run.begin[i]), y + 2, wide, ROW - 10));
       if (run.exposed[i]) {
         parts.push(svg("rect", { x: x(run.finish[i] - run.exposed[i]), y: top + 26, width: x(run.exposed[i]) - LEFT,
           height: ROW - 10, fill: "url(#wb-hatch)" }, svg("title", {}, `compute waits for ${d.names[i]}`)));
@@ -105,8 +108,22 @@ export function order({ root, note, data: d, traits, tell }) {
         "data-key": d.names[i], "aria-label": said, style: "cursor:ew-resize", onkeydown: (event) => key(event, i),
         onpointerdown: (event) => grab(event, i, scale) }, svg("title", {}, said)));
     }
+    for (const ms of ticks(0, (WIDE - LEFT - 12) / scale)) {
+      parts.push(svg("path", { d: `M${x(ms)},${low} v4`, stroke: FAINT }),
+        text(x(ms), low + 16, `${ms} ms`, { "text-anchor": ms ? "middle" : "start", fill: FAINT }));
+    }
     return parts;
   }
+
+  // What the fills and edges of the bars mean.
+  const legend = () => {
+    const kinds = [...new Set(d.kind.filter(Boolean))].sort((a, b) => (a === STRIPED) - (b === STRIPED));
+    const fill = (kind) => d.colors[1 + d.group[d.kind.indexOf(kind)]];
+    const keys = [["compute", d.colors[0]], ...kinds.map((kind) => [kind.replaceAll("_", "-"), fill(kind), kind === STRIPED]),
+      ["exposed collective", "#fff", false, EDGE], ["compute waits", "url(#wb-hatch)"]];
+    return keys.flatMap(([said, color, stripes, edge], k) => [svg("rect", { x: 4 + 155 * k, y: 4, width: 24, height: 12, fill: color,
+      stroke: edge, "stroke-width": 2 }), stripes ? striped(4 + 155 * k, 4, 24, 12) : undefined, text(4 + 155 * k + 30, 14, said)]);
+  };
 
   function show() {
     const found = current();
@@ -117,12 +134,14 @@ export function order({ root, note, data: d, traits, tell }) {
     const both = traits.get("race");
     const scale = (WIDE - LEFT - 12) / Math.max(given.total, run.total, both ? rival.total : 0);
     const most = Math.max(given.peak, run.peak, both ? rival.peak : 0);
-    const tall = 24 + (d.lanes.length + 1) * ROW + HIGH + 8;
+    const tall = 24 + (d.lanes.length + 1) * ROW + HIGH + AXIS + 8;
     const hatch = svg("defs", {}, svg("pattern", { id: "wb-hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse",
-      patternTransform: "rotate(45)" }, svg("line", { y2: 6, stroke: RED, "stroke-width": 2.4 })));
-    redraw(box, svg("svg", { viewBox: `0 0 ${WIDE} ${tall * (both ? 2 : 1)}`, width: "100%" }, hatch,
-      ...panel(found, run, 0, "yours", scale, most, true),
-      ...(both ? panel(d.rival, rival, tall, "overlap_collectives", scale, most, false) : [])));
+      patternTransform: "rotate(45)" }, svg("line", { y2: 6, stroke: RED, "stroke-width": 2.4 })),
+    svg("pattern", { id: "wb-stripes", width: 7, height: 7, patternUnits: "userSpaceOnUse" },
+      svg("line", { x1: 2, x2: 2, y2: 7, stroke: "#222", "stroke-width": 1.6 })));
+    redraw(box, svg("svg", { viewBox: `0 0 ${WIDE} ${KEYS + tall * (both ? 2 : 1)}`, width: "100%" }, hatch, ...legend(),
+      ...panel(found, run, KEYS, "yours", scale, most, true),
+      ...(both ? panel(d.rival, rival, KEYS + tall, "overlap_collectives", scale, most, false) : [])));
     root.dataset.exposed = run.exposedMs.toFixed(4);
     root.dataset.peak = String(run.peak);
     tell(`as captured: ${figures(given)}. Hatched: compute waits. Drag a bar to start a collective earlier, a dot to wait for it later; or use Tab `

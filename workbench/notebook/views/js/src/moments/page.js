@@ -23,21 +23,27 @@ class Model {
   send() {}
 }
 
-const labelled = (model, ...inside) => element("label", { style: "display:inline-flex;gap:6px;align-items:center;margin:2px 14px 2px 0" },
-  model.get("description") ?? "", ...inside);
+const labelled = (label, ...inside) => element("label", { style: "display:inline-flex;gap:6px;align-items:center;margin:2px 14px 2px 0" },
+  label, ...inside);
 // An input that shows a trait and sets it; read and write turn the trait into the input's value and back.
-function input(model, name, made, property, event, read = (v) => v, write = (v) => v) {
-  const show = () => { made[property] = read(model.get(name)); };
+function input(model, name, made, property, event, read = (v) => v, write = (v) => v, label = model.get("description") ?? "") {
+  const said = element("output");
+  const digits = /\.(\d)f/.exec(model.get("readout_format"))?.[1] ?? 0;
+  const show = () => {
+    made[property] = read(model.get(name));
+    if (model.get("readout")) said.textContent = Number(made.value).toFixed(digits);
+  };
   made.addEventListener(event, () => model.set(name, write(made[property])));
   model.on(`change:${name}`, show);
   show();
-  return labelled(model, made);
+  return labelled(label, made, said);
 }
 const range = (model, step) => input(model, "value", element("input", { type: "range", min: model.get("min"),
   max: model.get("max"), step }), "value", "input", String, Number);
-const ends = (model) => element("span", {}, ...[0, 1].map((end) => input(model, "value", element("input", { type: "range",
-  min: model.get("min"), max: model.get("max"), step: model.get("step") }), "value", "input", (v) => String(v[end]),
-(v) => model.get("value").map((old, i) => (i === end ? Number(v) : old)))));
+const ends = (model) => element("span", {}, ...["from", "to"].map((label, end) => input(model, "value", element("input", {
+  type: "range", min: model.get("min"), max: model.get("max"), step: model.get("step"),
+  ariaLabel: `${label}, ${model.get("description")}` }), "value", "input", (v) => String(v[end]),
+(v) => model.get("value").map((old, i) => (i === end ? Number(v) : old)), `${label}, ${model.get("description")}`)));
 const labels = (model) => model.get("_options_labels");
 
 // Of ipywidgets, what our views use. Selections hold `index` alone: what
