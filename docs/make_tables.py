@@ -650,7 +650,7 @@ def accuracy_exposed_table(root: Path, device: str) -> str:
     near = sum(abs(row["error"]) < 0.2 or abs(row["simulated_ms"] - min(row["measured_ms"])) < 1
                for row in found["rows"])
     left = "".join(f"\n- {list_of(row)}: {row['why']}" for row in found["left_out"])
-    heads = ["mesh, passes", "llama3", "exposed, measured, each run", "simulated", "step, measured", "simulated"]
+    heads = ["mesh, passes", "model", "exposed, measured, each run", "simulated", "step, measured", "simulated"]
     steps = found.get("median_absolute_step_error")
     return table(heads, rows) + (
         f"\n\nMedian error of the exposure {found['median_absolute_error']:.0%}, against the run that exposed least; "
@@ -663,7 +663,8 @@ def accuracy_exposed_table(root: Path, device: str) -> str:
 
 def sizes_of(row: dict[str, Any]) -> str:
     sizes = row["changes"]
-    return (f"{sizes['model.flavor']}, {sizes['model.n_layers']} layers, {sizes['data.batch_per_rank']} x "
+    experts = "experts, " * row["recipe"].startswith("deepseek_v3")
+    return (f"{experts}{sizes['model.flavor']}, {sizes['model.n_layers']} layers, {sizes['data.batch_per_rank']} x "
             f"{sizes['data.seq_len']:,} tokens")
 
 
