@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from workbench.notebook.lessons.tour import RUNS, recorded_steps, saves_less, unnoticed
+from workbench.notebook.lessons.tour import RUNS, recorded_steps, saves_less, slowest_products, unnoticed
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 
@@ -26,6 +28,10 @@ def test_the_recorded_steps_hold_what_the_notebook_says() -> None:
     assert 0.6 * peaks["none"] < peaks["checkpointing"] < 2 / 3 * peaks["none"]
     tour, compiled = "all four of the tour", list(peaks)[-1]
     assert launches[tour] > 1.5 * launches["checkpointing, bucketing"] and launches[compiled] < 100
+    (whole,), (part,) = steps["H200", tour], steps["H200", "checkpointing, bucketing"]
+    assert launches[tour] / launches["checkpointing, bucketing"] < 0.7 * whole / part  # "only a part"
+    assert all(peaks[f"{name}bucketing"] == peaks[each] for name, each in
+               (("", "none"), ("checkpointing, ", "checkpointing")))  # "stays as it is"
     assert steps["H200", compiled] < min(times for (where, passes), times in steps.items()
                                          if where == "H200" and passes != compiled)
     assert peaks[compiled] == min(peaks.values())
@@ -41,6 +47,18 @@ def test_the_cpu_set_the_pace_of_the_recorded_steps() -> None:
     busy = [run["kernels_ms"] for run in none]
     assert max(busy) - min(busy) < 2 and max(busy) < 0.6 * min(run["step_ms"] for run in none)
     assert repeated[0]["kernels_ms"] > 1.1 * max(busy)
+
+
+def test_products_have_much_of_the_rise_under_bucketing() -> None:
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for run in json_lines(results_dir() / "llama3_1b_h200x4.jsonl"):
+        runs.setdefault(run["variant"], []).append(run)
+    for name, least, most in (("llama3", 0.5, 1.0), ("llama3_checkpointing", 0.28, 0.38)):
+        for bucketed in runs[f"{name}_block_bucketing"]:
+            for plain in runs[name]:
+                rise = bucketed["kernels_ms"] - plain["kernels_ms"]
+                assert rise > 10
+                assert least < (slowest_products(bucketed) - slowest_products(plain)) / rise < most
 
 
 @pytest.mark.parametrize(("collectives", "saved", "score", "said"), [

@@ -101,3 +101,11 @@ def test_the_shard_of_a_rank_is_what_dtensor_says():
     with fake_world(4):
         assert local_shape((256, 128), (2, 2), [0, 0], [Shard(0), Shard(1)]) == (128, 64)
         assert Partial().is_partial()
+
+
+def test_two_sums_may_not_fit_and_cost_too_much_as_lesson_01_says():
+    sums = {("columns", "rows"), ("replicate", "rows"), ("columns", "replicate")}
+    lab = PlacementLab(x=(256, 128), w=(128, 512), mesh={"dp_shard": 2, "tp": 2})
+    both = [each for (x_0, x_1, w_0, w_1), each in lab.table.items() if {(x_0, w_0), (x_1, w_1)} <= sums]
+    assert len(both) == 9 and sum(bool(each["added"]) for each in both) == 4
+    assert min(each["bytes"] for each in both) > min(each["bytes"] for each in lab.table.values() if not each["added"])

@@ -33,12 +33,22 @@ def recorded_steps() -> Table:
                 lengths |= {len(run["steps_ms"]) for run in found}
                 peak = max(run["peak_gib"] for run in found)
                 busy = [run.get("kernels_ms", 0.0) for run in found]
-                span = " to ".join(dict.fromkeys(f"{ms:.0f}" for ms in (min(busy), max(busy))))
-                of_gpu = (span, f"{found[0]['launches']:,}", f"{peak:.1f}") if peak else ("", "", "")
+                spans = (_span(busy), _span([slowest_products(run) for run in found]))
+                of_gpu = (*spans, f"{found[0]['launches']:,}", f"{peak:.1f}") if peak else ("",) * 4
                 rows.append((where, passes, steps, *of_gpu))
-    columns = ("where", "passes", "step of each run, ms", "computing, ms", "kernel launches", "peak, GiB")
+    columns = ("where", "passes", "step of each run, ms", "computing, ms", "products, ms", "kernel launches",
+               "peak, GiB")
     steps = " or ".join(map(str, sorted(lengths)))
     return Table(f"recorded runs: median of {steps} steps; dp_shard 2, on GPUs with tp 2", columns, tuple(rows))
+
+
+def _span(times: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{ms:.0f}" for ms in (min(times), max(times))))
+
+
+def slowest_products(run: Mapping[str, Any]) -> float:
+    """Milliseconds of a recorded step in the three kernels of matrix products that take longest; 0 on CPUs."""
+    return sum(sorted(ms for name, ms in run.get("longest", {}).items() if name.startswith("nvjet"))[-3:])
 
 
 def _numbers(answer: Any, names: Iterable[str]) -> bool:
