@@ -233,7 +233,7 @@ def test_what_the_text_says_of_the_timed_steps():
     assert [f"{ms:.1f}" for ms in wins] == ["4.0", "6.2"]
     third = third_job()
     assert all(median(timed(THIRD, 2)) - s.compute_ms < 8 and s.exposed_ms + s.idle_ms < 6 for s in third.steps)
-    for traced in third.traced:  # from the second on, a gather begins before the seven products of the block before its own
+    for traced in third.traced:  # a block's gather begins before the seven products of the block before it
         names_of = [e.name for e in traced.events]
         starts = [i for i, name in enumerate(names_of) if "AllGather" in name][2:]
         assert len(starts) == 16 and [sum("nvjet" in name for name in names_of[:i]) for i in starts] == [
