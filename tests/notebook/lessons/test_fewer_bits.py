@@ -140,6 +140,9 @@ def test_what_the_notebook_says_of_recorded_figures():
                     for size in ("1b", "8b"))
     assert small["wk, wv"] < 0 and large["wk, wv"] < 0 and small["wq, wo"] < 0
     assert all(0 < small[layers] < large[layers] for layers in ("w1, w3", "w2"))
+    whole = {size: [sum(row[i] for row in recorded_products() if row[0].endswith(size) and row[1] != "output")
+                    for i in (3, 4, 5)] for size in ("1b", "8b")}
+    assert [f"{100 * (narrow + casts) / wide:.0f}" for wide, narrow, casts in whole.values()] == ["89", "69"]
     assert max(recorded_gradients()["tensorwise"].values()) > 0.1
     losses = fewer_bits.recorded_losses()
     for name in ("tensorwise", "rowwise"):

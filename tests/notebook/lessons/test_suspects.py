@@ -115,7 +115,8 @@ def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
     assert verdict is not None and (str(verdict.outcome), verdict.message) == (
         "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")  # as the forward runs
     assert gather_order({"oak": yew.before[0], "none": pair.forward}).text.splitlines()[1:] == [
-        "oak: 8: embed | " + "no module | " * 6 + "output", "none: 4: embed | 3 weights | 3 weights | output"]
+        "oak: 8: embed | " + "no module | " * 6 + "output",
+        "none: 4: embed | layers.0: 3 weights | layers.1: 3 weights | output"]
 
 
 def test_bisect_names_the_victim_of_trees_and_counts_the_shared_weight_once() -> None:
@@ -147,6 +148,8 @@ def test_winds_leave_a_layer_out() -> None:
     assert "no module path matches layer.1" in south.verdict("effect").message  # type: ignore[union-attr]
     sound = examined("winds", {"south": "transformer_block_bucketing"})[0][2]
     assert len(gathers(sound.after[0])) < len(gathers(south.after[0])) < len(gathers(south.before[0]))
+    without = examined("winds", {"south": None})[1].forward  # the text: leaving it out proves nothing
+    assert len(gathers(without)) == len(gathers(south.before[0]))
 
 
 def test_stones_keep_gathered_weights() -> None:

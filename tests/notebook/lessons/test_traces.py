@@ -205,6 +205,8 @@ def test_what_the_text_says_of_the_timed_steps():
     assert [f"{two_clusters[i]:.1f}" for i in (0, 8)] == ["37.5", "38.4"]
     assert round(two_clusters[9]) == 40 and len(two_clusters) == 25
     assert two_clusters[8] < clock["eager"][0] and two_clusters[9] < middle["eager"] < two_clusters[-15]
+    eager, compiled = (read_order([recorded(name)]).steps[-1].span_ms for name in names[:2])
+    assert [f"{ms:.1f}" for ms in (eager - compiled, eager - middle["eager"])] == ["4.1", "1.8"]
     assert all(two_clusters[0] < s.span_ms < two_clusters[9] for s in read_order([recorded("compile")]).steps)
     assert max(s.span_ms for s in read_order([recorded(names[3])]).steps) < clock[names[3]][0]
     two = {name: sorted(timed(name, 2)) for name in ("compile", OURS)}
@@ -231,6 +233,12 @@ def test_what_the_text_says_of_the_timed_steps():
     assert [f"{ms:.1f}" for ms in wins] == ["4.0", "6.2"]
     third = third_job()
     assert all(median(timed(THIRD, 2)) - s.compute_ms < 8 and s.exposed_ms + s.idle_ms < 6 for s in third.steps)
+    for traced in third.traced:  # a block's gather begins before the seven products of the block before it
+        names_of = [e.name for e in traced.events]
+        starts = [i for i, name in enumerate(names_of) if "AllGather" in name][2:]
+        assert len(starts) == 16 and [sum("nvjet" in name for name in names_of[:i]) for i in starts] == [
+            7 * n for n in range(16)]
+    assert all(s.exposed_ms < 0.13 * s.communication_ms for s in third.steps)
     assert [s.rank for s in third.steps[1::2]] == [0, 1] and len(timed(FUSED, 2)) == len(timed(THIRD, 2)) == 50
     assert [round(a.span_ms - b.span_ms) for a, b in zip(traces["compile"], traces[OURS], strict=True)] == [61, 73]
 
@@ -286,6 +294,7 @@ def test_what_the_text_says_of_compute_on_two_ranks():
     assert round(compute - floor_ms(zero)) == 17
     three = [[s.collectives[i] for s in orders["compile"].steps if s.step == orders["compile"].steps[-1].step]
              for i in (0, 40, 52)]
+    assert [f"{spans[0][3] / 1e3:.0f}" for spans in aligned([zero, one])] == ["8", "0"]
     assert [r0.ms < r1.ms for r0, r1 in three] == [True] * 3
     waits = waits_of([(r1, r0) for r0, r1 in three])
     assert [(i, *(f"{ms:.2f}" for ms in row)) for i, *row in waits] == [

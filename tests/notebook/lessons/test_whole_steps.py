@@ -232,7 +232,7 @@ def test_what_the_lesson_says_of_the_recorded_tails():
     assert all(0.7 < ms < 2.3 for ms in ahead[:2]) and min(ahead[2:]) > 10
     assert {tail.launches for tail in TAILS.values()} == {69}
     times = [tail.cpu_ms for tail in TAILS.values()]
-    assert 1.7 < min(times) < max(times) < 4.4
+    assert [f"{ms:.2f}" for ms in (min(times), max(times))] == ["1.75", "4.35"]
     assert all(0.8 < tail.cpu_ms - tail.longest_ms < 1.2 for tail in TAILS.values())
     assert [f"{tail.late_ms:.1f}" for tail in TAILS.values()] == ["0.7", "0.3", "0.0", "0.0"]
 
@@ -296,6 +296,9 @@ def test_what_the_lesson_says_of_the_steps_on_a_gpu():
     assert [f"{ms:.1f}" for ms in (*sorted(idle[0] - ms for ms in (*tails, tail_ms)), idle[1])] == [
         "1.0", "1.6", "3.6", "3.9"]  # the pair by three estimates of its tail, then the joined step
     assert [f"{idle[1] - (idle[0] - ms):.1f}" for ms in sorted(tails)] == ["0.3", "2.9"]
+    assert all(1 / 10 < ms / outside_recorded["step_ms"] < 1 / 8 for ms in (*tails, tail_ms))
+    kernels = [f"{row['kernels_ms']:.1f}" for row in (outside, outside_recorded)]
+    assert kernels == ["92.1", "94.2"] and max(tails) - min(tails) < 2 * (94.2 - 92.1)
     assert min(rows.values(), key=lambda row: row["peak_bytes"]) is outside
     assert inside_recorded["peak_bytes"] < outside_recorded["peak_bytes"]
     assert outside["peak_bytes"] < inside["peak_bytes"] < 1.05 * outside["peak_bytes"]
@@ -331,7 +334,8 @@ def test_what_the_lesson_says_of_two_gpus():
     ours, theirs = large[names[2]], large["compile"]
     saved = 1 - sum(run["step_ms"] for run in ours) / sum(run["step_ms"] for run in theirs)
     assert f"{saved:.0%}" == "9%" and (ours[0]["launches"], theirs[0]["launches"]) == (1, 3022)
-    assert f"{theirs[0]['reserved_gib'] - ours[0]['reserved_gib']:.0f}" == "9"
+    held = [max(run["reserved_gib"] for run in runs) for runs in (theirs, ours)]
+    assert 8.5 < held[0] - held[1] < 9
 
 
 @pytest.mark.parametrize("parameters", [1, 21])

@@ -22,6 +22,7 @@ MOST = 40  # boxes
 DARK = (BLUE, GREEN, RED, INK)  # with light text
 HIGH = 0.25  # half of a box
 PALE = "#dddddd"  # operators without a name
+NAMES = (*RANK_COLORS[:-1], "#cbb8e8")  # no grey: that has no name
 VIEW = "#c8c8c8"  # lighter than the grey of lanes: a name is written on it
 
 
@@ -46,7 +47,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     found = sorted(dict.fromkeys(label.values()), key=lambda name: not name)  # those without are last
     if palette is None:
         palette = (LANES | {"view": VIEW} if name_of is None
-                   else dict(zip(filter(None, found), RANK_COLORS * len(found), strict=False)))
+                   else dict(zip(filter(None, found), NAMES * len(found), strict=False)))
     other = PALE if name_of else GREY
     one_row = all(y for _, y in at.values())
     above, below = (max((abs(at[a][0] - at[b][0]) for a, b in arrows if at[a][1] == at[b][1] == y), default=0)

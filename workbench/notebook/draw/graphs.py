@@ -90,6 +90,8 @@ def order(rows: Mapping[str, str], kinds: Mapping[str, str]) -> Picture:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     handles = [Patch(facecolor=color, label=f"{letter}: {kinds[letter]}") for letter, color in colors.items()]
+    if set().union(*rows.values()) - {*kinds}:
+        handles.append(Patch(facecolor=FAINT, label="other operators"))
     axes.legend(handles=handles, frameon=False, fontsize=8, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1))
     alt = "Operators in their order. " + "; ".join(f"{title}: {letters}" for title, letters in rows.items()) + "."
     return finish(figure, alt, "\n".join(aligned([*rows.items()])), colors=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import commonpath
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
@@ -37,7 +38,7 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
         axes.text(x - 0.12, y, name, ha="right", va="center", fontsize=9, color=INK)
         for text, wide in boxes:
             _frame(axes, x + 0.03, y, _BOX * wide - 0.06, 0.34, text != "no module")
-            axes.text(x + _BOX * wide / 2, y, text, ha="center", va="center", fontsize=9, color=INK)
+            axes.text(x + _BOX * wide / 2, y, text, ha="center", va="center", fontsize=8, color=INK)
             x += _BOX * wide
         axes.text(_LABEL + _BOX * most + 0.1, y, counted(len(boxes), "gather"), va="center", fontsize=9, color=INK)
         lines.append(f"{name}: {len(boxes)}: " + " | ".join(text for text, _ in boxes))
@@ -59,11 +60,15 @@ def _frame(axes: Axes, x: float, y: float, wide: float, high: float, known: bool
         edgecolor=RED if known else GREY, linestyle="-" if known else "--"))
 
 
-def _gathers(gm: GraphModule) -> list[tuple[Node, int]]:
-    """Each all-gather of the forward, and the number of parameters in it."""
+def _gathers(gm: GraphModule) -> list[tuple[Node, frozenset[Node]]]:
+    """Each all-gather of the forward, and the parameters in it."""
     flow = Flow(gm)
-    return [(n, len(flow.parameters(n) or ())) for n in parameter_gathers(gm, flow) if not is_backward(n)]
+    return [(n, flow.parameters(n) or frozenset()) for n in parameter_gathers(gm, flow) if not is_backward(n)]
 
 
-def _box(node: Node, weights: int) -> tuple[str, int]:
-    return (f"{weights} weights" if weights > 1 else provenance(node).module or "no module"), weights
+def _box(node: Node, weights: frozenset[Node]) -> tuple[str, int]:
+    """The text of a box and its width in weights; a bucket is named by what its readers' paths begin with."""
+    if len(weights) < 2:
+        return provenance(node).module or "no module", 1
+    shared = commonpath([provenance(user).module.replace(".", "/") for weight in weights for user in weight.users])
+    return f"{shared.replace('/', '.')}: {len(weights)} weights".removeprefix(": "), len(weights)

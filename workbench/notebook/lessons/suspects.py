@@ -42,7 +42,7 @@ PIPELINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 REPAIRS = {
     "winds": "`layer.1` names no module, so layer 1 has no bucket. The repair: `buckets=('layers.0', 'layers.1')`.",
     "stones": "`coral` tags each gather and its wait, and not the views behind them. The backward reads the last view, "
-              "which is saved and keeps the weight. The repair: tag the views, too. Try it with `edit=`.",
+              "which is saved and keeps the weight. The repair: give each view its input's tag. Try it with `edit=`.",
     "metals": "`iron` moves the second weight's gather to `starts[0] if dist.get_rank() == 1 else starts[0].next`. "
               "The repair: `starts[0].next` on every rank.",
     "voices": "`bass` scatters the sum of both gradients once, and leaves the later sum of the two parts, with "

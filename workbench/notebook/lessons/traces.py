@@ -288,7 +288,7 @@ def report(paths: Sequence[Path | str]) -> str:
         first, later = late_parts(traced, 1e3 * early_ms)
         lines += ["", step.step + ("" if step.rank is None else f" of rank {step.rank}"),
                   ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in kinds_of(traced).items()),
-                  "most of rest: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in top_of(traced, REST)),
+                  "longest in rest: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in top_of(traced, REST)),
                   f"compute less the floor {step.compute_ms - floor_ms(traced):.1f} ms; the CPU was late for "
                   f"{first:.2f} ms in gaps of the first {early_ms:.2g} ms, for {later:.2f} ms later"]
         known = all(c.waits_ms is not None for c in step.collectives)
