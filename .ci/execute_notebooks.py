@@ -4,8 +4,11 @@ import json
 import re
 
 import nbformat
-from nbconvert.preprocessors import CoalesceStreamsPreprocessor, Preprocessor
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExecutePreprocessor, Preprocessor
 
+# nbclient answers an Output widget, such as interact's, while it waits for the cell's reply, and may wait for ever (its
+# issue 312); without the answer such outputs are the cell's
+ExecutePreprocessor.on_comm_open_jupyter_widget = lambda *_: None
 c = get_config()  # type: ignore[name-defined]  # noqa: F821 - given by nbconvert, which reads this file
 c.ExecutePreprocessor.record_timing = False
 c.ClearMetadataPreprocessor.enabled = True

@@ -140,3 +140,11 @@ def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_text_becomes_the_parameters_type() -> None:
     assert from_text("00_tour", {"steps": "5", "tp": "two"}) == {"steps": 5, "tp": "two"}
+
+
+def test_what_interact_shows_is_the_cells_output(notebooks: Path, tmp_path: Path) -> None:
+    """nbclient would keep it in an Output widget, and may wait for ever while it does."""
+    notebook(notebooks, "from ipywidgets import interact\n@interact(n=3)\ndef ask(n):\n    print('asked', n)")
+    run_lesson("00_tour", {}, tmp_path / "out")
+    cells = json.loads((tmp_path / "out" / "00_tour.ipynb").read_text())["cells"]
+    assert [o["text"] for o in cells[-1]["outputs"] if o["output_type"] == "stream"] == [["asked 3\n"]]

@@ -140,7 +140,7 @@ def _later(node: Node) -> bool:
 
 
 def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]]) -> list[Node]:
-    """In graph order, with each input just before its first reader, and the gradients that come in at the begin."""
+    """In graph order, with each input just before its first reader, and first the gradients that come in."""
     placed = dict.fromkeys(n for n in nodes if n.op == "placeholder" and is_tangent(n))
     for node in (n for n in nodes if n.op != "placeholder"):
         placed |= dict.fromkeys(a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes)

@@ -99,13 +99,16 @@ def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import papermill
+        from papermill.clientwrap import PapermillNotebookClient
         from papermill.exceptions import PapermillExecutionError
 
         bar: Any = {"desc": source.stem, "file": sys.stderr, "ncols": 80} if progress else False
         try:
-            done = papermill.execute_notebook(
-                str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
-                progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # no message about an interrupt at its end
+            # nbclient's issue 312: to answer interact's Output widget may hang; its outputs become the cell's
+            with mock.patch.object(PapermillNotebookClient, "on_comm_open_jupyter_widget", lambda *_: None):
+                done = papermill.execute_notebook(
+                    str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
+                    progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # no word of an interrupt at its end
             _refuse_exit(done)
         except PapermillExecutionError as error:
             raise NotebookError(_failure(source, target, error)) from None
