@@ -10,7 +10,7 @@ benchmarks/reference.py (torchtitan's compiler toolkit, the extra `reference`), 
 the name of a recipe of ours. Each runs in processes of its own, and appends a line to RESULTS.jsonl for each round; a
 variant that has a line with the same settings is not run again. `--together` of them are built at once, with a limit of
 `--seconds`; then each is timed once a round, the others waiting: so they share a minute and a host.
-With `--no-optimizer` a step is the forward and backward, as the simulator has it.
+With `--no-optimizer` a step is the forward and backward, as the simulator has it; a whole step keeps its optimizer.
 `predicted_gib` is what the memory verdict predicts; `first_peak_gib` is the allocator's peak over the first steps, in
 which CUDA graphs are recorded, and `peak_gib` that of the timed steps, in which they allocate nothing.
 Medians of CUDA events over `--steps` steps after `--warmup`; kernels and exposed NCCL from one profiled step.
@@ -137,7 +137,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
         tokens = recipe.data.seq_len * recipe.data.batch_per_rank * recipe.mesh.dp
         found = {
             "variant": variant, "family": family, "changes": changes, "round": turn,
-            "optimizer": not options.no_optimizer,
+            "optimizer": isinstance(step, WholeStep) or not options.no_optimizer,
             "step_ms": statistics.median(times), "steps_ms": times,
             "tokens_per_second": tokens / statistics.median(times) * 1e3, "enqueue_ms": enqueue * 1e3,
             "first_step_s": first, "build_s": started - begun,
@@ -194,10 +194,13 @@ def worker(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.variants import MODELS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("variants", nargs="+")
-    parser.add_argument("--family", choices=("llama3", "deepseek_v3"), default="llama3")
+    parser.add_argument("--family", choices=MODELS, default="llama3")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--together", type=int, default=1, help="variants built at once, and timed in turn")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is timed")
@@ -217,7 +220,6 @@ def main() -> None:
     if options.signs:
         worker(options)
     else:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
         from benchmarks.turns import drive
 
         drive(options)

@@ -662,6 +662,7 @@ def accuracy_exposed_table(root: Path, device: str) -> str:
 
 
 def sizes_of(row: dict[str, Any]) -> str:
+    """The model of a row, its layers, and a rank's batch and sequence."""
     sizes = row["changes"]
     experts = "experts, " * row["recipe"].startswith("deepseek_v3")
     return (f"{experts}{sizes['model.flavor']}, {sizes['model.n_layers']} layers, {sizes['data.batch_per_rank']} x "
