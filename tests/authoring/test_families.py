@@ -80,8 +80,8 @@ def mixer(name: str = "mixer", **sizes: int) -> None:
 
 def recipe(family: str, mesh: dict[str, int], **more: object) -> Recipe:
     sizes = {"mesh.dp_shard": 1, "mesh.tp": 1, **{f"mesh.{axis}": size for axis, size in mesh.items()}}
-    return load_recipe("llama3").override({"model.family": family, "data.seq_len": 16, "training.steps": 4, **sizes,
-                                           **more})
+    return load_recipe("llama3").override({"model.family": family, "data.seq_len": 16, "training.steps": 4,
+                                           "training.lr": 0.02, **sizes, **more})
 
 
 @pytest.mark.slow

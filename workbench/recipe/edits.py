@@ -97,9 +97,10 @@ def _set_key(model: type[BaseModel], data: dict[str, Any], key: str, value: Any)
 
 def _set_pass_option(data: dict[str, Any], where: str, rest: list[str], value: Any) -> str:
     name, *option = rest
-    if not isinstance(data[where], list | tuple):
-        return f"{where} is set to {shown(data[where])}, and not to a list of passes"
-    listed = data[where] = list(data[where])
+    given = data.get(where, [])
+    if not isinstance(given, list | tuple):
+        return f"{where} is set to {shown(given)}, and not to a list of passes"
+    listed = data[where] = list(given)
     names = [str(p.get("name")) if isinstance(p, Mapping) else str(p) for p in listed]
     if name not in names:
         return f"no pass {name!r} in {where}" + suggestion(name, names)

@@ -40,6 +40,8 @@ def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "notebooks"
     folder.mkdir()
     monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(folder))
+    for name in (REPORTS, PROGRESS):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
