@@ -265,7 +265,8 @@ def test_override_reads_toml_values() -> None:
     ({"passes.autobucketing.x": 1}, "recipe 'r' with passes.autobucketing.x=1: passes.autobucketing.x: no pass "
                                     "'autobucketing' in passes; known: transformer_block_bucketing"),
     ({"passes": None, "passes.autobucketing.x": 1},
-     "recipe 'r' with passes=None, passes.autobucketing.x=1: passes.autobucketing.x: no pass 'autobucketing' in passes"),
+     "recipe 'r' with passes=None, passes.autobucketing.x=1: passes.autobucketing.x: no pass 'autobucketing' in "
+     "passes"),
     ({"passes.transformer_block_bucketing.bucket": 1},
      "recipe 'r' with passes.transformer_block_bucketing.bucket=1: passes.transformer_block_bucketing.bucket: pass "
      "'transformer_block_bucketing' has no option 'bucket'; did you mean 'buckets'?"),
