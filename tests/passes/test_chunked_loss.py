@@ -199,7 +199,7 @@ def test_an_operator_that_mixes_tokens_is_refused():
 
 
 def test_it_needs_the_decomposition_before_it():
-    assert check_passes([NAME], []) == [f"pass '{NAME}' requires '{DECOMPOSE}': add it to the list, before it"]
+    assert check_passes([NAME], []) == [f"pass '{NAME}' requires '{DECOMPOSE}': add it to joint_passes, before it"]
 
 
 def lost(gm):

@@ -34,7 +34,7 @@ def test_good_lists(joint: list[str], passes: list[str]) -> None:
     (["transformer_block_bucketing"], [], [
         "pass 'transformer_block_bucketing' runs on the partitioned stage: move it from joint_passes to passes"]),
     ([], ["full_inductor_compilation"], [
-        "pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to the list, before it"]),
+        "pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to joint_passes, before it"]),
     ([], ["transformer_block_bucketing", "autobucketing_reordering"], [
         "passes 'transformer_block_bucketing' and 'autobucketing_reordering' conflict: keep one of them"]),
     (["activation_checkpointing", "inductor_decomposition"], [], [

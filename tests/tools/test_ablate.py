@@ -32,7 +32,7 @@ def test_each_pass_is_left_out_and_each_two_neighbours_are_swapped():
 def test_what_another_pass_needs_is_not_left_out():
     found = variants(load_recipe("llama3_full_inductor"))
     assert found["without inductor_decomposition"] == (
-        "pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to the list, before it")
+        "pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to joint_passes, before it")
 
 
 def test_options_are_tried_and_a_wrong_one_is_told():

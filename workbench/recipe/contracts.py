@@ -143,14 +143,14 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_ord
             contract = CONTRACTS.get(name)
             if contract is None:
                 continue
-            joint = contract.stage is Stage.JOINT
-            if joint != (where == "joint_passes"):
-                right = "joint_passes" if joint else "passes"
+            right = _list_of(contract)
+            if right != where:
                 problems.append(f"pass {name!r} runs on the {contract.stage} stage: move it from {where} to {right}")
     known = [CONTRACTS[n] for n in dict.fromkeys(listed) if n in CONTRACTS]
     for i, contract in enumerate(known):
         for other in sorted(contract.requires - set(listed)):
-            problems.append(f"pass {contract.name!r} requires {other!r}: add it to the list, before it")
+            problems.append(f"pass {contract.name!r} requires {other!r}: add it to "
+                            f"{_list_of(CONTRACTS.get(other, contract))}, before it")
         for earlier in known[:i]:
             if earlier.name in contract.conflicts or contract.name in earlier.conflicts:
                 problems.append(f"passes {earlier.name!r} and {contract.name!r} conflict: keep one of them")
@@ -160,6 +160,10 @@ def check_passes(joint_passes: Sequence[str], passes: Sequence[str], *, free_ord
     if len(lowering) > 1:
         problems.append(f"passes {' and '.join(map(repr, lowering))} both lower the graph: keep one of them")
     return problems
+
+
+def _list_of(contract: PassContract) -> str:
+    return "joint_passes" if contract.stage is Stage.JOINT else "passes"
 
 
 def check_step(passes: Sequence[str], step: str) -> list[tuple[int, str]]:

@@ -60,20 +60,21 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
     axes.set(xlim=(-0.55, width - 0.45), ylim=(low, top))
     axes.axis("off")
     size = 7 if narrow else 8
-    room = 103 * wide / width  # letters in a box, times their size
+    skipping = [] if only is None else [(a, b) for a, b in arrows if a not in b.all_input_nodes]
+    half = 0.36 if skipping else 0.43  # of a box's width; a dotted arrow needs a longer gap
+    room = 240 * half * wide / width  # letters in a box, times their size
     results = {owner[n] for n in gm.graph.output_node().all_input_nodes}
     for node, (x, y) in at.items():
         fill = palette.get(label[node], other) if node in label else PAPER
         axes.add_patch(FancyBboxPatch(
-            (x - 0.43, y - HIGH), 0.86, 2 * HIGH, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
+            (x - half, y - HIGH), 2 * half, 2 * HIGH, boxstyle="round,pad=0,rounding_size=0.06", zorder=3,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
         words = _label(node, int(room / size))
         longest = max(map(len, words.split("\n")))
         axes.text(x, y, words, ha="center", va="center", fontsize=min(size, room / (1 + longest)), zorder=4,
                   color=PAPER if fill in DARK else INK)
-    skipping = [] if only is None else [(a, b) for a, b in arrows if a not in b.all_input_nodes]
     for start, end in arrows:
-        axes.add_patch(_arrow(at[start], at[end], _apart(start, end, arrows, at),
+        axes.add_patch(_arrow(at[start], at[end], _apart(start, end, arrows, at), half,
                               ":" if (start, end) in skipping else "-"))
     upper, lower = rows
     axes.text(-0.5, top - 0.05, f"{upper}, to the right", fontsize=9, style="italic", va="top")
@@ -164,7 +165,7 @@ def _apart(start: Node, end: Node, arrows: Iterable[tuple[Node, Node]], at: Mapp
     return 0.2 * (others.index(at[start]) - (len(others) - 1) / 2) if at[start] in others else 0.0
 
 
-def _arrow(start: Place, end: Place, aside: float, line: str) -> FancyArrowPatch:
+def _arrow(start: Place, end: Place, aside: float, half: float, line: str) -> FancyArrowPatch:
     """Down from the forward to the backward; along a row straight to the neighbour, and in an arc over others."""
     (x, y), (to, below) = start, end
     if y > below:
@@ -172,7 +173,7 @@ def _arrow(start: Place, end: Place, aside: float, line: str) -> FancyArrowPatch
                                mutation_scale=11, linewidth=2, color=INK, zorder=2, linestyle=line)
     side = 1 if y else -1
     if abs(to - x) == 1:
-        ends, style = ((x + 0.43 * (to - x), y), (to - 0.44 * (to - x), y)), "arc3"
+        ends, style = ((x + half * (to - x), y), (to - (half + 0.01) * (to - x), y)), "arc3"
     else:
         ends = (x, y + (HIGH + 0.01) * side), (to, y + (HIGH + 0.02) * side)
         style = f"arc3,rad={-0.9 / abs(to - x) - 0.05}"

@@ -104,10 +104,14 @@ def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Te
         axes.set_title(f"{name}: {float((values != whole).float().mean()):.0%} have other bits", fontsize=9.5)
         if far:
             axes.set_yscale("symlog", linthresh=10, linscale=3)
+            axes.set_yticks([-5, 5], ["−5", "5"], minor=True)
+            axes.margins(y=0.1)
+            for edge in (-10, 10):  # linear between them
+                axes.axhline(edge, color=GREY, linewidth=0.4, linestyle=":", zorder=0)
         else:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("x", fontsize=8)
-        axes.tick_params(labelsize=8)
+        axes.tick_params(labelsize=8, which="both")
         lines.append(f"{name}: {'the same bits' if torch.equal(values, whole) else 'other bits'}")
     shown[0].set_ylabel("difference, in last bits", fontsize=8)
     return finish(figure, "Differences over x. " + "; ".join(lines) + ".", "\n".join(lines), colors=64)

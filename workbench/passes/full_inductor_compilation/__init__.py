@@ -21,8 +21,8 @@ from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 
 
 class InductorOptions(Options):
-    """keep_order: kernels are called in the order of the graph, where passes have put the collectives; else in the
-    order that Inductor chooses for peak memory. config: Inductor's own options.
+    """keep_order: calls follow the graph, where passes have put the collectives; only fused kernels can move past
+    matmuls. Else calls follow the order that Inductor chooses for peak memory. config: Inductor's own options.
     """
 
     keep_order: bool = True
