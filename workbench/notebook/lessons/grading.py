@@ -65,8 +65,7 @@ class CheckResult:
             line = f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>' if i else ""
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
                          f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
-                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
-                         f'fill="{FILL}"/>'
+                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" fill="{FILL}"/>'
                          f'{line}<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
         width, height = LABEL + BAR + max(220, 12 + 8 * longest), LINE * len(rows)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
