@@ -16,7 +16,7 @@ from workbench.checks.record import PassRecord
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.diff import diff
 from workbench.graph.read.memory import live_bytes
-from workbench.graph.read.simulated_run import StepTimeline, simulated
+from workbench.graph.read.simulated_run import Span, StepTimeline, simulated
 from workbench.notebook import draw
 from workbench.notebook.draw.step import _places
 from workbench.notebook.show import outputs
@@ -89,6 +89,16 @@ def test_a_timeline_before_and_after(built):
         run = simulated(dict(zip(record.parts, graphs, strict=True)))
         assert f"{when} transformer_block_bucketing: {run}" in text
     assert "dp_shard.gather: " in text and "hidden" in text
+
+
+def test_a_timeline_shows_the_longest_run_to_its_end(monkeypatch):
+    seen, finish = [], draw.timeline.__globals__["finish"]
+    monkeypatch.setitem(draw.timeline.__globals__, "finish", lambda figure, *a, **k: (
+        seen.append([axes.get_xlim() for axes in figure.axes]), finish(figure, *a, **k))[1])
+    runs = {f"{ms}": StepTimeline("on paper", (Span("a", "compute", 0.0, ms),), ms, ms) for ms in (1.0, 9.0, 3.0)}
+    draw.timeline(runs)
+    (limits,) = seen
+    assert len(limits) == 3 and all(left == 0 and right >= 9 for left, right in limits)
 
 
 LOWERED, REPLAYED = (PassRecord(name, stage, None, (), (), 0.0, 0.0) for name, stage in (

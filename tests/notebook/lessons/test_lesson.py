@@ -18,7 +18,7 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, table
-from workbench.notebook.lessons.grading import BAR, GRADERS, CheckResult, Prediction, calls_of, closeness, grade
+from workbench.notebook.lessons.grading import BAR, GRADERS, LABEL, CheckResult, Prediction, calls_of, closeness, grade
 from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import load_scores, take_hint
 
@@ -404,6 +404,13 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
     drawn = CheckResult("a", 0.0, "", (), (("bytes", 1e307, 4.0),))._drawing()
     assert f'width="{BAR}" height="16" fill="#7a8793"' in drawn
+
+
+def test_the_drawing_has_room_for_a_long_figure() -> None:
+    short, long = (CheckResult("a", 0.0, "", (), (("bytes", n, n),))._drawing() for n in (9, 117_440_512))
+    said = "✓ 117,440,512 (at most 117,440,512)"
+    assert f'width="{LABEL + BAR + 220}"' in short and said in long
+    assert int(long.split('width="')[1].split('"')[0]) >= LABEL + BAR + 12 + 7 * len(said)
 
 
 @pytest.mark.parametrize(("answer", "score", "message"), [

@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay
-from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, SKY, YELLOW
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, YELLOW
 from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, panels, shortened
 from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
@@ -186,21 +186,21 @@ def addresses(record: PassRecord) -> Picture:
         origins = _origins(f, found[:i])
         rows = max(len(f.inputs), 1)
         _box(axes, 7.2, top + (rows - 1) / 2, 1.5, rows - 0.25, f"{f.graph}:\nCUDA graph", FAINT)
-        _box(axes, 9.3, top + (rows - 1) / 2, 1.2, rows - 0.25, "results", SKY)
+        _box(axes, 9.3, top + (rows - 1) / 2, 1.2, rows - 0.25, "results", YELLOW)
         _arrow(axes, 7.95, 8.7, top + (rows - 1) / 2)
         for y, x in enumerate(f.inputs):
             text = shortened(x.parameter or x.name, 30) + origins.get(x.name, "")
-            _box(axes, 1.4, top + y, 2.6, 0.72, text, SKY if x.static else PAPER)
+            _box(axes, 1.4, top + y, 2.6, 0.72, text, YELLOW if x.static else PAPER)
             if x.static:
                 _arrow(axes, 2.7, 6.45, top + y)
             else:
-                _box(axes, 4.6, top + y, 1.7, 0.72, "copy", SKY)
+                _box(axes, 4.6, top + y, 1.7, 0.72, "copy", YELLOW)
                 _arrow(axes, 2.7, 3.75, top + y)
                 _arrow(axes, 5.45, 6.45, top + y)
         lines.append(f"{f.graph}: reads {few([x.parameter or x.name for x in f.static], 6) or 'no input'} in place; "
                      f"copies {few([x.name for x in f.copied], 6) or 'no input'}")
         top += rows + 0.7
-    figure.legend(handles=[Patch(facecolor=SKY, edgecolor=GREY, label="at the same address in each replay"),
+    figure.legend(handles=[Patch(facecolor=YELLOW, edgecolor=GREY, label="at the same address in each replay"),
                            Patch(facecolor=PAPER, edgecolor=GREY, label="elsewhere in each step")],
                   loc="outside upper right", ncols=2, fontsize=8, frameon=False)
     return finish(figure, "Inputs on the left, CUDA graphs on the right. " + "; ".join(lines[1:]) + ".",

@@ -73,6 +73,7 @@ def timeline(what: What, device: str | DeviceSpec = "h100") -> Picture:
         axes.set_title(f"{title}: {run.total_ms:,.2f} ms, {run.exposed_ms:,.2f} ms of communication exposed",
                        fontsize=9.5, loc="left")
         lines += _lines(title, run)
+    shown[-1].set_xlim(left=0)  # after all: it ends the scaling, also of the panels that share the axis
     legend = [*(Patch(color=color, label=lane) for lane, color in colors.items()),
               Patch(**_WAITS, label="compute waits: exposed"),
               Patch(facecolor=PAPER, edgecolor=_EDGE, label="exposed collective")]
@@ -102,7 +103,6 @@ def _panel(axes: Axes, run: StepTimeline, lanes: Sequence[str], colors: Mapping[
             axes.broken_barh(spans, (i - 0.4, 0.8), facecolor=colors[lane], edgecolor=edge, linewidth=1.5)
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=9)
     axes.set(ylim=(len(lanes) - 0.2, -0.55))
-    axes.set_xlim(left=0)
     late = next((s.begin for s in run.spans if s.part == "backward"), None)
     if late:
         axes.axvline(late, color=GREY, linewidth=0.9, linestyle="--")

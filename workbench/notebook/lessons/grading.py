@@ -54,20 +54,20 @@ class CheckResult:
         """A bar for the score, and one for each figure, with a line at its limit. Limits of 0 share a scale."""
         rows = [("score", self.score, 1.0), *self.figures]
         common = max((got for _, got, most in self.figures if not most and math.isfinite(got)), default=0)
-        parts = []
+        parts, longest = [], 0
         for i, (name, got, limit) in enumerate(rows):
             size = got if math.isfinite(got) else 0
             full = max(size, limit or common) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
             mark = LABEL + round(BAR * (limit / full))
             says = percent(got) if i == 0 else f"{'✓' if got <= limit else '✗'} {got:,} (at most {limit:,})"
+            longest = max(longest, len(says))
             line = f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>' if i else ""
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'
                          f'<rect x="{LABEL}" y="{y}" width="{BAR}" height="16" fill="#eeeeee"/>'
-                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" '
-                         f'fill="{FILL}"/>'
+                         f'<rect x="{LABEL}" y="{y}" width="{end - LABEL}" height="16" fill="{FILL}"/>'
                          f'{line}<text x="{LABEL + BAR + 12}" y="{y + 13}">{says}</text>')
-        width, height = LABEL + BAR + 220, LINE * len(rows)
+        width, height = LABEL + BAR + max(220, 12 + 8 * longest), LINE * len(rows)
         return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
                 f'font-size="13"><rect width="{width}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>')
 
