@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from registrations import registrations_restored
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WORKBENCH_SCORES"] = ""  # scores are the user's
+gc.set_threshold(20_000, 20, 10)  # a tenth of a run went into looking for garbage among torch's modules
 
 _RESULTS: dict[str, str] = {}
 _SECONDS: dict[str, float] = {}
@@ -115,6 +117,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item, need in needing.items():
             if have < need:
                 item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), and this machine has {have}"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

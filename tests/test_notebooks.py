@@ -27,10 +27,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-QUICK = "01_author_with_dtensor"  # the one whose cells are run again in `make test`
-one_now_and_each_later = pytest.mark.parametrize(
-    "path", [pytest.param(p, id=p.stem, marks=() if p.stem == QUICK else pytest.mark.slow) for p in NOTEBOOKS]
-)
+QUICK = "01_author_with_dtensor"  # the one whose first cells are run again in `make test`
 LINES, BYTES, VIEW_BYTES = 15, 560_000, 100_000
 PASSES = {f"workbench.passes.{name}" for name in package_contracts()}
 
@@ -202,7 +199,8 @@ def run_cells(path: Path, tmp_path: Path, change: dict[str, str], **given_parame
 
 
 @pytest.mark.ranks  # no ranks, but seconds each: after the fast ones
-@one_now_and_each_later
+@pytest.mark.slow  # `make test` executes each notebook once, as it is
+@each_notebook
 def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_PROGRESS", "0")
     for name, text in run_cells(path, tmp_path, solved(path)).items():

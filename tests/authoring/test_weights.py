@@ -135,7 +135,8 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("case", MESHES)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=pytest.mark.slow if case == "deepseek_v3 tp 2" else ()) for case in MESHES])
 def test_two_ranks_read_only_what_they_hold(pool2, tmp_path, case):
     family, mesh, most = MESHES[case]
     recipe = RECIPES[family](mesh)

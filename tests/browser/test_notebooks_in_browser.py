@@ -58,6 +58,7 @@ def outputs(page: Page) -> list[list[dict[str, Any]]]:
     return [c["outputs"] for c in page.evaluate(CELLS) if c["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_all_cells_run_and_show_what_was_committed(page: Page, lab: str, looked_at: Look) -> None:
     name = "02_capture_a_joint_graph"
     errors = open_notebook(page, lab, name)

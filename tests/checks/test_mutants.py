@@ -26,7 +26,7 @@ from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
 SUBJECT = "llama3_checkpointing_block_bucketing"
-SAMPLE = 200
+SAMPLE = 100
 ROOT = Path(__file__).parents[2]
 
 

@@ -53,7 +53,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@sizes(200, 5000)
+@sizes(60, 5000)
 def test_a_calibration_is_a_device_or_is_refused(examples: int, tmp_path: Path) -> None:
     """Whatever the file says, times are positive numbers."""
     data, path = json.loads((MACHINES / "h200x2.json").read_text()), tmp_path / "machine.json"
@@ -72,7 +72,7 @@ def test_a_calibration_is_a_device_or_is_refused(examples: int, tmp_path: Path) 
     holds(examples, check, odd(few))
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_a_kept_report_is_used_or_refused(
     examples: int, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -104,7 +104,7 @@ def test_a_kept_report_is_used_or_refused(
     holds(examples, check, odd(report))
 
 
-@sizes(60, 3000)
+@sizes(40, 3000)
 def test_a_report_kept_for_an_ablation_is_used_or_refused(
     examples: int, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_report_kept_for_an_ablation_is_used_or_refused(
 COMPAT = {"torch": "2.13.0", "system": "Linux", "machine": "x86_64", "rows": [{"what": "a", "outcome": "passed"}]}
 
 
-@sizes(100, 5000)
+@sizes(60, 5000)
 def test_a_table_of_results_is_used_or_refused(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "compat_torch_2.13.0.json"
 
@@ -147,7 +147,7 @@ def test_a_table_of_results_is_used_or_refused(examples: int, tmp_path: Path) ->
 FIGURE = {"step": {"rows": [{"a": 1}], "machine": {"gpus": ["H200"]}, "versions": {"torch": "2.13.0"}, "date": "x"}}
 
 
-@sizes(100, 5000)
+@sizes(60, 5000)
 def test_recorded_figures_are_shown_or_refused(
     examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ HERE = {"torch": torch.__version__, "device": "cpu"}
 ESTIMATES = {"format_version": FORMAT_VERSION, **HERE, "milliseconds": {"aten.mm(1, 1)": 0.5, "aten.add(1)": 0.25}}
 
 
-@sizes(100, 5000)
+@sizes(60, 5000)
 def test_kept_estimates_are_used_or_refused(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "estimates.json"
 
@@ -195,7 +195,7 @@ def _trace() -> dict[str, Any]:
             "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "distributedInfo": {"rank": 0, "world_size": 2}}
 
 
-@sizes(250, 10_000)
+@sizes(120, 10_000)
 def test_an_odd_trace_is_read_or_refused(
     examples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,7 +225,7 @@ def test_an_odd_trace_is_read_or_refused(
         st.tuples(packed, st.just(True)), st.tuples(odd(sound), st.just(True))), options)
 
 
-@sizes(60, 2000)
+@sizes(40, 2000)
 def test_odd_traces_of_several_ranks_are_read_or_refused(examples: int, tmp_path: Path) -> None:
     sound = _trace()
     paths = [tmp_path / "a.json", tmp_path / "b.json"]

@@ -42,7 +42,7 @@ names = st.sampled_from(sorted(FILES))
 SCORED = {"00_tour": {"a": {"score": 0.5, "hints": 1}}, "02_capture_a_joint_graph": {"b": {"score": 1.0}}}
 
 
-@sizes(120, 5000)
+@sizes(60, 5000)
 def test_a_lesson_with_odd_values_is_read_or_refused(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
 
@@ -62,7 +62,7 @@ def test_a_lesson_with_odd_values_is_read_or_refused(examples: int, tmp_path: Pa
         names.flatmap(lambda name: damaged(FILES[name]))))
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_parameters_are_taken_or_refused_by_name(examples: int) -> None:
     def check(name: str, where: int, value: Any, key: str, text: str) -> None:
         lesson = LESSONS[name]
@@ -80,7 +80,7 @@ def test_parameters_are_taken_or_refused_by_name(examples: int) -> None:
           st.one_of(words, scalars.map(json.dumps), st.sampled_from(["[" * 9999, "9" * 5000, "1\na = 2"])))
 
 
-@sizes(60, 2000)
+@sizes(40, 2000)
 def test_set_for_a_course_is_taken_or_refused(
     examples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +110,7 @@ def test_set_for_a_course_is_taken_or_refused(
         words, scalars.map(json.dumps)))
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
     """An answer of another type than the truth is a wrong answer, and no error."""
     tensor = st.sampled_from(["tensor", "array"]).map(lambda kind: _two(kind))
@@ -181,7 +181,7 @@ def _two(kind: str) -> Any:
     return torch.ones(2) if kind == "tensor" else torch.ones(2).numpy()
 
 
-@sizes(120, 5000)
+@sizes(60, 5000)
 def test_odd_scores_are_read_or_refused_and_never_lost(
     examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

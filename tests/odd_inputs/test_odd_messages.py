@@ -42,7 +42,7 @@ ASKED = [{"id": "1", "call": call, "args": args} for call, args in [
     ("hunks", {"step": 1, "part": "backward", "context": 1}), ("trait_change", {}), ("module", {})]]
 
 
-@sizes(150, 3000)
+@sizes(75, 3000)
 def test_a_view_answers_any_message(examples: int, views: list[Any]) -> None:
     """With a value, the module, or a sentence, and with the message's id."""
     def check(which: int, asked: int, changes: list[Any]) -> None:
@@ -69,7 +69,7 @@ framed = st.one_of(  # as a rank may send it, with its length before it; or what
     python_values.map(lambda value: pickle.dumps(value)).map(lambda data: len(data).to_bytes(4, "big") + data))
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_a_pool_takes_any_message_of_a_rank(examples: int) -> None:
     """Each is a message of a known kind, or the rank's last, with the reason; the wait ends in time."""
     def check(frames: list[bytes]) -> None:

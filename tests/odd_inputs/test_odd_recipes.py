@@ -38,7 +38,7 @@ def read_or_refused(path: Path) -> Recipe | None:
     return recipe
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_a_recipe_with_odd_values_is_read_or_refused(examples: int, tmp_path: Path) -> None:
     def check(name: str, changes: list[Any]) -> None:
         path = tmp_path / "odd.toml"
@@ -48,7 +48,7 @@ def test_a_recipe_with_odd_values_is_read_or_refused(examples: int, tmp_path: Pa
     holds(examples, check, names, edits(toml_values))
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_a_damaged_file_is_read_or_refused(examples: int, tmp_path: Path) -> None:
     def check(text: bytes) -> None:
         path = tmp_path / "odd.toml"
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_read_or_refused(examples: int, tmp_path: Path) -> Non
                                      st.sampled_from(large)))
 
 
-@sizes(150, 5000)
+@sizes(75, 5000)
 def test_an_override_is_taken_or_refused_with_its_key(examples: int) -> None:
     def check(name: str, changes: dict[str, Any]) -> None:
         try:
@@ -75,7 +75,7 @@ def test_an_override_is_taken_or_refused_with_its_key(examples: int) -> None:
                                                   max_size=3))
 
 
-@sizes(60, 2000)
+@sizes(40, 2000)
 def test_set_on_the_command_line_ends_with_the_work_done_or_a_sentence(
     examples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,10 +28,11 @@ def through():
     """
     kept = {}
 
-    def go(authored, joint=(), passes=(), **keywords):
-        if id(authored) not in kept and not keywords:
-            kept[id(authored)] = authored, capture(authored)  # with the model, so that its id stays its own
-        graph = capture(authored, **keywords) if keywords else kept[id(authored)][1].fork()
+    def go(authored, joint=(), passes=(), decompositions=None):
+        key = id(authored), frozenset(decompositions or ())
+        if key not in kept:  # with the model, so that its id stays its own
+            kept[key] = authored, capture(authored, decompositions=decompositions)
+        graph = kept[key][1].fork()
         records = run_joint(graph, joint)
         last = graph.graph
         pair = partition(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,9 +38,15 @@ def fake2():
         yield world
 
 
-def ran(world, *passes, joint=(), **changes):
-    """Forward and backward of llama3 on tp 2, and the record of the last pass."""
-    made = capture(author(small(TP2, layers=2).override(changes), world))
+@pytest.fixture(scope="module")
+def captured(fake2):
+    """The joint graph of llama3 on tp 2, in one precision or another, captured once."""
+    return cache(lambda *changes: capture(author(small(TP2, layers=2).override(dict(changes)), fake2)))
+
+
+def ran(captured, *passes, joint=(), **changes):
+    """Forward and backward, and the record of the last pass."""
+    made = captured(*changes.items()).fork()
     run_joint(made, joint)
     pair = partition(made)
     return pair, run_partitioned(pair, passes)[0][-1]
@@ -47,8 +55,8 @@ def ran(world, *passes, joint=(), **changes):
 @pytest.mark.integration
 @pytest.mark.parametrize("joint", [(), ("inductor_decomposition",)], ids=["as captured", "decomposed"])
 @pytest.mark.parametrize("changes", [{}, {"precision.param": "bfloat16", "data.seq_len": 2048}], ids=str)
-def test_every_collective_beside_products_shares_an_operator(fake2, joint, changes):
-    pair, record = ran(fake2, "graph_cleanup", ALL, joint=joint, **changes)
+def test_every_collective_beside_products_shares_an_operator(captured, joint, changes):
+    pair, record = ran(captured, "graph_cleanup", ALL, joint=joint, **changes)
     found = record.verdict("effect")
     assert found.outcome is Outcome.UNKNOWN and "a fake world has none" in found.message
     assert found.evidence["fused"] == found.evidence["eligible"] == 18 and not found.evidence["missed"]

@@ -47,9 +47,9 @@ def test_the_pass_gives_the_graph_of_the_capture(both):
     assert at_capture[NAME].verdict("effect").evidence == {"at": "capture", "left": {}}
 
 
-def test_every_node_keeps_its_metadata(both, authored):
+def test_every_node_keeps_its_metadata(both, authored, through):
     (_, pair, joint), _ = both
-    plain = capture(authored).graph
+    plain = through(authored)[2]
     for gm in (joint, *pair.graphs):
         nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
         assert [n.name for n in nodes if not n.meta.get("stack_trace")] == []
@@ -100,10 +100,8 @@ def test_bucketing_after_the_naive_retrace_says_why_it_matches_nothing(authored,
     assert found.message.startswith("no module path matches the buckets ['tok_embeddings', 'layers.0', 'norm']")
 
 
-def test_a_capture_without_the_table_is_told(authored):
-    with capture(authored) as joint:
-        record = run_joint(joint, [AT_CAPTURE])[0]
-    found = record.verdict("effect")
+def test_a_capture_without_the_table_is_told(authored, through):
+    found = through(authored, [AT_CAPTURE])[0][NAME].verdict("effect")
     assert found is not None and found.outcome is Outcome.NO_EFFECT
     assert found.message.startswith("the graph was captured without the table, and this pass replaced {'aten.t")
 

@@ -11,7 +11,6 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import flops
-from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import aot
@@ -27,20 +26,26 @@ def recipe(dispatch: str):
 
 
 @pytest.fixture(scope="module")
-def captured(fake4):
-    with capture(author(recipe("dropless"), fake4)) as joint:
-        return joint.graph
+def authored(fake4):
+    """The model of a dispatch, of which `through` keeps the capture."""
+    return {dispatch: author(recipe(dispatch), fake4) for dispatch in ("dropless", "capacity")}
 
 
 @pytest.fixture(scope="module")
-def pairs(fake4, through):
+def captured(authored, through):
+    """The dropless joint graph."""
+    return through(authored["dropless"])[2]
+
+
+@pytest.fixture(scope="module")
+def pairs(authored, through):
     """Builds, once each, the pair of a dispatch and the passes run on it."""
     made = {}
 
     def get(dispatch, joint_passes=(), passes=()):
         key = (dispatch, joint_passes, passes)
         if key not in made:
-            records, pair, _ = through(author(recipe(dispatch), fake4), joint_passes, passes)
+            records, pair, _ = through(authored[dispatch], joint_passes, passes)
             made[key] = (list(records.values()), pair.graphs)
         return made[key]
 
@@ -71,10 +76,10 @@ def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
     pytest.param("dropless", "its size is known only during the step", 4 * 3 * 3, marks=pytest.mark.slow),
     ("capacity", "batched product, aten.bmm: only a product of two matrices is converted", 3 * 3),
 ])
-def test_float8_names_why_each_product_of_an_expert_stays(fake4, through, dispatch, why, stay):
+def test_float8_names_why_each_product_of_an_expert_stays(authored, through, dispatch, why, stay):
     """Three products of each of three weights; on a CPU, dropless ones are one for each of this rank's experts."""
     listed = PassSpec(name="float8_matmul", options={"smallest": 16})
-    effect = through(author(recipe(dispatch), fake4), [listed])[0]["float8_matmul"].verdict("effect")
+    effect = through(authored[dispatch], [listed])[0]["float8_matmul"].verdict("effect")
     found, left = effect.evidence, effect.evidence["left"]
     assert effect.outcome == "PASS" and f" stay: {why}" in effect.message
     assert [len([name for name in names if "moe.experts" in name]) for names in left.values()].count(stay) == 1
@@ -118,11 +123,10 @@ def test_what_needs_static_shapes_is_refused_for_dropless():
         recipe("capacity").override(given)
 
 
-def test_a_graph_that_reads_sizes_is_refused_by_its_node(fake4):
+def test_a_graph_that_reads_sizes_is_refused_by_its_node(authored, through):
     told = pytest.raises(WorkbenchError, match=r"layers\.1\.moe.*read from the device: give it a static size")
-    with (user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name,
-          capture(author(recipe("dropless"), fake4)) as joint, told):
-        run_joint(joint, [name])
+    with user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name, told:
+        through(authored["dropless"], [name])
 
 
 @pytest.mark.slow

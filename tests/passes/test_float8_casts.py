@@ -144,6 +144,7 @@ def cast_behind_a_barrier(gm):
     return gm
 
 
+@pytest.mark.slow  # a compilation
 def test_a_cast_behind_a_barrier_is_found(compiled):
     with user_pass("cast_behind_a_barrier", cast_behind_a_barrier, numerics="lossy", tolerance=0.4) as name:
         found = compiled(float8("tensorwise"), name)

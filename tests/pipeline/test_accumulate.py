@@ -51,9 +51,10 @@ def routed(mesh, **changes):
 
 @pytest.mark.parametrize("recipe", [
     pytest.param(accumulating({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2, buckets", marks=pytest.mark.slow),
-    pytest.param(accumulating({"dp_shard": 2}, (ALWAYS,), count=3), id="dp_shard 2, gathered again"),
+    pytest.param(accumulating({"dp_shard": 2}, (ALWAYS,), count=3), id="dp_shard 2, gathered again",
+                 marks=pytest.mark.slow),
     pytest.param(accumulating({"dp_shard": 2}, (NEVER,), **HALF), id="bfloat16, gathered once"),
-    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2"),
+    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2", marks=pytest.mark.slow),
     pytest.param(accumulating({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
     pytest.param(routed({"dp_shard": 2, "ep": 2}), id="experts"),
 ])

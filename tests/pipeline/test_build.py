@@ -324,7 +324,8 @@ def rehearsed(recipe, rehearse):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("passes", [("transformer_block_bucketing",), ("cudagraph",)], ids=str)
+@pytest.mark.parametrize("passes", [
+    ("transformer_block_bucketing",), pytest.param(("cudagraph",), marks=pytest.mark.slow)], ids=str)
 def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2, passes):
     for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, "", passes):
         assert same and differing == []
@@ -377,7 +378,8 @@ def with_its_update(kind):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", [pytest.param("dropped", marks=pytest.mark.slow), "scaled", "in place"])
+@pytest.mark.parametrize("kind", [
+    "scaled", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dropped", "in place"))])
 def test_a_pass_that_changes_a_buffers_update_is_told_with_its_name(pool2, kind):
     for record, pipeline, same in pool2.run(with_its_update, kind):
         assert record.startswith("numerics: FAIL") and "; new value of norm.running_mean: " in record

@@ -299,7 +299,7 @@ def interrupted_schedule(recipe, first, then, folder, scheduler):
 
 
 @pytest.mark.parametrize(("first", "then"), [
-    pytest.param("whole", "whole", marks=pytest.mark.slow), EAGER_WHOLE, WHOLE_EAGER])
+    EAGER_WHOLE, *(pytest.param(*each, marks=pytest.mark.slow) for each in (("whole", "whole"), WHOLE_EAGER))])
 def test_a_resumed_schedule_and_all_random_numbers_go_on(pool2, tmp_path, first, then):
     for odd, rates in pool2.run(interrupted_schedule, small({"dp_shard": 2}), first, then, tmp_path, scheduled):
         assert odd == []

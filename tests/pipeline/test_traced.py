@@ -106,7 +106,8 @@ def merges(gm):
     return gm
 
 
-@pytest.mark.parametrize(("edit", "outcome"), [(merges, "FAIL"), (lambda gm: gm, "PASS")])
+@pytest.mark.parametrize(("edit", "outcome"), [
+    (merges, "FAIL"), pytest.param(lambda gm: gm, "PASS", marks=pytest.mark.slow)])
 def test_a_pass_that_merges_a_repeat_with_the_forward_is_named(edit, outcome):
     full = {"name": "activation_checkpointing", "policy": "full"}
     with user_pass("own", edit, stage="step"), fake_world(2) as world:

@@ -34,7 +34,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @gloo_and_nccl(2)
 @pytest.mark.parametrize("recipe", [
     pytest.param(whole({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2"),
-    pytest.param(whole({"tp": 2}), id="tp 2"),
+    pytest.param(whole({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
     pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity",
                  marks=pytest.mark.slow),
     pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.slow),

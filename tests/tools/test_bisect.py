@@ -11,7 +11,8 @@ from workbench import bisect
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("fault", [without_metadata, lost_output, out_of_order])
+@pytest.mark.parametrize("fault", [
+    without_metadata, *(pytest.param(each, marks=pytest.mark.slow) for each in (lost_output, out_of_order))])
 def test_bisect_finds_the_pass_whose_graph_no_stage_can_take(fault):
     with user_pass("bad", fault) as name:
         found = bisect(small(FSDP_TP).override({"joint_passes": ["reshard_after_forward", name]}), world="fake",

@@ -55,11 +55,11 @@ def drop_nothing(graph: torch.fx.Graph) -> None:
     """A pass of one's own, at the end of Inductor's."""
 
 
-def test_a_pass_of_ones_own_is_seen():
+def test_a_pass_of_ones_own_is_seen(found):
     import torch._inductor.config as config
 
     with config.patch(post_grad_custom_post_pass=drop_nothing):
-        mine = inductor_passes(RECIPE)
+        mine = found.again({}, ["forward", "backward"])
     for graph in ("forward", "backward"):
         own = on(mine, graph)["post_grad_custom_post_pass: drop_nothing"]
         assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed

@@ -61,7 +61,7 @@ def test_uneven_shards_agree_on_a_mesh_larger_than_this_machine():
 
 def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
     with user_pass("swap", swap_on_rank_1, stage="partitioned"):
-        recipe = small(FSDP_TP).override({"model.n_layers": 1, "passes": ["swap"]})
+        recipe = small({"dp_shard": 4}).override({"passes": ["swap"]})
         default = compare_schedules(recipe)  # it looks at ranks 0 and 3
         verdict = compare_schedules(recipe, "all").verdict
         assert compare_schedules(recipe, [1]).verdict.outcome is Outcome.UNKNOWN
@@ -90,7 +90,7 @@ def test_one_that_a_rank_does_not_launch_is_told():
         return gm
 
     with user_pass("more", more_on_the_last, stage="partitioned"):
-        verdict = compare_schedules(small(FSDP_TP).override({"model.n_layers": 1, "passes": ["more"]})).verdict
+        verdict = compare_schedules(small({"dp_shard": 4}).override({"passes": ["more"]})).verdict
     assert verdict.outcome is Outcome.FAIL and "rank " in verdict.message.splitlines()[1]
 
 

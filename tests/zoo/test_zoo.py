@@ -132,8 +132,8 @@ def check(pool: Any, name: str, axes: dict[str, int], by: str = "joint") -> None
 
 
 def kinds(names: list[str]) -> list[Any]:
-    """One in six is quick, the others are slow tests."""
-    return [name if i % 6 == 0 and not ZOO[name].slow else pytest.param(name, marks=pytest.mark.slow)
+    """One in sixteen is quick, the others are slow tests."""
+    return [name if i % 16 == 0 and not ZOO[name].slow else pytest.param(name, marks=pytest.mark.slow)
             for i, name in enumerate(names)]
 
 

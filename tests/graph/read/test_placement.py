@@ -6,7 +6,7 @@ import pytest
 import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace
 
-from workbench import build, fake_world, load_recipe
+from workbench import author, capture, fake_world, load_recipe
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.placement import CUT, WHOLE, placement_of
 
@@ -16,7 +16,7 @@ RECIPE = load_recipe("tour").override({"model.n_layers": 1})
 @pytest.fixture(scope="module")
 def captured():
     with fake_world(RECIPE.mesh.world_size) as world:
-        return build(RECIPE, world).captured
+        return capture(author(RECIPE, world)).graph
 
 
 def by_hand(function, *inputs):

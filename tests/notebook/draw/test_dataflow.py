@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cache
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ class Summed(nn.Sequential):
         return super().forward(x).sum()
 
 
+@cache
 def captured(ranks: int) -> JointGraph:
     module = Summed(OrderedDict(up=nn.Linear(4, 8, bias=False), relu=nn.ReLU(), down=nn.Linear(8, 4, bias=False)))
     with fake_world(ranks) as world:
