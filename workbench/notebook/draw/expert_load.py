@@ -57,8 +57,8 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = (), *, title: s
         lines.append(f"drawn: the {len(drawn)} most uneven of {len(load.layers)} layers")
     uneven = "; ".join(f"{load.layers[layer]}: {load.imbalance(0, layer):.2f} in the first step, "
                        f"{load.imbalance(last, layer):.2f} in the last" for layer in drawn)
-    alt = (f"{heading}Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, the "
-           f"imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
+    alt = (f"{heading}Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, "
+           f"the imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
     return finish(figure, alt, "\n".join(lines), colors=256)
 
 
