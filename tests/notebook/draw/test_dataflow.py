@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import cache
+from io import BytesIO
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from workbench import WorkbenchError, author, author_module, capture, fake_world, load_recipe, partition
@@ -50,6 +52,15 @@ def test_boxes_can_have_the_colour_of_a_name() -> None:
     assert dark.text == picture.text and dark.png != picture.png
     narrow = draw.dataflow(captured(1).graph, name_of=lambda node: "", rest="not kept", narrow=True)
     assert narrow.text.splitlines()[-1].startswith("not kept: ")
+
+
+def test_a_legend_is_inside_the_picture() -> None:
+    named = ("mm", "relu", "mm_1", "mm_2")
+    picture = draw.dataflow(captured(1).graph,
+                            name_of=lambda node: "operator " * 6 + node.name if node.name in named else "")
+    drawn = Image.open(BytesIO(picture.png)).convert("L")
+    edges = [drawn.crop((x, 0, x + 2, drawn.height)).getextrema()[0] for x in (0, drawn.width - 2)]
+    assert edges == [255, 255]
 
 
 def test_arrows_skip_the_nodes_that_are_not_drawn() -> None:

@@ -36,6 +36,11 @@ def test_the_alternative_text_says_how_uneven_it_was():
     assert "layers.0.moe: 1.33 in the first step, 1.00 in the last" in said and "3 steps" in said
 
 
+def test_a_title_names_the_run():
+    titled, plain = draw.expert_load(load(), title="tilted"), draw.expert_load(load())
+    assert titled.alt == f"tilted: {plain.alt}" and titled.png != plain.png
+
+
 def test_the_most_uneven_layers_are_drawn_and_all_are_told():
     made = load(layers=6)
     made.tokens[-1][0][0][0] = 99  # the first layer is now the most uneven of the last step

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from torch import Tensor
@@ -90,14 +92,20 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
         handles.append(Line2D([], [], color=INK, linewidth=2, label=f"read by the {lower}"))
     if skipping:
         handles.append(Line2D([], [], color=GREY, linewidth=1, linestyle=":", label="over operators left out"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), int(wide / 1.2)), frameon=False,
-                  fontsize=8)
+    legend = _legend(figure, handles, min(len(handles), int(wide / 1.2)))
+    if legend.get_window_extent().width > figure.bbox.width:
+        legend.remove()
+        _legend(figure, handles, (len(handles) + 1) // 2)
     axes.set_title(title, fontsize=10)
     across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
     text = [f"{title}: {len(operators)} operators, {len(across)} arrows from {upper} to {lower}", *across]
     if name_of is not None:
         text += [f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
+
+
+def _legend(figure: Figure, handles: list[Artist], columns: int) -> Legend:
+    return figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 Place = tuple[float, float]

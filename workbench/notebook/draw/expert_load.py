@@ -21,10 +21,11 @@ MOST = 4
 _SHADES = LinearSegmentedColormap.from_list("load", [PAPER, GREY, INK])
 
 
-def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = ()) -> Picture:
+def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = (), *, title: str = "") -> Picture:
     """A row for each layer: its experts over the steps, the last step by rank, the imbalance and the dropped copies.
 
     beside: runs of the same layers to compare with; the axes and the shades reach as far as their largest values.
+    title: names the run, above each row and in the alternative text.
     Text: `ExpertLoad.table()`, and the copies that each rank sent in the last step. WorkbenchError without any step.
     """
     if not load.tokens or not load.layers:
@@ -32,12 +33,13 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = ()) -> Picture:
     last, ranks = len(load.tokens) - 1, len(load.tokens[0][0])
     worst = sorted(range(len(load.layers)), key=lambda layer: load.imbalance(last, layer))[-MOST:]
     drawn = sorted(worst)
+    heading = f"{title}: " if title else ""
     figure = new_figure(9.6, 0.5 + 2.5 * len(drawn))
     grid = figure.subfigures(len(drawn), 1, squeeze=False)
     for layer, row in zip(drawn, grid[:, 0], strict=True):
         panels = row.subplot_mosaic([["steps", "ranks", "uneven"], ["steps", "ranks", "dropped"]],
                                     width_ratios=(1.5, 1.1, 1.1))
-        row.suptitle(load.layers[layer], fontsize=10)
+        row.suptitle(heading + load.layers[layer], fontsize=10)
         _over_steps(panels["steps"], load, layer)
         _by_rank(panels["ranks"], load, layer)
         _course(panels["uneven"], [load.imbalance(step, layer) for step in range(last + 1)], INK, "fullest / mean")
@@ -55,8 +57,8 @@ def expert_load(load: ExpertLoad, beside: Sequence[ExpertLoad] = ()) -> Picture:
         lines.append(f"drawn: the {len(drawn)} most uneven of {len(load.layers)} layers")
     uneven = "; ".join(f"{load.layers[layer]}: {load.imbalance(0, layer):.2f} in the first step, "
                        f"{load.imbalance(last, layer):.2f} in the last" for layer in drawn)
-    alt = (f"Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, the "
-           f"imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
+    alt = (f"{heading}Copies of tokens for each expert over {last + 1} step{'s' * (last > 0)}, the last step by rank, "
+           f"the imbalance and the dropped copies. The fullest expert over the mean in {uneven}.")
     return finish(figure, alt, "\n".join(lines), colors=256)
 
 

@@ -44,7 +44,7 @@ def gather_order(graphs: Mapping[str, GraphModule], title: str = "all-gathers of
         lines.append(f"{name}: {len(boxes)}: " + " | ".join(text for text, _ in boxes))
     y, x = 0.2 - height, _LABEL
     drawn = {(text != "no module", wide > 1) for boxes in rows.values() for text, wide in boxes}
-    legend = (("one weight", 0.3, (True, False)), ("a bucket of weights", 0.9, (True, True)),
+    legend = (("all-gather of one weight", 0.3, (True, False)), ("all-gather of a bucket", 0.9, (True, True)),
               ("no module in its metadata", 0.3, (False, False)))
     for text, length, (known, _) in (each for each in legend if each[2] in drawn):
         _frame(axes, x + 0.03, y, length - 0.06, 0.2, known)
