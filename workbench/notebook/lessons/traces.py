@@ -229,7 +229,7 @@ def late_ms(step: TracedStep) -> float:
 
 def late_rows(steps: Mapping[str, TracedStep],
               given: Mapping[str, tuple[float, float] | None]) -> list[tuple[str, ...]]:
-    """By step: idle ms, its `late_parts` and the rest; calls before clipping; when its first kernel is launched, begins.
+    """By step: idle ms, its `late_parts` and the rest; CPU calls before clipping; its launch and begin, ms.
 
     given: parts that the reader computes, used in place of `late_parts`; "?" for None.
     """
@@ -239,10 +239,9 @@ def late_rows(steps: Mapping[str, TracedStep],
         parts = given[said] if said in given else late_parts(step)
         split = [f"{ms:.2f}" for ms in (*parts, idle - sum(parts))] if parts else ["?"] * 3
         first, clipping = next((i, e) for i, e in enumerate(step.events) if "multi_tensor_apply" in e.name)
-        calls = {e.launched for e in step.events[:first]}  # the kernels of a recorded graph share one
+        calls = str(len({e.launched for e in step.events[:first]}))  # the kernels of a recorded graph share one
         times = (clipping.launched or clipping.begin, clipping.begin)
-        rows.append((said, f"{idle:.2f}", *split, str(len(calls)),
-                     *(f"{(at - step.events[0].begin) / 1e3:.1f}" for at in times)))
+        rows.append((said, f"{idle:.2f}", *split, calls, *(f"{(at - step.events[0].begin) / 1e3:.1f}" for at in times)))
     return rows
 
 
