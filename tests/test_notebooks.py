@@ -275,7 +275,7 @@ CHANGED = [  # leading code cells, a count or a verdict in their outputs, and an
     ("11_write_your_own_pass", 3, "aten.mul.Tensor(mm, 1.0)", "aten.mul.Tensor(mm, 2.0)"),
     ("12_inside_inductor", 3, "computes relu, add", "computes relu, sub"),
     ("13_find_the_wrong_pass", 3, "too much memory            4", "too much memory            5"),
-    ("14_read_your_own_trace", 3, "..bbbbbbbbbbbbbb.", "..bbbbbbbbbbbbb.."),
+    ("14_read_your_own_trace", 3, "--bbbbbbbbbbbbbb-", "--bbbbbbbbbbbbb--"),
     ("15_one_graph_for_the_whole_step", 3, "aten.mm(t_1, primals_2)", "aten.mm(t_1, primals_3)"),
     ("16_fewer_bits_proved", 7, "it is 7", "it is 8"),
     ("17_two_captures", 5, "it is 3", "it is 4"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from workbench import author, capture, load_recipe, run_joint
+from workbench import author, capture, find_nodes, load_recipe, provenance, register_pass, run_joint
 from workbench.notebook.lessons import fewer_bits
 from workbench.notebook.lessons.fewer_bits import (
     casts,
@@ -23,9 +23,12 @@ from workbench.notebook.lessons.fewer_bits import (
     recorded_gradients,
     recorded_products,
     sums_over,
+    underflowing,
 )
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.pipeline.train import Batches
+from workbench.recipe.files import json_lines
+from workbench.tools.compatibility import results_dir
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
 
@@ -144,11 +147,34 @@ def test_what_the_notebook_says_of_recorded_figures():
                     for i in (3, 4, 5)] for size in ("1b", "8b")}
     assert [f"{100 * (narrow + casts) / wide:.0f}" for wide, narrow, casts in whole.values()] == ["89", "69"]
     assert max(recorded_gradients()["tensorwise"].values()) > 0.1
+    steps = {variant: min(run["step_ms"] for run in json_lines(results_dir() / "float8_h200x2.jsonl")
+                          if run.get("variant") == variant)
+             for variant in ("llama3_whole_step_fused_cudagraph", "llama3_float8_whole_step_cudagraph")}
+    wide, narrow = steps.values()
+    assert f"{1 - narrow / wide:.0%}" == "17%"
     losses = fewer_bits.recorded_losses()
     for name in ("tensorwise", "rowwise"):
         gap = [a - b for a, b in zip(losses[name], losses["bfloat16"], strict=True)]
         assert all(sum(gap[end - 20:end]) > 0 for end in range(70, 151))  # the picture's mean, in the middle of the run
         assert sum(each > 0 for each in gap[50:150]) > 60 and abs(sum(gap[-20:])) / 20 < 0.01
+
+
+def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_module():
+    """A scale that is far too large makes zeros, and a right one hardly any."""
+    recipe = load_recipe("llama3_float8").override({"mesh.dp_shard": 1, "model.n_layers": 1, "passes": []})
+    joint = capture(author(recipe, World("gloo", 1, 0, torch.device("cpu"))))
+
+    def coarse(gm, example_inputs, *, options):
+        for node in find_nodes(gm, op="clamp_min"):
+            if provenance(node).module.endswith("w3") and provenance(node).backward:
+                node.target, node.args = torch.ops.aten.full_like.default, (node.args[0], 448e9)
+        return gm
+
+    register_pass("coarse", stage="joint", numerics="lossy", tolerance=9.0)(coarse)
+    pass_ = {"name": "float8_matmul", "smallest": 64}
+    right, wrong = underflowing(joint, [pass_]), underflowing(joint, [pass_, "coarse"])
+    assert [name.rpartition(".")[2] for name in right] == ["w2", "w3", "w1", "wo", "wv", "wk", "wq"]
+    assert max(right.values()) < 0.2 and {name for name in right if wrong[name] == 1} == {"layers.0.feed_forward.w3"}
 
 
 def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:

@@ -183,7 +183,8 @@ def test_what_the_text_says_of_the_four_traces():
     assert [len(steps[name].events) for name in names[2:]] == [378, 382]
     assert all(late_parts(steps[name])[1] == pytest.approx(0, abs=1e-6) for name in names[2:])
     assert [row[1:] for row in late_rows({"a": steps["eager"], "b": steps[names[2]]}, {"a": None})] == [
-        ("3.05", "?", "?", "?", "36.9", "37.5"), ("1.04", "0.43", "0.00", "0.61", "11.1", "28.5")]
+        ("3.05", "?", "?", "?", "538", "36.9", "37.5"), ("1.04", "0.43", "0.00", "0.61", "309", "11.1", "28.5")]
+    assert late_rows({"recorded": steps[names[3]]}, {})[0][5] == "8"
     spans, idle, compute = ([getattr(read_order([recorded(name)]).steps[-1], f"{part}_ms") for name in names[2:]]
                             for part in ("span", "idle", "compute"))
     assert 0 < idle[0] - idle[1] < spans[0] - spans[1] and compute[0] - compute[1] < max(floors) - min(floors)

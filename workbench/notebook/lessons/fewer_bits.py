@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter, Node
 
 from workbench.authoring.families import find_family
 from workbench.authoring.materialise import default_initialise, seed_of
@@ -19,8 +19,9 @@ from workbench.graph.lower import compile_step
 from workbench.graph.partition import partition
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import roots
+from workbench.graph.read.nodes import provenance
 from workbench.notebook.lessons.grading import by_cases, exact, told
-from workbench.pipeline.proofs.numerics_proof import revealing
+from workbench.pipeline.proofs.numerics_proof import real_inputs, revealing
 from workbench.pipeline.run_passes import run_joint
 from workbench.recipe.recipe import Recipe
 from workbench.tools.compatibility import results_dir
@@ -64,6 +65,35 @@ def _outputs(joint: JointGraph, passes: Sequence[Any]) -> dict[str, torch.Tensor
         loss.backward()
     gradients = {f"gradient of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **gradients}
+
+
+class _Casts(Interpreter):
+    """Notes for each cast to float8 in the backward which share of the values becomes 0, by module."""
+
+    def __init__(self, gm: GraphModule):
+        super().__init__(gm)
+        self.zeros: dict[str, float] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.target is torch.ops.prims.convert_element_type.default and value.dtype == TYPE:
+            where, wide = provenance(n), self.env[n.all_input_nodes[0]]
+            if where.backward:
+                self.zeros[where.module] = float(((value.float() == 0) & (wide != 0)).sum() / wide.numel())
+        return value
+
+
+def underflowing(joint: JointGraph, passes: Sequence[Any]) -> dict[str, float]:
+    """Which share of its values a float8 cast in the backward turns into 0, by module, in the order of the backward.
+
+    Inputs vary as for a numerics verdict. With rowwise scales a module has two casts, and the last one counts.
+    """
+    graph, step = joint.fork(), compile_step(partition(joint.fork()))
+    run_joint(graph, passes)
+    primals, tangents = real_inputs(step, joint.authored.example_batch())
+    with revealing(primals, tangents) as varied, torch.no_grad():
+        (seen := _Casts(graph.graph)).run(*primals, *varied)
+    return seen.zeros
 
 
 def _recorded(path: Path) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def late_ms(step: TracedStep) -> float:
 
 def late_rows(steps: Mapping[str, TracedStep],
               given: Mapping[str, tuple[float, float] | None]) -> list[tuple[str, ...]]:
-    """By step: idle ms, its `late_parts` and the rest; when the first kernel of clipping is launched, and begins.
+    """By step: idle ms, its `late_parts` and the rest; CPU calls before clipping; its launch and begin, ms.
 
     given: parts that the reader computes, used in place of `late_parts`; "?" for None.
     """
@@ -238,9 +238,10 @@ def late_rows(steps: Mapping[str, TracedStep],
         idle = sum(end - begin for begin, end, _ in gaps_of(step)) / 1e3
         parts = given[said] if said in given else late_parts(step)
         split = [f"{ms:.2f}" for ms in (*parts, idle - sum(parts))] if parts else ["?"] * 3
-        clipping = next(e for e in step.events if "multi_tensor_apply" in e.name)
+        first, clipping = next((i, e) for i, e in enumerate(step.events) if "multi_tensor_apply" in e.name)
+        calls = str(len({e.launched for e in step.events[:first]}))  # the kernels of a recorded graph share one
         times = (clipping.launched or clipping.begin, clipping.begin)
-        rows.append((said, f"{idle:.2f}", *split, *(f"{(at - step.events[0].begin) / 1e3:.1f}" for at in times)))
+        rows.append((said, f"{idle:.2f}", *split, calls, *(f"{(at - step.events[0].begin) / 1e3:.1f}" for at in times)))
     return rows
 
 
