@@ -55,12 +55,13 @@ PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
     "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_h100", "exposed_tp2",
-                        "same_passes", "steps_8b", "cpu_steps", "start", "ranks", "faults", "views", "timelines",
-                        "accuracy", "accuracy_launches", "accuracy_exposed", "accuracy_steps", "peaks", "one_gpu",
-                        "captures", "whole_step", "update_cost", "float8", "float8_steps", "float8_8b",
-                        "float8_kernels", "saved_values", "long_sequences", "float8_budget", "float8_budget_h100",
-                        "float8_numerics", "memory_budget", "offload", "offload_planned", "chunked_loss",
-                        "float8_grouped", "stamp", "what_if", "mutants", "soak", "museum"),
+                        "low_contention", "batch_split", "same_passes", "steps_8b", "cpu_steps", "start", "ranks",
+                        "faults", "views", "timelines", "accuracy", "accuracy_launches", "accuracy_exposed",
+                        "accuracy_steps", "peaks", "one_gpu", "captures", "whole_step", "update_cost", "float8",
+                        "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
+                        "float8_budget", "float8_budget_h100", "float8_numerics", "memory_budget", "offload",
+                        "offload_planned", "chunked_loss", "float8_grouped", "stamp", "what_if", "mutants", "soak",
+                        "museum"),
 }
 
 
@@ -168,6 +169,8 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "saved_values": choices_table(root, "saved_values_h200x2.jsonl"),
             "long_sequences": choices_table(root, "llama3_8b_8192_h200x2.jsonl"),
             "offload": choices_table(root, "offload_h200x2.jsonl"),
+            "low_contention": low_contention_table(root),
+            "batch_split": gpu_steps_table(root, "batch_split_h100x2.jsonl"),
             "offload_planned": choices_table(root, "offload_h100x2.jsonl"),
             "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl")}
 
@@ -241,9 +244,12 @@ def said_of(line: dict[str, Any]) -> str:
     if "recipe" not in line:
         return f"`{line['variant']}`"
     options = [{"name": each} if isinstance(each, str) else each for each in line["recipe"]["passes"]]
-    passes = [f"`{each['name']}`" + (f" (by `{each['device']}`)" if "device" in each else "") for each in options]
-    whole = line["recipe"]["training"].get("step") == "whole"
-    return "ours: " + (", ".join(passes) or "no passes") + ("; the whole step in one graph" if whole else "")
+    passes = [f"`{each['name']}`" + (f" (by `{each['device']}`)" if "device" in each else "") + (
+        " (gathers alone)" if each.get("scatters") is False else "") for each in options]
+    training, said = line["recipe"]["training"], "ours: " + (", ".join(passes) or "no passes")
+    if training.get("step") == "whole":
+        said += "; the whole step in one graph"
+    return said + (f", {count} microbatches" if (count := training.get("accumulate", 1)) > 1 else "")
 
 
 Runs = dict[tuple[str, str], list[dict[str, Any]]]
@@ -361,6 +367,21 @@ def same_passes_table(root: Path = ROOT) -> str:
              *(f"{sum(spent[name]):.1f} ms in {len(spent[name])}" for spent in found),
              f"{sum(ours[name]) - sum(theirs[name]):+.1f} ms"] for name in FAMILIES]
     return table(["kernels", "ours", "torchtitan 0.2.2", "difference"], rows)
+
+
+def low_contention_table(root: Path = ROOT) -> str:
+    """Collectives beside products, NCCL's and copies, from benchmarks/results/low_contention_h100x2.json."""
+    found = json.loads((root / "benchmarks" / "results" / "low_contention_h100x2.json").read_text(encoding="utf-8"))
+    rows = [[row["mesh"], f"{row['kind'].replace('_', '-')} of {row['bytes'] / 1e6:.0f} MB", WAYS[row["way"]],
+             *(f"{row[key]:.2f} ms" for key in ("products", "collectives", "both", "exposed")),
+             f"{row['products_beside'] / row['products_kernels'] - 1:+.0%}"] for row in found["rows"]]
+    heads = ["mesh", "collective", "by", "products alone", "collectives alone", "together", "exposed",
+             "the products' kernels beside them"]
+    return f"{table(heads, rows)}\n\nTwo layers, replayed. {of_gpu(found)}."
+
+
+WAYS = {"nccl": "NCCL", "copies": "copies, after one into symmetric memory",
+        "symmetric": "copies, of what is in symmetric memory"}
 
 
 def exposed_tp2_table(root: Path = ROOT) -> str:
