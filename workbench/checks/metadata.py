@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,16 +29,15 @@ def wrong_results(before: GraphModule, after: GraphModule) -> list[str]:
     """
     old = {node.name: node for node in before.graph.nodes}
     known: dict[Any, list[Any] | str] = {}
+    faces: dict[int, Any] = {}
     with cached(after.graph), without_log(), torch.no_grad():
-        told = [_wrong(node, known) for node in after.graph.nodes if _changed(node, old.get(node.name))]
+        told = [_wrong(node, known, faces) for node in after.graph.nodes if _changed(node, old.get(node.name))]
     return list(filter(None, told))
 
 
 def _changed(node: Node, old: Node | None) -> bool:
     """Whether operator, arguments or result changed, and the operator can run on fake values."""
-    if node.target is not operator.getitem and (not isinstance(node.target, OPERATORS) or writes(node.target)):
-        return False
-    if _SIZES_FROM_DATA.intersection(getattr(node.target, "tags", ())):
+    if not _runs_on_fake_values(node.target):
         return False
     if old is None or old.target != node.target or old.meta.get("val") is not node.meta.get("val"):
         return True
@@ -44,32 +45,60 @@ def _changed(node: Node, old: Node | None) -> bool:
                               lambda a, b: a.meta.get("val") is b.meta.get("val"))
 
 
-def _wrong(node: Node, known: dict[Any, list[Any] | str]) -> str:
+@functools.cache
+def _runs_on_fake_values(target: Any) -> bool:
+    return target is operator.getitem or (isinstance(target, OPERATORS) and not writes(target)
+                                          and not _SIZES_FROM_DATA.intersection(getattr(target, "tags", ())))
+
+
+def _wrong(node: Node, known: dict[Any, list[Any] | str], faces: dict[int, Any]) -> str:
     """`known` keeps an operator's results by its inputs' dtypes, devices and shapes: identical layers run once."""
     if any("val" not in n.meta for n in (node, *node.all_input_nodes)):
         return ""
-    said = pytree.tree_leaves(node.meta["val"])
-    given_to, spec = pytree.tree_flatten(pytree.tree_map(
-        lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs)))
-    mode = next((v.fake_mode for v in (*said, *given_to) if isinstance(v, FakeTensor)), None)
-    if mode is None or any(map(is_symbolic, (*said, *given_to))):
+    said = list(_faces(node.meta["val"], faces))
+    key = (node.target, *_faces((node.args, node.kwargs), faces))
+    if None in said or None in key:
         return ""
-    key = (node.target, spec, tuple(map(_face, given_to)))
     if key not in known:
-        args, kwargs = pytree.tree_unflatten(given_to, spec)
-        try:
-            with mode:
-                known[key] = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
-        except Exception as error:
-            known[key] = first_line(error) if _refuses(node.target, error) else []
+        known[key] = _result(node)
     gives = known[key]
     if isinstance(gives, str):
         given = ", ".join(n.name for n in node.all_input_nodes) or "its arguments"
         return f"node {node.name}: {op_name(node.target)} cannot take {given} ({gives}): mend its arguments"
-    if not gives or [_face(v)[:3] for v in said] == [_face(v)[:3] for v in gives]:
+    if not gives or [face[:3] for face in said] == [_face(v)[:3] for v in gives]:
         return ""
-    return (f"node {node.name} says that its result is {_told(said)}, and {op_name(node.target)} gives {_told(gives)}: "
+    told = _told(pytree.tree_leaves(node.meta["val"]))
+    return (f"node {node.name} says that its result is {told}, and {op_name(node.target)} gives {_told(gives)}: "
             "set its meta['val'] to that, or mend its arguments")
+
+
+def _result(node: Node) -> list[Any] | str:
+    """What the operator gives for its inputs' fake values; why it refuses them; [] where it cannot run on them."""
+    args, kwargs = pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs))
+    values = pytree.tree_leaves((node.meta["val"], args, kwargs))
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    if mode is None:
+        return []
+    try:
+        with mode:
+            return pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
+    except Exception as error:
+        return first_line(error) if _refuses(node.target, error) else []
+
+
+def _faces(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """The face of each leaf, None for a symbolic one. `seen` keeps faces by identity, and the values alive."""
+    if isinstance(value, Node):
+        value = value.meta["val"]
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _faces(each, seen)
+        return
+    if id(value) not in seen:
+        seen[id(value)] = value, None if is_symbolic(value) else _face(value)
+    yield seen[id(value)][1]
 
 
 def _refuses(target: Any, error: Exception) -> bool:

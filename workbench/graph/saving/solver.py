@@ -139,7 +139,9 @@ class _Table:
         entries = [(list(needed) + [by] * (by >= 0), [1.0] * len(needed) + [-1.0] * (by >= 0), 1.0 if by < 0 else 0.0)
                    for needed, by in self.rows]
         entries.append(([*share], [-size for size in share.values()], -_SCALE * budget / self.all_bytes))
-        entries += waits
+        for columns, values, least in waits:  # a slow link's coefficients would be lost in the tolerance
+            largest = max(map(abs, values))
+            entries.append((columns, [value / largest for value in values], least / largest))
         lp.num_col_, lp.num_row_ = count, len(entries)
         lp.col_cost_ = cost
         lp.col_lower_ = np.zeros(count)
