@@ -108,7 +108,7 @@ def test_a_pool_that_listens_takes_ranks_alone(examples: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener, Handshakes(KEY, 2) as handshakes:
             caller = threading.Thread(target=call, args=(listener.getsockname()[1], sent), daemon=True)
             caller.start()
-            found, limit = [], time.monotonic() + 5
+            found, limit = [], time.monotonic() + 30
             while not found and not handshakes.refused() and time.monotonic() < limit:
                 found = handshakes.wait(listener, 0.1)
                 if handshakes._open and not found:
