@@ -11,8 +11,6 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 from torch.fx import GraphModule, Node
 
 from workbench import register_pass
@@ -111,6 +109,9 @@ class CopyOptions(Options):
 
 def lowered(operator: Any) -> None:
     """Inductor keeps the operator's input until its wait, as it does for other collectives (torch 2.13 does too)."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+
     register_lowering(operator)(lambda given, *args: ir.TensorBox.create(
         ir._CollectiveKernel.create_out_of_place(operator, given, *args)))
 

@@ -24,6 +24,7 @@ BLOCKS, LOWERED = "transformer_block_bucketing", ["full_inductor_compilation", "
 FLOAT8 = ["inductor_decomposition", "float8_matmul"]
 WHOLE_FLOAT8 = {"training.step": "whole", "joint_passes": FLOAT8,
                 "passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}
+LEFT_OUT = "interleaved_microbatches", "copy_engines"  # passes that did not pay
 COPIED_GATHERS = {"name": "copy_engines", "scatters": False}
 HALVES = {"training.accumulate": 2}
 OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
@@ -114,10 +115,11 @@ PEERS: dict[str, dict[str, Any]] = {
 
 def recipe_of(variant: str, family: str, changes: dict[str, Any]) -> Recipe:
     """What the variant runs: the family's settings, then its own, then `changes`."""
-    import benchmarks.batch_split  # noqa: F401 - registers its pass
     from benchmarks.reference import RECIPES
     from workbench import load_recipe
 
+    if any(name in str(OWN.get(variant)) for name in LEFT_OUT):
+        import benchmarks.batch_split  # noqa: F401 - registers them
     base, own = OWN.get(variant, (family if variant in PEERS or variant in RECIPES else variant, {}))
     recipe = load_recipe(base)
     if recipe.model.family != family:

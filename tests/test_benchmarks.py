@@ -17,6 +17,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from registrations import registrations_restored
 
 from workbench import build, fake_world, load_recipe
 from workbench.authoring.author import author
@@ -29,7 +30,6 @@ from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import accuracy, soak
-from benchmarks.batch_split import is_product
 from benchmarks.peers import fsdp2
 from benchmarks.step_time import finite
 
@@ -91,6 +91,8 @@ def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
 def test_halves_in_turn_have_products_between_their_collectives_and_waits() -> None:
     """Without the pass none has: each microbatch waits at once. The two ends and the loss find no other half."""
     def beside_products(*passes: str) -> tuple[int, int]:
+        from benchmarks.batch_split import is_product  # registers its passes
+
         recipe = load_recipe("llama3_whole_step").override({
             "mesh.dp_shard": 1, "mesh.tp": 2, "training.accumulate": 2, "model.n_layers": 2, "passes": list(passes)})
         with fake_world(2) as world:
@@ -99,8 +101,9 @@ def test_halves_in_turn_have_products_between_their_collectives_and_waits() -> N
         waits = [node for node in nodes if is_wait(node.target)]
         return sum(any(map(is_product, nodes[at[wait.args[0]] : at[wait]])) for wait in waits), len(waits)
 
-    assert beside_products() == (0, 55)
-    assert beside_products("interleaved_microbatches") == (45, 55)
+    with registrations_restored():
+        assert beside_products() == (0, 55)
+        assert beside_products("interleaved_microbatches") == (45, 55)
 
 
 @pytest.mark.slow  # captures 16 layers

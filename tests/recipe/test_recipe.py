@@ -182,8 +182,8 @@ EXPERTS = {"family": "deepseek_v3"}
     ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
      ["passes[0].buckets[0]: expected text or a list, got 1"]),
     ({"passes": ["full_inductor_compilation"]}, [
-        "joint_passes, passes: pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to the "
-        "list, before it"]),
+        "joint_passes, passes: pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to "
+        "joint_passes, before it"]),
     ({"passes": ["autobucketing_reordering", "transformer_block_bucketing"]}, [
         "joint_passes, passes: passes 'autobucketing_reordering' and 'transformer_block_bucketing' conflict: keep one "
         "of them"]),
