@@ -27,15 +27,21 @@ F8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(F8).max
 
 
+def recorded(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """`CALLS` calls as one CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    return graph
+
+
 def milliseconds(call: Callable[[], Any]) -> float:
     """The median time of one call, launched from a CUDA graph, so that the CPU does not count."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
+    graph = recorded(call)
     times = []
     for _ in range(REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from float8_products import CALLS, milliseconds
+from float8_products import CALLS, milliseconds, recorded
 from result import tell
 from torch import Tensor
 from torch.distributed import _symmetric_memory as symm_mem
@@ -78,10 +78,7 @@ def starts(kind: str, way: str, rows: int, columns: int) -> Callable[[], Tensor]
 
 def multiplying_ms(call: Callable[[], Any]) -> float:
     """The kernels of products in one call, in a replayed CUDA graph."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
+    graph = recorded(call)
     graph.replay()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

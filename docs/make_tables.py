@@ -244,8 +244,8 @@ def said_of(line: dict[str, Any]) -> str:
     if "recipe" not in line:
         return f"`{line['variant']}`"
     options = [{"name": each} if isinstance(each, str) else each for each in line["recipe"]["passes"]]
-    passes = [f"`{each['name']}`" + (f" (by `{each['device']}`)" if "device" in each else "") + (
-        " (gathers alone)" if each.get("scatters") is False else "") for each in options]
+    passes = [f"`{each['name']}`" + (f" (by `{each['device']}`)" if "device" in each else "") + options_of(each)
+              for each in options]
     training, said = line["recipe"]["training"], "ours: " + (", ".join(passes) or "no passes")
     if training.get("step") == "whole":
         said += "; the whole step in one graph"
@@ -294,6 +294,13 @@ CHOICES = ("float8_matmul", "memory_budget", "reshard_after_forward", "activatio
            "offload_activations")
 
 
+def options_of(options: dict[str, Any]) -> str:
+    """A pass's options but for its machine, in brackets."""
+    told = [f"{key} {value if not isinstance(value, list) else ', '.join(value)}".lower()
+            for key, value in options.items() if key not in ("name", "device")]
+    return f" ({'; '.join(told)})" if told else ""
+
+
 def choice_of(line: dict[str, Any]) -> str:
     """What a line's recipe chooses beside the passes that all of its table have: joint passes, offloading, the step."""
     if line["variant"] in PEERS | TORCHAO or "recipe" not in line:
@@ -303,9 +310,7 @@ def choice_of(line: dict[str, Any]) -> str:
     for each in (*recipe.get("joint_passes", ()), *recipe["passes"]):
         name, options = (each, {}) if isinstance(each, str) else (each["name"], each)
         if name in CHOICES:
-            told = [f"{key} {value if not isinstance(value, list) else ', '.join(value)}".lower()
-                    for key, value in options.items() if key not in ("name", "device")]
-            said.append(f"`{name}`" + (f" ({'; '.join(told)})" if told else ""))
+            said.append(f"`{name}`" + options_of(options))
     said += [line["tree"]] if "tree" in line else []
     return (", ".join(said) or "as it is") + ("; replayed" if "cudagraph" in recipe["passes"] else "") + (
         "; the whole step in one graph" if recipe["training"].get("step") == "whole" else "") + (

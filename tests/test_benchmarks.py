@@ -21,11 +21,12 @@ from registrations import registrations_restored
 
 from workbench import build, fake_world, load_recipe
 from workbench.authoring.author import author
+from workbench.graph.read.order import between
 from workbench.graph.read.simulated_run import StepTimeline
+from workbench.graph.read.timeline import costs_of
 from workbench.pipeline.train import total_norm
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.devices.profile import MACHINES, load_profile
-from workbench.torch_api.ops import is_wait
 from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -91,15 +92,14 @@ def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
 def test_halves_in_turn_have_products_between_their_collectives_and_waits() -> None:
     """Without the pass none has: each microbatch waits at once. The two ends and the loss find no other half."""
     def beside_products(*passes: str) -> tuple[int, int]:
-        from benchmarks.batch_split import is_product  # registers its passes
+        import benchmarks.batch_split  # noqa: F401 - registers its passes
 
         recipe = load_recipe("llama3_whole_step").override({
             "mesh.dp_shard": 1, "mesh.tp": 2, "training.accumulate": 2, "model.n_layers": 2, "passes": list(passes)})
         with fake_world(2) as world:
-            nodes = list(build(recipe, world).step.joined.graph.graph.nodes)
-        at = {node: i for i, node in enumerate(nodes)}
-        waits = [node for node in nodes if is_wait(node.target)]
-        return sum(any(map(is_product, nodes[at[wait.args[0]] : at[wait]])) for wait in waits), len(waits)
+            graph = build(recipe, world).step.joined.graph
+        found = between(graph, costs_of(graph, "h100")).values()
+        return sum(each.products > 0 for each in found), len(found)
 
     with registrations_restored():
         assert beside_products() == (0, 55)
