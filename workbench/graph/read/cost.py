@@ -95,12 +95,12 @@ def node_ms(node: torch.fx.Node, device: str | DeviceSpec) -> float:
     0 for views, waits and collectives (see `collective_ms`), but not for products in one operator with a collective.
     Each operator counts as a separate kernel.
     """
-    if node.op != "call_function" or (kind_of(node) in _FREE and not multiplies(node.target)):
+    if node.op != "call_function" or ((kind := kind_of(node)) in _FREE and not multiplies(node.target)):
         return 0.0
     spec = device_spec(device)
     tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
     read = [tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes]
-    if kind_of(node) == "index":  # reads some rows of a table
+    if kind == "index":  # reads some rows of a table
         read = [min(size, tensor_bytes(tensors)) for size in read]
     moved = tensor_bytes(tensors) + sum(read)
     dtype = tensors[0].dtype if tensors else torch.float32

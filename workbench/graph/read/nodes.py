@@ -42,6 +42,7 @@ def layer_of(node: torch.fx.Node) -> int | None:
     return int(found.group(1)) if found else None
 
 
+@functools.cache
 def _kind(target: Any) -> str:
     name = op_name(target)
     if name.startswith("operator."):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
-from workbench.graph.read.collectives import axis_names, list_collectives, list_host_copies
+from workbench.graph.read.collectives import Collective, axis_names, list_collectives, list_host_copies
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.timeline import Clock, Costs, costs_of
@@ -120,11 +122,13 @@ def simulated(graphs: GraphModule | Mapping[str, GraphModule], device: str | Dev
         if not any("val" in n.meta for n in gm.graph.nodes):
             raise WorkbenchError(f"no node of the {part} graph has meta['val'], so shapes and times are unknown: "
                                  "capture it, or run torch.fx.passes.fake_tensor_prop.FakeTensorProp first")
-        costs = costs_of(gm, spec, found=list_collectives(gm), fused=fused)
+        collectives = list_collectives(gm)
+        costs = costs_of(gm, spec, found=collectives, fused=fused)
         launched, cpu = _launched(costs, launch_us / 1e3, view_us / 1e3, cpu, replayed)
-        found, total = _part(part, gm, costs, start, launched if launch_us else {})
-        compute += sum(span.ms for span in found if span.lane == COMPUTE)
-        spans += found
+        drawn, total = _part(part, gm, costs, [*collectives, *list_host_copies(gm)], start,
+                             launched if launch_us else {})
+        compute += sum(span.ms for span in drawn if span.lane == COMPUTE)
+        spans += drawn
         start += total
     how = ", kernels fused" if fused else ""
     if launch_us:
@@ -160,11 +164,21 @@ def launches_of(costs: Costs, replayed: bool = False) -> list[Node]:
     return nodes[:1] if replayed else [n for n in nodes if costs.compute[n] or n in costs.collective]
 
 
-def _part(part: str, gm: GraphModule, costs: Costs, start: float,
+def _busy(compute: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """How long of the time before a moment is compute; `compute`: begin and end, one after another."""
+    begins, before = [begin for begin, _ in compute], [0.0, *accumulate(end - begin for begin, end in compute)]
+
+    def busy(moment: float) -> float:
+        at = bisect_right(begins, moment)
+        return before[at] - max(0.0, compute[at - 1][1] - moment) if at else 0.0
+
+    return busy
+
+
+def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective], start: float,
           launched: Mapping[Node, float]) -> tuple[list[Span], float]:
     """The spans of one graph, and its length. launched: when the CPU has launched each node, in ms of the step."""
-    found, spec, clock = [*list_collectives(gm), *list_host_copies(gm)], costs.spec, Clock(costs)
-    about, axes = {c.node: c for c in found}, axis_names(gm)
+    spec, clock, about, axes = costs.spec, Clock(costs), {c.node: c for c in found}, axis_names(gm)
     issued: dict[str, tuple[float, float]] = {}
     spans: list[Span] = []
     idle: dict[str, float] = {}
@@ -178,12 +192,12 @@ def _part(part: str, gm: GraphModule, costs: Costs, start: float,
         if costs.compute.get(node):
             begin = clock.finish[node] if node in costs.collective else clock.begin[node]
             spans.append(Span(node.name, COMPUTE, start + begin, start + clock.now, label=module_path(node), part=part))
+    busy = _busy([(span.begin - start, span.end - start) for span in spans])
     for node, ms in costs.collective.items():
         c = about[node.name]
         exposed = clock.exposed.get(node, 0.0)
         begin = clock.begin[node]
-        beside = sum(max(0.0, min(s.end - start, clock.finish[node]) - max(s.begin - start, begin))
-                     for s in spans if s.lane == COMPUTE)
+        beside = busy(clock.finish[node]) - busy(begin)
         limit = HIDDEN if beside >= (clock.finish[node] - begin) / 2 else BEHIND_OTHERS
         if exposed > 0:
             if node in costs.waits:
