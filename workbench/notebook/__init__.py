@@ -14,6 +14,6 @@ from typing import TYPE_CHECKING
 from workbench.recipe.exports import exported
 
 if TYPE_CHECKING:
-    from workbench.notebook.draw.colors import GREY, PINK, SKY
+    from workbench.notebook.draw.colors import GREY, INK, PINK, SKY
 
 __all__, __getattr__, __dir__ = exported(__name__)

@@ -13,7 +13,9 @@ from torch import nn
 
 from workbench import WorkbenchError, author, author_module, capture, fake_world, load_recipe, partition
 from workbench.graph.capture import JointGraph
+from workbench.graph.read.memory import roots
 from workbench.notebook import draw
+from workbench.notebook.draw.dataflow import _apart, places
 
 
 class Summed(nn.Sequential):
@@ -68,6 +70,19 @@ def test_arrows_skip_the_nodes_that_are_not_drawn() -> None:
     some = [n for n in joint.graph.nodes if n.name in ("primals_1", "relu", "threshold_backward")]
     head, *across = draw.dataflow(joint, only=some).text.splitlines()
     assert head.startswith("dataflow: 2 operators, 1 arrows") and across == ["relu > threshold_backward"]
+
+
+def test_inputs_that_their_row_does_not_read_stand_in_the_order_of_their_last_readers() -> None:
+    half = partition(captured(1).fork()).backward
+    at, arrows = places(half, roots(half))
+    last = {at[a][0]: at[b][0] for a, b in arrows if at[a][1] > at[b][1]}
+    assert len(last) == 3 and [last[x] for x in sorted(last)] == sorted(last.values())
+
+
+def test_arrows_of_one_box_stay_apart_and_in_order() -> None:
+    a, b, c = captured(1).graph.graph.find_nodes(op="placeholder")[:3]
+    across = {(a, b): ((1.0, 1.0), (4.0, 0.0)), (a, c): ((1.0, 1.0), (0.0, 0.0))}
+    assert [_apart(a, end, across)[0] for end in (c, b)] == [-0.1, 0.1] and _apart(b, c, across) == (0.0, 0.0)
 
 
 def test_a_graph_without_a_backward_has_one_row() -> None:

@@ -90,6 +90,12 @@ def test_rows_are_one_below_the_other_and_another_order_is_another_picture():
     assert picture.png != draw.order({"before": ".RMU", "after the pass": ".RMU"}, KINDS).png
 
 
+def test_a_line_marks_where_the_backward_begins():
+    marked, plain = (draw.order({"a": letters}, {**KINDS, "|": "the backward"}) for letters in (".R|M", ".RM"))
+    assert marked.text == "a  .R|M" and marked.png != plain.png
+    assert plain.png != draw.order({"a": ".RM"}, KINDS).png  # its legend names the line
+
+
 @pytest.mark.parametrize(("rows", "kinds"), [({}, KINDS), ({"a": "R"}, {**KINDS, "X": "one more"})])
 def test_no_row_and_a_fourth_kind_are_refused(rows, kinds):
     with pytest.raises(WorkbenchError, match="give one row or more"):

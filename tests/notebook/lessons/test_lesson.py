@@ -204,7 +204,7 @@ def test_a_figure_that_is_no_number_meets_no_target() -> None:
     found = grade("targets", {"peak": float("nan"), "saved": 1.0}, {"at_most": {"peak": 5, "saved": 2}})
     assert found[:2] == (0.5, "peak nan, wanted at most 5")
     drawing = CheckResult("peak", *found[:2], figures=found[2])._drawing()
-    assert "✗ nan (at most 5)" in drawing and "✓ 1.0 (at most 2)" in drawing
+    assert "✗ nan (line: at most 5)" in drawing and "✓ 1.0 (line: at most 2)" in drawing
 
 
 def test_figures_that_may_be_at_most_0_share_a_scale() -> None:
@@ -408,7 +408,7 @@ def test_the_drawing_bears_a_figure_near_the_largest_float() -> None:
 
 def test_the_drawing_has_room_for_a_long_figure() -> None:
     short, long = (CheckResult("a", 0.0, "", (), (("bytes", n, n),))._drawing() for n in (9, 117_440_512))
-    said = "✓ 117,440,512 (at most 117,440,512)"
+    said = "✓ 117,440,512 (line: at most 117,440,512)"
     assert f'width="{LABEL + BAR + 220}"' in short and said in long
     assert int(long.split('width="')[1].split('"')[0]) >= LABEL + BAR + 12 + 7 * len(said)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.patheffects import withStroke
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import kind_of
-from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, PAPER, RANK_COLORS, RED
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, NAMES, PAPER, RED
 from workbench.notebook.draw.graphs import LANES
 from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.torch_api.aot import is_tangent
@@ -24,7 +25,6 @@ MOST = 40  # boxes
 DARK = (BLUE, GREEN, RED, INK)  # with light text
 HIGH = 0.25  # half of a box
 PALE = "#dddddd"  # operators without a name
-NAMES = (*RANK_COLORS[:-1], "#cbb8e8")  # no grey: that has no name
 VIEW = "#c8c8c8"  # lighter than the grey of lanes: a name is written on it
 
 
@@ -36,7 +36,7 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
 
     views: False draws one box for each storage: a view's readers read the tensor that owns its memory. name_of: colours
     operators by this name instead of by kind, and leaves those grey for which it is empty; rest: the legend's name for
-    these. palette: the colour of each name, in place of the ranks' colours. narrow: higher boxes with shorter lines, so
+    these. palette: the colour of each name, in place of NAMES. narrow: higher boxes with shorter lines, so
     that a long row fits on a page. A graph without a backward has one row. rows: what the upper and the lower row are
     called. only: boxes for these nodes alone, and arrows that skip what lies between. Text: the operators, each arrow
     from the upper row to the lower, and the operators of each name. WorkbenchError above 40 boxes.
@@ -73,10 +73,11 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
             facecolor=fill, edgecolor=INK, linewidth=2.2 if node in results else 0.6))
         words = _label(node, int(room / size))
         longest = max(map(len, words.split("\n")))
-        axes.text(x, y, words, ha="center", va="center", fontsize=min(size, room / (1 + longest)), zorder=4,
+        axes.text(x, y, words, ha="center", va="center", fontsize=min(size, 0.96 * room / (1 + longest)), zorder=4,
                   color=PAPER if fill in DARK else INK)
+    across = {(a, b): (at[a], at[b]) for a, b in arrows if at[a][1] > at[b][1]}
     for start, end in arrows:
-        axes.add_patch(_arrow(at[start], at[end], _apart(start, end, arrows, at), half,
+        axes.add_patch(_arrow(at[start], at[end], _apart(start, end, across), half,
                               ":" if (start, end) in skipping else "-"))
     upper, lower = rows
     axes.text(-0.5, top - 0.05, f"{upper}, to the right", fontsize=9, style="italic", va="top")
@@ -97,8 +98,8 @@ def dataflow(gm: GraphModule, title: str = "dataflow", *, views: bool = True,
         legend.remove()
         _legend(figure, handles, (len(handles) + 1) // 2)
     axes.set_title(title, fontsize=10)
-    across = [f"{a.name} > {b.name}" for a, b in arrows if at[a][1] > at[b][1]]
-    text = [f"{title}: {len(operators)} operators, {len(across)} arrows from {upper} to {lower}", *across]
+    text = [f"{title}: {len(operators)} operators, {len(across)} arrows from {upper} to {lower}",
+            *(f"{a.name} > {b.name}" for a, b in across)]
     if name_of is not None:
         text += [f"{name or rest}: " + " ".join(n.name for n in operators if label[n] == name) for name in found]
     return finish(figure, f"Boxes and arrows: {text[0]}.", "\n".join(text), colors=64)
@@ -127,10 +128,11 @@ def places(gm: GraphModule, owner: Mapping[Node, Node], only: Iterable[Node] | N
     read = ((owner[a], owner[b]) for b in gm.graph.nodes for a in b.all_input_nodes)
     arrows = [(a, b) for a, b in dict.fromkeys(read if only is None else _skipping(gm, drawn))
               if a is not b and a in boxes and b in boxes]
-    rows = [_row([n for n in boxes if _later(n) == later], arrows) for later in (False, True)]
-    width = max(map(len, rows))
-    at = {n: (float(i), 1.0) for i, n in enumerate(rows[0])} | {
-        n: (float(width - 1 - i), 0.0) for i, n in enumerate(rows[1])}
+    below = _row([n for n in boxes if _later(n)], arrows)
+    above = _row([n for n in boxes if not _later(n)], arrows, below)
+    width = max(len(above), len(below))
+    at = {n: (float(i), 1.0) for i, n in enumerate(above)} | {
+        n: (float(width - 1 - i), 0.0) for i, n in enumerate(below)}
     return {n: at[n] for n in boxes}, arrows
 
 
@@ -148,13 +150,19 @@ def _later(node: Node) -> bool:
     return is_tangent(node) if node.op == "placeholder" else node.meta.get("partitioner_tag") == "is_backward"
 
 
-def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]]) -> list[Node]:
-    """In graph order, with each input just before its first reader, and first the gradients that come in."""
+def _row(nodes: list[Node], arrows: Iterable[tuple[Node, Node]], below: Sequence[Node] = ()) -> list[Node]:
+    """In graph order, with each input just before its first reader, and first the gradients that come in.
+
+    Inputs that it does not read are at its ends, above their readers: `below` goes to the left.
+    """
     placed = dict.fromkeys(n for n in nodes if n.op == "placeholder" and is_tangent(n))
     for node in (n for n in nodes if n.op != "placeholder"):
         placed |= dict.fromkeys(a for a, b in arrows if b is node and a.op == "placeholder" and a in nodes)
         placed[node] = None
-    return [*placed, *(n for n in nodes if n not in placed)]
+    reader = {a: below.index(b) for a, b in arrows if b in below}
+    ends = sorted((n for n in nodes if n not in placed), key=lambda n: -reader.get(n, -1))
+    late = [n for n in ends if reader.get(n, 0) > len(below) / 2]
+    return [*late, *placed, *ends[len(late):]]
 
 
 def _label(node: Node, longest: int) -> str:
@@ -167,18 +175,25 @@ def _label(node: Node, longest: int) -> str:
     return "\n".join([*lines, str(list(node.meta["val"].shape))])
 
 
-def _apart(start: Node, end: Node, arrows: Iterable[tuple[Node, Node]], at: Mapping[Node, Place]) -> float:
-    """How far from the middle of its box an arrow down ends, so that those of one reader stay apart."""
-    others = sorted(at[a] for a, b in arrows if b is end and at[a][1] > at[b][1])
-    return 0.2 * (others.index(at[start]) - (len(others) - 1) / 2) if at[start] in others else 0.0
+def _apart(start: Node, end: Node, across: Mapping[tuple[Node, Node], tuple[Place, Place]]) -> tuple[float, float]:
+    """How far from the middles of its boxes an arrow down begins and ends: those of one box stay apart, in order."""
+    if (start, end) not in across:
+        return 0.0, 0.0
+    begin, stop = across[start, end]
+    leave = sorted(to for (a, _), (_, to) in across.items() if a is start)
+    come = sorted(come for (_, b), (come, _) in across.items() if b is end)
+    return 0.2 * (leave.index(stop) - (len(leave) - 1) / 2), 0.2 * (come.index(begin) - (len(come) - 1) / 2)
 
 
-def _arrow(start: Place, end: Place, aside: float, half: float, line: str) -> FancyArrowPatch:
-    """Down from the forward to the backward; along a row straight to the neighbour, and in an arc over others."""
+def _arrow(start: Place, end: Place, aside: tuple[float, float], half: float, line: str) -> FancyArrowPatch:
+    """Down from the forward to the backward, with a white rim where it crosses another; along a row straight to the
+    neighbour, and in an arc over others.
+    """
     (x, y), (to, below) = start, end
     if y > below:
-        return FancyArrowPatch((x, y - HIGH - 0.01), (to + aside, below + HIGH + 0.02), arrowstyle="-|>",
-                               mutation_scale=11, linewidth=2, color=INK, zorder=2, linestyle=line)
+        return FancyArrowPatch((x + aside[0], y - HIGH - 0.01), (to + aside[1], below + HIGH + 0.02), linewidth=2,
+                               arrowstyle="-|>", mutation_scale=11, color=INK, zorder=2, linestyle=line,
+                               path_effects=[withStroke(linewidth=5, foreground=PAPER)])
     side = 1 if y else -1
     if abs(to - x) == 1:
         ends, style = ((x + half * (to - x), y), (to - (half + 0.01) * (to - x), y)), "arc3"

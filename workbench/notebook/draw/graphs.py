@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from torch.fx import GraphModule
 
@@ -14,7 +17,7 @@ from workbench.graph.partition import ForwardBackward
 from workbench.graph.read import collectives
 from workbench.graph.read.memory import SavedTensor, saved_tensors
 from workbench.graph.read.nodes import kind_of
-from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY
+from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, NAMES, ORANGE, PAPER, PINK, RED, SKY
 from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import aligned
@@ -22,7 +25,6 @@ from workbench.torch_api.aot import is_tangent
 
 LANES = {"collective": RED, "matmul": BLUE, "attention": PINK, "pointwise": GREEN, "reduction": ORANGE, "view": GREY,
          "copy": SKY}
-_ORDERED = BLUE, SKY, ORANGE
 
 
 def by_title(what: GraphModule | ForwardBackward | PassRecord, title: str) -> dict[str, Mapping[str, GraphModule]]:
@@ -73,25 +75,34 @@ def order(rows: Mapping[str, str], kinds: Mapping[str, str]) -> Picture:
     """A row for each graph, a box for each operator, from the first to the last.
 
     rows: title -> a letter for each operator. kinds: letter -> what it stands for, at most three; any other letter is
-    an empty box. Text: the letters, one below the other. Raises WorkbenchError without any row, or for more kinds.
+    an empty box. "|" is no operator: it is a dashed line, and kinds["|"] is what begins there. Text: the letters, one
+    below the other. Raises WorkbenchError without any row, or for more kinds.
     """
-    if not rows or len(kinds) > len(_ORDERED):
-        raise WorkbenchError(f"draw.order: give one row or more, by title, and at most {len(_ORDERED)} kinds")
-    colors = dict(zip(kinds, _ORDERED, strict=False))
+    signs = [letter for letter in kinds if letter != "|"]
+    if not rows or len(signs) > 3:
+        raise WorkbenchError("draw.order: give one row or more, by title, and at most 3 kinds")
+    colors = dict(zip(signs, NAMES, strict=False))
+    dashed: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.1}
     figure, (axes,) = panels(9.6, 0.5 + 0.42 * len(rows))
     for y, letters in enumerate(rows.values()):
-        for x, letter in enumerate(letters):
+        if "|" in letters:
+            axes.vlines(letters.index("|"), y - 0.47, y + 0.47, **dashed)
+        for x, letter in enumerate(letters.replace("|", "")):
             axes.add_patch(Rectangle((x + 0.06, y - 0.36), 0.88, 0.72, facecolor=colors.get(letter, FAINT)))
             if letter in colors:
-                ink = PAPER if colors[letter] == BLUE else INK
-                axes.text(x + 0.5, y, letter, ha="center", va="center", fontsize=8.5, color=ink)
-    axes.set(xlim=(0, max(map(len, rows.values()))), ylim=(len(rows) - 0.5, -0.5), xticks=[])
+                axes.text(x + 0.5, y, letter, ha="center", va="center", fontsize=8.5,
+                          color=PAPER if colors[letter] == GREEN else INK)
+    most = max(len(letters.replace("|", "")) for letters in rows.values())
+    axes.set(xlim=(0, most), ylim=(len(rows) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    handles = [Patch(facecolor=color, label=f"{letter}: {kinds[letter]}") for letter, color in colors.items()]
+    handles: list[Artist] = [Patch(facecolor=color, label=f"{letter}: {kinds[letter]}")
+                             for letter, color in colors.items()]
     if set().union(*rows.values()) - {*kinds}:
         handles.append(Patch(facecolor=FAINT, label="other operators"))
+    if "|" in kinds:
+        handles.append(Line2D([], [], **dashed, label=kinds["|"]))
     axes.legend(handles=handles, frameon=False, fontsize=8, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1))
     alt = "Operators in their order. " + "; ".join(f"{title}: {letters}" for title, letters in rows.items()) + "."
     return finish(figure, alt, "\n".join(aligned([*rows.items()])), colors=64)
@@ -103,7 +114,7 @@ def launches(record: PassRecord) -> Picture:
                      for graphs in (record.before, record.after))
     keys = sorted(before.keys() | after.keys())
     figure, (axes,) = panels(8, 0.9 + 0.45 * len(keys))
-    for shift, counts, color, word in ((-0.2, before, GREY, "before"), (0.2, after, BLUE, "after")):
+    for shift, counts, color, word in ((-0.2, before, GREY, "before"), (0.2, after, PINK, "after")):
         values = [counts.get(key, 0) for key in keys]
         bars = axes.barh([i + shift for i in range(len(keys))], values, 0.38, color=color, label=word)
         axes.bar_label(bars, padding=3, fontsize=8)

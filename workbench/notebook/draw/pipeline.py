@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Patch
 
 from workbench.checks.verdicts import FILLS, Outcome, worst
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK
@@ -39,11 +39,12 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
     axes.set(xlim=(0, 11.6), ylim=(-height, 0))
     axes.axis("off")
     for i, (noun, x) in enumerate(zip(NOUNS, _PLACES, strict=True)):
-        _box(axes, x, -0.6, _WIDE, _HIGH, noun, "#dcebf5" if i in columns else FAINT, BLUE if i in columns else GREY)
+        _box(axes, x, -0.6, _WIDE, _HIGH, noun,
+             *(("#dcebf5", BLUE) if i in columns else (FAINT, GREY)))
     for name, left, right in zip(ARROWS, _PLACES, _PLACES[1:], strict=False):
         start, end = left + _WIDE / 2 + 0.04, right - _WIDE / 2 - 0.04
         axes.annotate("", (end, -0.6), (start, -0.6), arrowprops={"arrowstyle": "-|>", "color": INK})
-        axes.text((start + end) / 2, -0.16, name, ha="center", va="center", fontsize=9, color=BLUE, style="italic")
+        axes.text((start + end) / 2, -0.16, name, ha="center", va="center", fontsize=9, color=INK, style="italic")
     axes.text(_PLACES[0], -1.1, recipe.name, ha="center", va="center", fontsize=9, color=INK)
     axes.text(_PLACES[1], -1.04, world.replace(" (", "\n("), ha="center", va="top", fontsize=9, color=INK)
     for i, names in columns.items():
@@ -51,6 +52,8 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
         axes.text(_PLACES[i], -1.1, title, ha="center", va="center", fontsize=9, color=INK)
         for row, name in enumerate(names):
             _chip(axes, _PLACES[i], -1.42 - _STEP * row, name, badges[name])
+    axes.legend(handles=[Patch(facecolor="#dcebf5", edgecolor=BLUE, label="passes change it")], loc="lower right",
+                fontsize=9, frameon=False)
     lines = [f"{recipe.name} on {world}", " > ".join(
         [NOUNS[0], *(f"{a} > {n}" for a, n in zip(ARROWS, (n.replace("-\n", "").replace("\n", " ") for n in NOUNS[1:]),
                                                    strict=True))])]

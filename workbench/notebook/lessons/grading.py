@@ -60,7 +60,7 @@ class CheckResult:
             full = max(size, limit or common) or 1.0
             y, end = LINE * i + 5, LABEL + round(BAR * (max(size, 0) / full))
             mark = LABEL + round(BAR * (limit / full))
-            says = percent(got) if i == 0 else f"{'✓' if got <= limit else '✗'} {got:,} (at most {limit:,})"
+            says = percent(got) if i == 0 else f"{'✓' if got <= limit else '✗'} {got:,} (line: at most {limit:,})"
             longest = max(longest, len(says))
             line = f'<rect x="{mark - 1}" y="{y - 3}" width="2" height="22" fill="#222222"/>' if i else ""
             parts.append(f'<text x="0" y="{y + 13}">{html.escape(name)}</text>'

@@ -11,13 +11,13 @@ from torch.fx import GraphModule, Node
 
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.memory import SavedTensor, item_roots, parameter_gathers, roots
-from workbench.notebook.draw.colors import INK, PAPER, RED, YELLOW
+from workbench.notebook.draw.colors import INK, PAPER, PINK, SKY, YELLOW
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.torch_api.aot import is_tangent
 from workbench.torch_api.ops import own_bytes
 
-# inputs are white in `draw.dataflow`, too
-COLORS = {"inputs": PAPER, "activations": YELLOW, "gathered parameters": RED, "other values": "#dde1e6"}
+# inputs are white in `draw.dataflow`, too; no kind has a colour of its operators
+COLORS = {"inputs": PAPER, "activations": YELLOW, "gathered parameters": PINK, "other values": SKY}
 KB = 1000
 
 

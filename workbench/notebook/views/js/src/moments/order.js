@@ -99,7 +99,7 @@ export function order({ root, note, data: d, traits, tell }) {
     const low = top + 24 + (d.lanes.length + 1) * ROW + HIGH;
     const y = (size) => low - (size / most) * (HIGH - 8);
     const line = found.map((i, at) => `${x(at ? run.issued[found[at - 1]] : 0)},${y(run.curve[at])} ${x(run.issued[i])},${y(run.curve[at])}`);
-    parts.push(svg("polygon", { points: `${LEFT},${low} ${line.join(" ")} ${x(run.total)},${low}`, fill: "#0072b240" }),
+    parts.push(svg("polygon", { points: `${LEFT},${low} ${line.join(" ")} ${x(run.total)},${low}`, fill: "#99999966" }),
       text(4, low - HIGH / 2, "bytes alive", { fill: FAINT }));
     for (const i of mine ? found.filter((k) => d.movable[k] && d.group[k] < 0) : []) {
       const said = `${d.names[i]}: compute waits here for ${d.names[d.waits[i]]}`;
