@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
 from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
+from workbench.graph.read.nodes import is_compute
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Clock:
     """Nodes issued one by one: compute in order, the collectives of one group one after another. In milliseconds.
 
     now: the end of the compute so far. compute_ms: compute alone. begin, finish: by node. exposed: by collective, how
-    long compute stood still for it.
+    long compute stood still for it. delayed: the collectives that waited for the product that started with them.
     """
 
     def __init__(self, costs: Costs, now: float = 0.0):
@@ -67,6 +68,7 @@ class Clock:
         self.begin: dict[Node, float] = {}
         self.finish: dict[Node, float] = {}
         self.exposed: dict[Node, float] = {}
+        self.delayed: set[Node] = set()
         self._lanes: dict[str, float] = {}
         self._flying: list[Node] = []
 
@@ -84,26 +86,38 @@ class Clock:
         if (ready := self.ready_at(node)) > self.now:
             start = self.costs.waits[node]
             self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
-            self.now = ready
+            self.now = ready + self.costs.spec.join_us / 1e3
         if not launches or self.costs.compute.get(node):  # what sends may multiply, too
             self.begin.setdefault(node, self.now)
-            took = self._contended(self.costs.compute[node])
+            took = self._contended(self.costs.compute[node], is_compute(node) and not launches)
             self.now += took
             self.finish.setdefault(node, self.now)
             self.compute_ms += took
 
-    def _contended(self, ms: float) -> float:
-        """How long compute of `ms` takes while collectives run, which it slows down in turn."""
+    def _contended(self, ms: float, product: bool) -> float:
+        """How long compute of `ms` takes while collectives run, which it slows down in turn.
+
+        A product that starts before a collective sends has taken all of the device: the collective waits for its end.
+        """
         spec = self.costs.spec
         self._flying = [n for n in self._flying if self.finish[n] > self.now]
-        if not self._flying or spec.compute_slowdown == spec.collective_slowdown == 1.0:
+        late = [n for n in self._flying if product and spec.product_delays and n not in self.delayed
+                and self.begin[n] >= self.now - spec.join_us / 1e3]
+        for node in late:
+            self.delayed.add(node)
+            self._hold(node, spec.product_delays * max(0.0, self.now + ms - max(self.begin[node], self.now)))
+        sending = [n for n in self._flying if n not in late]
+        if not sending or spec.compute_slowdown == spec.collective_slowdown == 1.0:
             return ms
-        together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in self._flying) - self.now)
-        for node in self._flying:
-            self.finish[node] += min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown)
-            group = self.costs.group[node]
-            self._lanes[group] = max(self._lanes[group], self.finish[node])
+        together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in sending) - self.now)
+        for node in sending:
+            self._hold(node, min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown))
         return together + ms - together / spec.compute_slowdown
+
+    def _hold(self, node: Node, ms: float) -> None:
+        self.finish[node] += ms
+        group = self.costs.group[node]
+        self._lanes[group] = max(self._lanes[group], self.finish[node])
 
     @property
     def exposed_ms(self) -> float:

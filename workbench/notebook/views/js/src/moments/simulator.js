@@ -1,18 +1,27 @@
 // The simulator of workbench/graph/read, for one graph: compute in order, the collectives of a group one after another.
 export function simulate(d, order) {
-  const [computeSlow, collectiveSlow] = d.slow;
+  const [computeSlow, collectiveSlow, productDelays, join] = d.slow;
+  const delayed = new Set();
   const [begin, finish, exposed, lanes, issued] = [[], [], [], [], []];
   let now = 0;
   let flying = [];
 
-  function contended(ms) { // compute beside collectives takes longer, and so do they
+  function hold(i, ms) {
+    finish[i] += ms;
+    lanes[d.group[i]] = Math.max(lanes[d.group[i]], finish[i]);
+  }
+
+  function contended(ms, product) { // compute beside collectives takes longer, and so do they
     flying = flying.filter((i) => finish[i] > now);
-    if (!flying.length || (computeSlow === 1 && collectiveSlow === 1)) return ms;
-    const together = Math.min(ms * computeSlow, Math.max(...flying.map((i) => finish[i])) - now);
-    for (const i of flying) {
-      finish[i] += Math.min(together, finish[i] - now) * (1 - 1 / collectiveSlow);
-      lanes[d.group[i]] = Math.max(lanes[d.group[i]], finish[i]);
+    const late = flying.filter((i) => product && productDelays && !delayed.has(i) && begin[i] >= now - join);
+    for (const i of late) {
+      delayed.add(i);
+      hold(i, productDelays * Math.max(0, now + ms - Math.max(begin[i], now)));
     }
+    const sending = flying.filter((i) => !late.includes(i));
+    if (!sending.length || (computeSlow === 1 && collectiveSlow === 1)) return ms;
+    const together = Math.min(ms * computeSlow, Math.max(...sending.map((i) => finish[i])) - now);
+    for (const i of sending) hold(i, Math.min(together, finish[i] - now) * (1 - 1 / collectiveSlow));
     return together + ms - together / computeSlow;
   }
 
@@ -27,10 +36,10 @@ export function simulate(d, order) {
     const ready = start >= 0 ? finish[start] ?? 0 : 0;
     if (ready > now) {
       exposed[start] = (exposed[start] ?? 0) + ready - now;
-      now = ready;
+      now = ready + join;
     } else if (!launches) {
       begin[i] = now;
-      now = finish[i] = now + contended(d.ms[i]);
+      now = finish[i] = now + contended(d.ms[i], d.heavy[i] && start < 0);
     }
     issued[i] = now;
   }
