@@ -86,7 +86,7 @@ class Clock:
         if (ready := self.ready_at(node)) > self.now:
             start = self.costs.waits[node]
             self.exposed[start] = self.exposed.get(start, 0.0) + ready - self.now
-            self.now = ready + self.costs.spec.join_us / 1e3
+            self.now = ready
         if not launches or self.costs.compute.get(node):  # what sends may multiply, too
             self.begin.setdefault(node, self.now)
             took = self._contended(self.costs.compute[node], is_compute(node) and not launches)
@@ -101,23 +101,30 @@ class Clock:
         """
         spec = self.costs.spec
         self._flying = [n for n in self._flying if self.finish[n] > self.now]
-        late = [n for n in self._flying if product and spec.product_delays and n not in self.delayed
-                and self.begin[n] >= self.now - spec.join_us / 1e3]
-        for node in late:
-            self.delayed.add(node)
-            self._hold(node, spec.product_delays * max(0.0, self.now + ms - max(self.begin[node], self.now)))
+        late = set()
+        for node in self._flying if product and spec.product_delays else ():
+            if node not in self.delayed and self.now <= self.begin[node] < self.now + ms:
+                late.add(node)
+                self._delay(node, spec.product_delays * (self.now + ms - self.begin[node]))
+        self.delayed |= late
         sending = [n for n in self._flying if n not in late]
         if not sending or spec.compute_slowdown == spec.collective_slowdown == 1.0:
             return ms
         together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in sending) - self.now)
         for node in sending:
-            self._hold(node, min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown))
+            self.finish[node] += min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown)
+            group = self.costs.group[node]
+            self._lanes[group] = max(self._lanes[group], self.finish[node])
         return together + ms - together / spec.compute_slowdown
 
-    def _hold(self, node: Node, ms: float) -> None:
-        self.finish[node] += ms
-        group = self.costs.group[node]
-        self._lanes[group] = max(self._lanes[group], self.finish[node])
+    def _delay(self, first: Node, ms: float) -> None:
+        """A collective begins later by `ms`, and so do those that are queued behind it."""
+        group, begin = self.costs.group[first], self.begin[first]
+        for node in self._flying:
+            if self.costs.group[node] == group and self.begin[node] >= begin:
+                self.begin[node] += ms
+                self.finish[node] += ms
+        self._lanes[group] += ms
 
     @property
     def exposed_ms(self) -> float:

@@ -146,5 +146,5 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
         "uses": [[at[owner[m]] for m in n.all_input_nodes] for n in nodes],
         "size": [size.get(n, 0) for n in nodes], "input": [int(n in inputs) for n in nodes],
         "kept": [int(n in kept) for n in nodes],
-        "slow": [spec.compute_slowdown, spec.collective_slowdown, spec.product_delays, spec.join_us / 1e3],
+        "slow": [spec.compute_slowdown, spec.collective_slowdown, spec.product_delays],
     }

@@ -188,15 +188,6 @@ def overlapped(world: World) -> tuple[float, float, float]:
     return max(1.0, compute), max(1.0, beside / gather), min(2.0, max(0.0, delay))
 
 
-def join_us() -> float:
-    """GPU microseconds that pass between a small kernel and the collectives around it, in a CUDA graph."""
-    device = current_world().device
-    a, b = (torch.ones(SMALL, device=device) for _ in range(2))
-    add, send = partial(a.add_, 1), partial(dist.all_reduce, b)
-    both = kernel_ms(lambda: (add(), send()), device, repeats=20)
-    return max(0.0, both - kernel_ms(add, device, repeats=20) - kernel_ms(send, device, repeats=20)) * 1e3
-
-
 def node_us(link: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
     """CPU microseconds of an operator of `link`, which keeps the shape, where a graph of such links runs node by node.
 
@@ -272,15 +263,14 @@ def measure(command: str) -> MachineProfile | None:
         raise WorkbenchError(f"{torch.cuda.get_device_name()}: no data sheet of it: add a DeviceSpec to "
                              "workbench/torch_api/devices/specs.py")
     sent = tuple(collectives(world)) if world.size > 1 else ()
-    several = cuda and world.size > 1
-    slower, joins = (overlapped(world), join_us()) if several else ((None, None, None), None)
+    slower = overlapped(world) if cuda and world.size > 1 else (None, None, None)
     made = None
     if world.rank == 0:
         made = MachineProfile(
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
             compute_slowdown=slower[0], collective_slowdown=slower[1], product_delays=slower[2],
-            join_us=joins, launch_us=launch_us(device), view_us=view_us(device), wrapper_us=wrapper_us(device),
+            launch_us=launch_us(device), view_us=view_us(device), wrapper_us=wrapper_us(device),
             host_gbps=host_gbps(device), replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()

@@ -66,7 +66,7 @@ class MachineProfile(_Data):
     """The file that `workbench calibrate` writes.
 
     device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
-    while a collective and compute overlap; product_delays, join_us: see `DeviceSpec`; None without a second GPU,
+    while a collective and compute overlap; product_delays: see `DeviceSpec`; None without a second GPU,
     and in older files. launch_us, view_us: CPU time of an
     operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
     kernel's launch by code that Inductor wrote. host_gbps: 1e9 bytes/s of a large copy to pinned host memory or back,
@@ -87,7 +87,6 @@ class MachineProfile(_Data):
     compute_slowdown: float | None = Field(None, ge=1, le=100)
     collective_slowdown: float | None = Field(None, ge=1, le=100)
     product_delays: float | None = Field(None, ge=0, le=2)
-    join_us: float | None = Field(None, ge=0)
     launch_us: PositiveFloat
     view_us: PositiveFloat | None = None
     wrapper_us: PositiveFloat | None = None
@@ -241,7 +240,7 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
     given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
               "collective_slowdown": profile.collective_slowdown or 1.0,
-              "product_delays": profile.product_delays or 0.0, "join_us": profile.join_us or 0.0,
+              "product_delays": profile.product_delays or 0.0,
               "launch_us": profile.launch_us, "view_us": profile.view_us, "wrapper_us": profile.wrapper_us,
               "host_gbps": profile.host_gbps or sheet.host_gbps}
     return MeasuredSpec(**given, profile=profile,

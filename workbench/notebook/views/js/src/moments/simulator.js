@@ -1,27 +1,37 @@
 // The simulator of workbench/graph/read, for one graph: compute in order, the collectives of a group one after another.
 export function simulate(d, order) {
-  const [computeSlow, collectiveSlow, productDelays, join] = d.slow;
+  const [computeSlow, collectiveSlow, productDelays] = d.slow;
   const delayed = new Set();
   const [begin, finish, exposed, lanes, issued] = [[], [], [], [], []];
   let now = 0;
   let flying = [];
 
-  function hold(i, ms) {
-    finish[i] += ms;
-    lanes[d.group[i]] = Math.max(lanes[d.group[i]], finish[i]);
+  function delay(first, ms) { // it begins later, and so do those that are queued behind it
+    const from = begin[first];
+    for (const i of flying) {
+      if (d.group[i] !== d.group[first] || begin[i] < from) continue;
+      begin[i] += ms;
+      finish[i] += ms;
+    }
+    lanes[d.group[first]] += ms;
   }
 
   function contended(ms, product) { // compute beside collectives takes longer, and so do they
     flying = flying.filter((i) => finish[i] > now);
-    const late = flying.filter((i) => product && productDelays && !delayed.has(i) && begin[i] >= now - join);
-    for (const i of late) {
+    const late = new Set();
+    for (const i of product && productDelays ? flying : []) {
+      if (delayed.has(i) || begin[i] < now || begin[i] >= now + ms) continue;
+      late.add(i);
       delayed.add(i);
-      hold(i, productDelays * Math.max(0, now + ms - Math.max(begin[i], now)));
+      delay(i, productDelays * (now + ms - begin[i]));
     }
-    const sending = flying.filter((i) => !late.includes(i));
+    const sending = flying.filter((i) => !late.has(i));
     if (!sending.length || (computeSlow === 1 && collectiveSlow === 1)) return ms;
     const together = Math.min(ms * computeSlow, Math.max(...sending.map((i) => finish[i])) - now);
-    for (const i of sending) hold(i, Math.min(together, finish[i] - now) * (1 - 1 / collectiveSlow));
+    for (const i of sending) {
+      finish[i] += Math.min(together, finish[i] - now) * (1 - 1 / collectiveSlow);
+      lanes[d.group[i]] = Math.max(lanes[d.group[i]], finish[i]);
+    }
     return together + ms - together / computeSlow;
   }
 
@@ -36,7 +46,7 @@ export function simulate(d, order) {
     const ready = start >= 0 ? finish[start] ?? 0 : 0;
     if (ready > now) {
       exposed[start] = (exposed[start] ?? 0) + ready - now;
-      now = ready + join;
+      now = ready;
     } else if (!launches) {
       begin[i] = now;
       now = finish[i] = now + contended(d.ms[i], d.heavy[i] && start < 0);
