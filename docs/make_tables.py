@@ -27,6 +27,7 @@ from workbench.recipe.rules import cuda_reasons  # noqa: E402
 from workbench.recipe.wording import mesh_text  # noqa: E402
 from workbench.tools.timing.order import read_order  # noqa: E402
 from workbench.tools.timing.trace_file import read_trace  # noqa: E402
+from workbench.torch_api.devices.profile import MACHINES, load_profile  # noqa: E402
 
 NOT_MEASURED = "not measured yet"
 STEP = "1b model, 4 H200, a step"
@@ -54,11 +55,11 @@ STEPS = (  # what goes in, and the public function that takes it on
 PASSES = ("run_joint", "run_partitioned")
 DOCUMENTS = {  # the tables of each document
     "README.md": ("lessons", "figures"),
-    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_h100", "exposed_tp2",
+    "docs/results.md": ("recipes", "passes", "peers", "experts", "steps_1b", "steps_h100", "exposed_tp2", "contention",
                         "low_contention", "batch_split", "same_passes", "steps_8b", "cpu_steps", "start", "ranks",
                         "faults", "views", "timelines", "accuracy", "accuracy_launches", "accuracy_exposed",
-                        "accuracy_steps", "peaks", "one_gpu", "captures", "whole_step", "update_cost", "float8",
-                        "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
+                        "accuracy_steps", "experts_step", "peaks", "one_gpu", "captures", "whole_step", "update_cost",
+                        "float8", "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
                         "float8_budget", "float8_budget_h100", "float8_numerics", "memory_budget", "offload",
                         "offload_planned", "chunked_loss", "float8_grouped", "stamp", "what_if", "mutants", "soak",
                         "museum"),
@@ -149,6 +150,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "accuracy_launches": accuracy_launches_table(root),
             "accuracy_exposed": accuracy_exposed_table(root, "h200x2"),
             "accuracy_steps": accuracy_exposed_table(root, "h100x2"), "experts": experts_table(root),
+            "experts_step": experts_step_table(root),
             "steps_1b": gpu_steps_table(root, "llama3_1b_h200x2.jsonl"),
             "steps_h100": gpu_steps_table(root, "llama3_1b_h100x2.jsonl"), "exposed_tp2": exposed_tp2_table(root),
             "steps_8b": gpu_steps_table(root, "llama3_8b_h200x2.jsonl"), "cpu_steps": cpu_steps_table(root),
@@ -169,7 +171,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "saved_values": choices_table(root, "saved_values_h200x2.jsonl"),
             "long_sequences": choices_table(root, "llama3_8b_8192_h200x2.jsonl"),
             "offload": choices_table(root, "offload_h200x2.jsonl"),
-            "low_contention": low_contention_table(root),
+            "low_contention": low_contention_table(root), "contention": contention_table(),
             "batch_split": gpu_steps_table(root, "batch_split_h100x2.jsonl"),
             "offload_planned": choices_table(root, "offload_h100x2.jsonl"),
             "memory_budget": choices_table(root, "memory_budget_h200x2.jsonl")}
@@ -372,6 +374,18 @@ def same_passes_table(root: Path = ROOT) -> str:
              *(f"{sum(spent[name]):.1f} ms in {len(spent[name])}" for spent in found),
              f"{sum(ours[name]) - sum(theirs[name]):+.1f} ms"] for name in FAMILIES]
     return table(["kernels", "ours", "torchtitan 0.2.2", "difference"], rows)
+
+
+def contention_table() -> str:
+    """What products and collectives cost each other, by the machines that measured all three figures of it."""
+    rows = []
+    for path in sorted(MACHINES.glob("*.json")):
+        profile = load_profile(path)
+        if profile.product_delays is not None:
+            rows.append([f"`{path.stem}`", f"{profile.product_delays:.0%} of the product's time",
+                         f"{profile.collective_slowdown:.2f} times", f"{profile.compute_slowdown:.2f} times"])
+    return table(["machine", "an all-gather launched right after a product ends later by",
+                  "an all-gather that began first takes", "and the products beside it"], rows)
 
 
 def low_contention_table(root: Path = ROOT) -> str:
@@ -685,6 +699,21 @@ def accuracy_exposed_table(root: Path, device: str) -> str:
         f"{pairs - len(found['ranking']['wrong'])} right. {len(gpus)} {gpus[0]}, torch "
         f"{found['versions']['torch'].split('+')[0]}; simulated as `{found['device']}`."
         + (f"\n\nMeasured, and not simulated:\n{left}" if left else ""))
+
+
+def experts_step_table(root: Path = ROOT) -> str:
+    """A step of small experts, traced and simulated: where the simulation is too short."""
+    results = root / "benchmarks" / "results"
+    name = "deepseek_v3_capacity_full_inductor_cudagraph"
+    traced = read_order([results / "traces_h100x2_experts" / f"{name}.rank0.json.gz"]).steps[-1]
+    found = json.loads((results / "accuracy_exposed_h100x2.json").read_text(encoding="utf-8"))["rows"]
+    row = next(row for row in found if row["recipe"] == name and row["changes"]["data.batch_per_rank"] == 4)
+    total, exposed = row["simulated_step_ms"], row["simulated_ms"]
+    return table(["the step", "compute", "exposed", "idle", "all"], [
+        ["traced", f"{traced.compute_ms:.1f} ms", f"{traced.exposed_ms:.1f} ms", f"{traced.idle_ms:.1f} ms",
+         f"{traced.span_ms:.1f} ms"],
+        ["simulated", f"{total - exposed:.1f} ms", f"{exposed:.1f} ms", "none", f"{total:.1f} ms"]]) + (
+        f"\n\n{sizes_of(row)}; {list_of(row)}. The traced step is another run than the row above.")
 
 
 def sizes_of(row: dict[str, Any]) -> str:

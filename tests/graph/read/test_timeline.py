@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 import pytest
+import torch
 from torch.fx import Graph
 
+from workbench.graph.read.cost import DEVICES
 from workbench.graph.read.timeline import Costs, simulate
 
 
@@ -38,3 +41,29 @@ def test_compute_stands_still_for_what_is_not_there_yet(order, total, exposed):
     found = simulate(*chain(order))
     assert (found.now, found.exposed_ms) == (total, exposed)
     assert found.now == found.compute_ms + found.exposed_ms
+
+
+@pytest.mark.parametrize(("order", "delays", "total", "exposed"), [
+    ("Sps", 0.0, 4.0, 2.0), ("Sps", 1.0, 6.0, 4.0), ("Sps", 0.5, 5.0, 3.0),
+    ("pSs", 1.0, 6.0, 4.0),  # the product has ended
+    ("Scps", 1.0, 4.0, 1.0),  # a kernel in between lets it begin
+    ("Sppps", 1.0, 6.0, 0.0),  # one product delays it, and the next ones run beside it
+    ("STppppst", 1.0, 12.0, 4.0),  # T begins behind S, while a product runs, and waits for that one's end
+])
+def test_a_collective_waits_for_the_product_that_starts_with_it(order, delays, total, exposed):
+    """p: products of 2 ms; c: another kernel, of 1 ms; S and T: collectives of 4 ms on one group."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    nodes, compute, waits = [], {}, {}
+    starts = {k: graph.call_function(operator.neg, (x,)) for k in "ST"}
+    for letter in order:
+        target = torch.ops.aten.mm.default if letter == "p" else operator.neg
+        nodes.append(starts.get(letter) or graph.call_function(target, (x, x) if letter == "p" else (x,)))
+        compute[nodes[-1]] = {"p": 2.0, "c": 1.0}.get(letter, 0.0)
+        if letter in "st":
+            waits[nodes[-1]] = starts[letter.upper()]
+    launched = {n: 4.0 for k, n in starts.items() if k in order}
+    spec = replace(DEVICES["h100"], product_delays=delays)
+    found = simulate(nodes, Costs(compute, launched, dict.fromkeys(launched, "g"), waits, spec))
+    assert (found.now, found.exposed_ms) == (total, exposed)
+    assert {n for k, n in starts.items() if n in found.delayed} <= set(launched)

@@ -47,7 +47,8 @@ SIMULATE = """console.log(JSON.stringify(given.orders.map((order) => {
 
 
 @pytest.mark.parametrize(("part", "device", "count"), [
-    ("backward", "h200x2", ORDERS), ("backward", "h100", ORDERS // 5), ("forward", "h200x2", ORDERS // 5)])
+    ("backward", "h200x2", ORDERS), ("backward", "h100", ORDERS // 5), ("forward", "h200x2", ORDERS // 5),
+    ("forward", "h100x2", ORDERS // 5)])
 def test_both_simulators_agree_on_random_orders(pair, part, device, count):
     view = CollectiveOrder(pair.by_part[part], device)
     data = unpacked(view.data)
@@ -74,6 +75,7 @@ def test_the_agreement_can_fail(view):
 def test_compute_beside_collectives_slows_down_in_both(pair):
     spec = device_spec("h200x2")
     assert max(spec.compute_slowdown, spec.collective_slowdown) > 1  # else the branch is not tried above
+    assert device_spec("h100x2").product_delays > 0.5 and not spec.product_delays  # this one, too
 
 
 MOVE = """let order = given.data.names.map((_, i) => i); const seen = []; let step;

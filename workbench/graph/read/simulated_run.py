@@ -200,7 +200,9 @@ def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective],
         beside = busy(clock.finish[node]) - busy(begin)
         limit = HIDDEN if beside >= (clock.finish[node] - begin) / 2 else BEHIND_OTHERS
         if exposed > 0:
-            if node in costs.waits:
+            if node in clock.delayed:
+                limit = "the product that starts with it has taken the whole device"
+            elif node in costs.waits:
                 limit = "the operator blocks until the collective ends"
             elif not idle.get(node.name):
                 limit = "nothing computes between its start and its wait"

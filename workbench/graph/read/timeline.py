@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from workbench.graph.read.collectives import Collective, list_collectives, list_host_copies
 from workbench.graph.read.cost import DEVICES, DeviceSpec, Known, collective_ms, device_spec
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
+from workbench.graph.read.nodes import is_compute
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Clock:
     """Nodes issued one by one: compute in order, the collectives of one group one after another. In milliseconds.
 
     now: the end of the compute so far. compute_ms: compute alone. begin, finish: by node. exposed: by collective, how
-    long compute stood still for it.
+    long compute stood still for it. delayed: the collectives that waited for the product that started with them.
     """
 
     def __init__(self, costs: Costs, now: float = 0.0):
@@ -67,6 +68,7 @@ class Clock:
         self.begin: dict[Node, float] = {}
         self.finish: dict[Node, float] = {}
         self.exposed: dict[Node, float] = {}
+        self.delayed: set[Node] = set()
         self._lanes: dict[str, float] = {}
         self._flying: list[Node] = []
 
@@ -87,23 +89,42 @@ class Clock:
             self.now = ready
         if not launches or self.costs.compute.get(node):  # what sends may multiply, too
             self.begin.setdefault(node, self.now)
-            took = self._contended(self.costs.compute[node])
+            took = self._contended(self.costs.compute[node], is_compute(node) and not launches)
             self.now += took
             self.finish.setdefault(node, self.now)
             self.compute_ms += took
 
-    def _contended(self, ms: float) -> float:
-        """How long compute of `ms` takes while collectives run, which it slows down in turn."""
+    def _contended(self, ms: float, product: bool) -> float:
+        """How long compute of `ms` takes while collectives run, which it slows down in turn.
+
+        A product that starts before a collective sends has taken all of the device: the collective waits for its end.
+        """
         spec = self.costs.spec
         self._flying = [n for n in self._flying if self.finish[n] > self.now]
-        if not self._flying or spec.compute_slowdown == spec.collective_slowdown == 1.0:
+        late = set()
+        for node in self._flying if product and spec.product_delays else ():
+            if node not in self.delayed and self.now <= self.begin[node] < self.now + ms:
+                late.add(node)
+                self._delay(node, spec.product_delays * (self.now + ms - self.begin[node]))
+        self.delayed |= late
+        sending = [n for n in self._flying if n not in late]
+        if not sending or spec.compute_slowdown == spec.collective_slowdown == 1.0:
             return ms
-        together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in self._flying) - self.now)
-        for node in self._flying:
+        together = min(ms * spec.compute_slowdown, max(self.finish[n] for n in sending) - self.now)
+        for node in sending:
             self.finish[node] += min(together, self.finish[node] - self.now) * (1 - 1 / spec.collective_slowdown)
             group = self.costs.group[node]
             self._lanes[group] = max(self._lanes[group], self.finish[node])
         return together + ms - together / spec.compute_slowdown
+
+    def _delay(self, first: Node, ms: float) -> None:
+        """A collective begins later by `ms`, and so do those that are queued behind it."""
+        group, begin = self.costs.group[first], self.begin[first]
+        for node in self._flying:
+            if self.costs.group[node] == group and self.begin[node] >= begin:
+                self.begin[node] += ms
+                self.finish[node] += ms
+        self._lanes[group] += ms
 
     @property
     def exposed_ms(self) -> float:

@@ -145,5 +145,6 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
         "owner": [at[owner[n]] for n in nodes], "root": [at[tensor[n]] for n in nodes],
         "uses": [[at[owner[m]] for m in n.all_input_nodes] for n in nodes],
         "size": [size.get(n, 0) for n in nodes], "input": [int(n in inputs) for n in nodes],
-        "kept": [int(n in kept) for n in nodes], "slow": [spec.compute_slowdown, spec.collective_slowdown],
+        "kept": [int(n in kept) for n in nodes],
+        "slow": [spec.compute_slowdown, spec.collective_slowdown, spec.product_delays],
     }

@@ -5,6 +5,7 @@ Every figure is the mean over a window of repetitions, since a burst runs at a c
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,6 +30,8 @@ MOVED = {"cuda": range(16, 31, 2), "cpu": range(14, 25, 2)}
 SENT = {"cuda": range(12, 30, 2), "cpu": range(12, 25, 3)}
 HOST_BYTES = {"cuda": 2**28, "cpu": 2**24}
 SMALL, REPLAYED, LINKS = 64, 10, (16, 64)
+OVERLAPPED, LONG = (4096, 8192), 2**28
+"""Sides of a short and a long product, and elements of an all-gather that takes longer than seven short ones."""
 KINDS: dict[str, Callable[..., Any]] = {
     "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part),
     "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
@@ -58,8 +61,9 @@ def window_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -
     return (time.perf_counter() - started) / repeats * 1e3
 
 
-def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -> float:
-    """The mean milliseconds of a call's kernels: on a GPU they are replayed, since launching may take longer.
+def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0, replayed: int = REPLAYED) -> float:
+    """The mean milliseconds of a call's kernels: on a GPU `replayed` calls are one graph, since launching may take
+    longer.
 
     repeats: as in `window_ms`; ranks that communicate must agree on it.
     """
@@ -68,9 +72,17 @@ def kernel_ms(call: Callable[[], Any], device: torch.device, repeats: int = 0) -
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog asks for events meanwhile
-        for _ in range(REPLAYED):
+        for _ in range(replayed):
             call()
-    return window_ms(graph.replay, device, repeats) / REPLAYED
+    return window_ms(graph.replay, device, repeats) / replayed
+
+
+def cold_ms(make: Callable[[], Callable[[], Any]], size: int, device: torch.device) -> float:
+    """`kernel_ms` of calls on tensors of `size` bytes that are not in the GPU's cache: each has tensors of its own."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+    calls = [make() for _ in range(min(512, 2 * cache // size) + 1)]
+    turns = itertools.cycle(calls)
+    return kernel_ms(lambda: next(turns)(), device, replayed=max(REPLAYED, len(calls)))
 
 
 def _dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
@@ -87,9 +99,13 @@ def matmuls(device: torch.device) -> Iterator[Matmul]:
     for dtype, m, k, n in product(_dtypes(device), sides, sides, sides):
         if dtype is torch.float32 and m * k * n > sides[-2] ** 2 * sides[-1]:
             continue
-        a, b = (torch.randn(size, device=device, dtype=dtype) for size in ((m, k), (k, n)))
-        out = torch.empty(m, n, device=device, dtype=dtype)
-        yield Matmul(dtype=_name(dtype), m=m, k=k, n=n, ms=kernel_ms(lambda: torch.mm(a, b, out=out), device))  # noqa: B023
+
+        def make() -> Callable[[], Any]:
+            a, b, out = (torch.randn(size, device=device, dtype=dtype) for size in ((m, k), (k, n), (m, n)))  # noqa: B023
+            return partial(torch.mm, a, b, out=out)
+
+        size = (m * k + k * n + m * n) * dtype.itemsize
+        yield Matmul(dtype=_name(dtype), m=m, k=k, n=n, ms=cold_ms(make, size, device))
 
 
 def attentions(device: torch.device) -> Iterator[Attention]:
@@ -116,8 +132,11 @@ def attentions(device: torch.device) -> Iterator[Attention]:
 def moves(device: torch.device) -> Iterator[Move]:
     """One pointwise kernel with two inputs and a result."""
     for power in MOVED[device.type]:
-        a, b, out = (torch.ones(2**power // 2, device=device, dtype=torch.bfloat16) for _ in range(3))
-        yield Move(bytes=3 * 2**power, ms=kernel_ms(lambda: torch.add(a, b, out=out), device))  # noqa: B023
+        def make() -> Callable[[], Any]:
+            a, b, out = (torch.ones(2**power // 2, device=device, dtype=torch.bfloat16) for _ in range(3))  # noqa: B023
+            return partial(torch.add, a, b, out=out)
+
+        yield Move(bytes=3 * 2**power, ms=cold_ms(make, 3 * 2**power, device))
 
 
 def collectives(world: World) -> Iterator[Sent]:
@@ -132,36 +151,41 @@ def collectives(world: World) -> Iterator[Sent]:
         yield Sent(kind=kind, ranks=world.size, bytes=2**power, ms=ms)
 
 
-def overlapped(world: World) -> tuple[float, float]:
-    """(compute, collective): how much longer each takes while the other runs, on a GPU of each rank."""
-    side = SIDES["cuda"][-2]
-    a = torch.randn(side, side, device=world.device, dtype=torch.bfloat16)
-    out = torch.empty_like(a)
-    whole, part = torch.ones(2**26, device=world.device), torch.ones(2**26 // world.size, device=world.device)
-    lanes = torch.cuda.current_stream(), torch.cuda.Stream()
-    calls = (lambda: torch.mm(a, a, out=out), lambda: dist.all_gather_into_tensor(whole, part))
+def overlapped(world: World) -> tuple[float, float, float]:
+    """(compute, collective, delay): how much longer each takes beside the other, where the collective began first; and
+    what part of a product's time a collective ends later that is launched right after the product.
 
-    def run(lane: int, repeats: int) -> Callable[[], float]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(lanes[lane]):
-            begin.record()
-            for _ in range(repeats):
-                calls[lane]()
-            end.record()
-        return lambda: begin.elapsed_time(end)
+    On a GPU of each rank, a long all-gather beside products of several waves of blocks; medians of five.
+    """
+    short, long = (torch.randn(side, side, device=world.device, dtype=torch.bfloat16) for side in OVERLAPPED)
+    whole, part = torch.ones(LONG, device=world.device), torch.ones(LONG // world.size, device=world.device)
+    lanes = {"gather": torch.cuda.Stream()}
+    calls: dict[str, Callable[[], Any]] = {
+        "short": partial(torch.mm, short, short, out=torch.empty_like(short)),
+        "long": partial(torch.mm, long, long, out=torch.empty_like(long)),
+        "gather": lambda: dist.all_gather_into_tensor(whole, part)}
 
-    def ms(lane: int, others: int) -> float:
-        dist.barrier()
-        torch.cuda.synchronize()
-        run(1 - lane, others)
-        found = run(lane, 5)
-        torch.cuda.synchronize()
-        return found()
+    def ends(*order: str) -> list[float]:
+        """When each call has ended, in milliseconds from the launch of the first; the median of five times."""
+        found = []
+        for _ in range(6):  # the first warms up
+            dist.barrier()
+            torch.cuda.synchronize()
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(len(order) + 1)]
+            events[0].record(lanes.get(order[0]))
+            for name, event in zip(order, events[1:], strict=True):
+                with torch.cuda.stream(lanes.get(name)):
+                    calls[name]()
+                    event.record()
+            torch.cuda.synchronize()
+            found.append([events[0].elapsed_time(event) for event in events[1:]])
+        return [sorted(times)[len(times) // 2] for times in zip(*found[1:], strict=True)]
 
-    for lane in (0, 1):
-        ms(lane, 5)
-    compute, collective = (max(1.0, ms(lane, 40) / ms(lane, 0)) for lane in (0, 1))
-    return compute, collective
+    products = ["short"] * 30
+    alone, (beside, *slower), gather = ends(*products), ends("gather", *products), ends("gather")[0]
+    compute = (slower[6] - slower[0]) / (alone[6] - alone[0])
+    delay = (ends("long", "gather")[1] - gather) / ends("long")[0]
+    return max(1.0, compute), max(1.0, beside / gather), min(2.0, max(0.0, delay))
 
 
 def node_us(link: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
@@ -239,15 +263,15 @@ def measure(command: str) -> MachineProfile | None:
         raise WorkbenchError(f"{torch.cuda.get_device_name()}: no data sheet of it: add a DeviceSpec to "
                              "workbench/torch_api/devices/specs.py")
     sent = tuple(collectives(world)) if world.size > 1 else ()
-    slower = overlapped(world) if cuda and world.size > 1 else (None, None)
+    slower = overlapped(world) if cuda and world.size > 1 else (None, None, None)
     made = None
     if world.rank == 0:
         made = MachineProfile(
             device=name, command=command, machine=machine(), versions=versions(), matmuls=tuple(matmuls(device)),
             attentions=tuple(attentions(device)), moves=tuple(moves(device)), collectives=sent,
-            compute_slowdown=slower[0], collective_slowdown=slower[1], launch_us=launch_us(device),
-            view_us=view_us(device), wrapper_us=wrapper_us(device), host_gbps=host_gbps(device),
-            replay_us=replay_us(device) if cuda else None)
+            compute_slowdown=slower[0], collective_slowdown=slower[1], product_delays=slower[2],
+            launch_us=launch_us(device), view_us=view_us(device), wrapper_us=wrapper_us(device),
+            host_gbps=host_gbps(device), replay_us=replay_us(device) if cuda else None)
     if world.size > 1:
         dist.barrier()
     return made

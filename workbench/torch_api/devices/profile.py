@@ -66,7 +66,8 @@ class MachineProfile(_Data):
     """The file that `workbench calibrate` writes.
 
     device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
-    while a collective and compute overlap; None without a second GPU. launch_us, view_us: CPU time of an
+    while a collective and compute overlap; product_delays: see `DeviceSpec`; None without a second GPU,
+    and in older files. launch_us, view_us: CPU time of an
     operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
     kernel's launch by code that Inductor wrote. host_gbps: 1e9 bytes/s of a large copy to pinned host memory or back,
     the slower way. Older files lack the last three. replay_us: GPU time of a small kernel in a CUDA graph, all gaps
@@ -85,6 +86,7 @@ class MachineProfile(_Data):
     collectives: tuple[Sent, ...] = ()
     compute_slowdown: float | None = Field(None, ge=1, le=100)
     collective_slowdown: float | None = Field(None, ge=1, le=100)
+    product_delays: float | None = Field(None, ge=0, le=2)
     launch_us: PositiveFloat
     view_us: PositiveFloat | None = None
     wrapper_us: PositiveFloat | None = None
@@ -237,8 +239,9 @@ def measured_spec(name: str, profile: MachineProfile) -> MeasuredSpec:
         groups.setdefault((row.kind, row.ranks), []).append((row.bytes, row.ms))
     given = {key: getattr(sheet, key) for key in DeviceSpec.__dataclass_fields__}
     given |= {"name": name, "compute_slowdown": profile.compute_slowdown or 1.0,
-              "collective_slowdown": profile.collective_slowdown or 1.0, "launch_us": profile.launch_us,
-              "view_us": profile.view_us, "wrapper_us": profile.wrapper_us,
+              "collective_slowdown": profile.collective_slowdown or 1.0,
+              "product_delays": profile.product_delays or 0.0,
+              "launch_us": profile.launch_us, "view_us": profile.view_us, "wrapper_us": profile.wrapper_us,
               "host_gbps": profile.host_gbps or sheet.host_gbps}
     return MeasuredSpec(**given, profile=profile,
                         _moves=tuple(sorted((m.bytes, m.ms) for m in profile.moves)),

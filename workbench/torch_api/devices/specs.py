@@ -17,7 +17,8 @@ class DeviceSpec:
 
     tflops: dense 1e12 FLOP/s by dtype name. dram_gbps, link_gbps, net_gbps: 1e9 bytes/s of memory, of one rank's link
     inside a host, and of its link between hosts. latency_us: of a collective. compute_slowdown, collective_slowdown:
-    factors on the time of each while both run. launch_us, view_us: CPU time of an operator that launches a kernel
+    factors on the time of each while both run. product_delays: how much of a product's time a collective waits that
+    starts with it, and finds no free multiprocessor. launch_us, view_us: CPU time of an operator that launches a kernel
     and of one that launches none, where a graph runs node by node; wrapper_us: of a kernel's launch by Inductor's code.
     None if not measured.
     host_gbps: 1e9 bytes/s of a copy to pinned host memory or back.
@@ -34,6 +35,7 @@ class DeviceSpec:
     generation: str = "HOPPER"
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
+    product_delays: float = 0.0
     launch_us: float | None = None
     view_us: float | None = None
     wrapper_us: float | None = None

@@ -1,15 +1,34 @@
 // The simulator of workbench/graph/read, for one graph: compute in order, the collectives of a group one after another.
 export function simulate(d, order) {
-  const [computeSlow, collectiveSlow] = d.slow;
+  const [computeSlow, collectiveSlow, productDelays] = d.slow;
+  const delayed = new Set();
   const [begin, finish, exposed, lanes, issued] = [[], [], [], [], []];
   let now = 0;
   let flying = [];
 
-  function contended(ms) { // compute beside collectives takes longer, and so do they
-    flying = flying.filter((i) => finish[i] > now);
-    if (!flying.length || (computeSlow === 1 && collectiveSlow === 1)) return ms;
-    const together = Math.min(ms * computeSlow, Math.max(...flying.map((i) => finish[i])) - now);
+  function delay(first, ms) { // it begins later, and so do those that are queued behind it
+    const from = begin[first];
     for (const i of flying) {
+      if (d.group[i] !== d.group[first] || begin[i] < from) continue;
+      begin[i] += ms;
+      finish[i] += ms;
+    }
+    lanes[d.group[first]] += ms;
+  }
+
+  function contended(ms, product) { // compute beside collectives takes longer, and so do they
+    flying = flying.filter((i) => finish[i] > now);
+    const late = new Set();
+    for (const i of product && productDelays ? flying : []) {
+      if (delayed.has(i) || begin[i] < now || begin[i] >= now + ms) continue;
+      late.add(i);
+      delayed.add(i);
+      delay(i, productDelays * (now + ms - begin[i]));
+    }
+    const sending = flying.filter((i) => !late.has(i));
+    if (!sending.length || (computeSlow === 1 && collectiveSlow === 1)) return ms;
+    const together = Math.min(ms * computeSlow, Math.max(...sending.map((i) => finish[i])) - now);
+    for (const i of sending) {
       finish[i] += Math.min(together, finish[i] - now) * (1 - 1 / collectiveSlow);
       lanes[d.group[i]] = Math.max(lanes[d.group[i]], finish[i]);
     }
@@ -30,7 +49,7 @@ export function simulate(d, order) {
       now = ready;
     } else if (!launches) {
       begin[i] = now;
-      now = finish[i] = now + contended(d.ms[i]);
+      now = finish[i] = now + contended(d.ms[i], d.heavy[i] && start < 0);
     }
     issued[i] = now;
   }
