@@ -12,7 +12,7 @@ import torch
 from workbench import build, fake_world, load_recipe
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, simulated
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, TAKEN, simulated
 from workbench.graph.read.timeline import costs_of, simulate
 
 RECIPE = load_recipe("llama3_block_bucketing").override({"mesh.tp": 2, "model.n_layers": 2})
@@ -51,6 +51,10 @@ def test_exposed_or_hidden_and_by_what_it_is_limited(record):
     slow = replace(device_spec("h100"), link_gbps=0.5, latency_us=0.1)  # bytes, and not starts, take the time
     assert "its bytes over the link" in {s.limit for s in simulated(record.after[1], slow).collectives}
     assert "latency" in {s.limit for s in simulated(record.after[1]).collectives}
+    late = replace(slow, product_delays=1.0)
+    held = [s for s in simulated(record.after[1], late).collectives if s.limit == TAKEN]
+    assert held and all(s.exposed > 0 for s in held)
+    assert TAKEN not in {s.limit for s in simulated(record.after[1], slow).collectives}
 
 
 @pytest.mark.parametrize(("product_first", "limit"), [(True, HIDDEN), (False, BEHIND_OTHERS)])
