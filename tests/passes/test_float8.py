@@ -252,15 +252,21 @@ def with_larger_shards(function, described):
 def test_numerics_finds_scales_that_the_ranks_do_not_share(pool2):
     plain = small(FSDP2).override(BFLOAT16)
     assert pool2.run(with_larger_shards, agrees_on_no_group, plain) == ["FAIL", "FAIL"]
+
+
+@pytest.mark.slow
+def test_numerics_passes_with_larger_shards_alone(pool2):
+    plain = small(FSDP2).override(BFLOAT16)
     assert pool2.run(with_larger_shards, lambda gm: gm, plain) == ["PASS", "PASS"]
 
 
-def test_the_verdicts_on_ranks_and_what_they_measure(pool2):
-    for scaling in ("tensorwise", "rowwise"):
-        verdicts, whole = pool2.run(full_level, recipe(passes=(BLOCKS,), scaling=scaling))[0]
-        assert {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
-            ("lint", "effect", "collectives", "memory", "numerics"), "PASS")
-        assert whole == ["PASS"]
+# quick: test_other_passes_take_the_result is tensorwise
+@pytest.mark.parametrize("scaling", [pytest.param("tensorwise", marks=pytest.mark.slow), "rowwise"])
+def test_the_verdicts_on_ranks_and_what_they_measure(pool2, scaling):
+    verdicts, whole = pool2.run(full_level, recipe(passes=(BLOCKS,), scaling=scaling))[0]
+    assert {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
+        ("lint", "effect", "collectives", "memory", "numerics"), "PASS")
+    assert whole == ["PASS"]
 
 
 COMBINED = {
@@ -286,8 +292,10 @@ def test_other_passes_take_the_result(pool2, name):
         assert {outcome for outcome, _ in found.values()} == {"PASS"}, (name, each, found)
 
 
-@pytest.mark.parametrize("mesh", [
-    pytest.param({"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow), {"dp_shard": 2, "tp": 2}], ids=str)
-def test_on_two_axes(pool4, mesh):
-    verdicts, whole = pool4.run(full_level, recipe(mesh, passes=(BLOCKS,)))[0]
+@pytest.mark.parametrize(("pool", "mesh"), [
+    ("pool2", {"tp": 2}),
+    pytest.param("pool4", {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow),
+    pytest.param("pool4", {"dp_shard": 2, "tp": 2}, marks=pytest.mark.slow)], ids=str, indirect=["pool"])
+def test_on_other_axes(pool, mesh):
+    verdicts, whole = pool.run(full_level, recipe(mesh, passes=(BLOCKS,) if "dp_shard" in mesh else ()))[0]
     assert whole == ["PASS"] and {outcome for outcome, _ in verdicts[NAME].values()} == {"PASS"}

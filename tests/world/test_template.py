@@ -169,10 +169,15 @@ def test_a_number_of_threads_that_is_none_is_left_to_torch(monkeypatch, said):
     template._set_threads(said)
 
 
+def test_all_modules_are_looked_at():
+    found = template._files()
+    assert any(name.endswith("workbench/pipeline/run.py") for name in found)
+    assert any(name.endswith("workbench/authoring/models/llama3.py") for name in found)
+
+
+@pytest.mark.slow  # quick: test_what_an_import_may_read_takes_another_template
 def test_an_edited_module_takes_another_template(own, monkeypatch):
     later = {name: written + 1 for name, written in template._files().items()}
-    assert any(name.endswith("workbench/pipeline/run.py") for name in later)
-    assert any(name.endswith("workbench/authoring/models/llama3.py") for name in later)
     monkeypatch.setattr(template, "_files", lambda: later)
     with ranks(1, backend="gloo", echo="none") as pool:
         assert pool.run(os.getpid) == pool.pids
