@@ -354,6 +354,7 @@ def test_a_file_of_random_state_that_cannot_be_read_is_named(trained):
     assert told.startswith(f"checkpoint {file.parent}: random_0.pt cannot be read (") and told.endswith(DELETE)
 
 
+@pytest.mark.slow  # quick: test_the_command_saves_and_resumes, and the resumed run that is bitwise
 def test_a_run_on_ranks_saves_resumes_and_tells_so(pool2, tmp_path):
     recipe = small({"dp_shard": 2}).override({"training.step": "whole", "training.steps": 2})
     run(recipe, world=pool2, progress=False, checkpoints=tmp_path, save_every=1)

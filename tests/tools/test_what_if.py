@@ -114,7 +114,8 @@ def test_the_first_answer_runs_all(started, fake4):
     ({"passes.overlap_collectives.horizon": 2}, "overlap_collectives"),
     pytest.param({BUCKETING: False}, "transformer_block_bucketing", marks=pytest.mark.slow),
     pytest.param({"passes": ["transformer_block_bucketing"]}, None, marks=pytest.mark.slow),
-    ({"joint_passes.reshard_after_forward.policy": "never"}, "reshard_after_forward"),
+    pytest.param({"joint_passes.reshard_after_forward.policy": "never"}, "reshard_after_forward",
+                 marks=pytest.mark.slow),  # quick: test_whole_lists_and_their_order runs from a joint pass on
     pytest.param({"joint_passes.activation_checkpointing.policy": "full"}, "activation_checkpointing",
                  marks=pytest.mark.slow),
     pytest.param({"joint_passes.inductor_decomposition.at": "capture"}, "capture", marks=pytest.mark.slow),

@@ -174,10 +174,15 @@ def test_stones_keep_gathered_weights() -> None:
 def test_bisect_finds_bass_by_values() -> None:
     found = bisect(pipeline("voices"), world="gloo", progress=False).found
     assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_voices_are_sound_without_bass() -> None:
     assert bisect(pipeline("voices", without="bass"), world="gloo", progress=False).ok
 
 
-def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
+def test_metals_differ_between_ranks() -> None:
     verdict = compare_schedules(pipeline("metals"), ranks="all").verdict
     assert verdict.outcome == "FAIL" and "the ranks would hang" in verdict.message
     first, other = (examined("metals", rank=rank)[0][2] for rank in (0, 1))
@@ -185,6 +190,10 @@ def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
     assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
     moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
     assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
+
+
+@pytest.mark.slow
+def test_metals_agree_without_iron() -> None:
     assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
 
 
