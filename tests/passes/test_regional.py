@@ -81,7 +81,8 @@ def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch)
 
 def test_a_region_s_product_still_hides_the_collectives_around_it(fake4, uncompiled):
     """Attention's region has copies behind it that nobody needs soon: its call must not take their place."""
-    recipe = load_recipe("llama3_flex_autobucketing_regional").override({"mesh.dp_shard": 4, "mesh.tp": 1})
+    recipe = load_recipe("llama3_flex_autobucketing_regional").override({
+        "mesh.dp_shard": 4, "mesh.tp": 1, "model.n_layers": 2})
     records = run_partitioned(partition(capture(author(recipe, fake4))), recipe.passes)[0]
     chosen, kept = (record.verdict("order") for record in records)
     assert chosen.outcome is kept.outcome is Outcome.PASS and kept.evidence["lost"] == 0
