@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from result import tell  # noqa: E402
 
+from benchmarks.result import tell  # noqa: E402
 from workbench import WorkbenchError, ranks  # noqa: E402
 
 

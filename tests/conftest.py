@@ -39,6 +39,17 @@ def fake4() -> Iterator[Any]:
         yield world
 
 
+@pytest.fixture(scope="session")
+def tour() -> Any:
+    """The tour's recipe with one layer, built on a fake world: no test changes it."""
+    from workbench import build, load_recipe
+    from workbench.world.fake import fake_world
+
+    recipe = load_recipe("tour").override({"model.n_layers": 1})
+    with fake_world(recipe.mesh.world_size) as world:
+        return build(recipe, world)
+
+
 def _ranks(n: int, backend: str) -> Iterator[Any]:
     from workbench.world.ranks import ranks
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from workbench import build, fake_world, load_recipe
 from workbench.checks.lineage import history
 
 
 @pytest.fixture(scope="module")
-def records():
-    recipe = load_recipe("tour").override({"model.n_layers": 1})
-    with fake_world(recipe.mesh.world_size) as world:
-        return build(recipe, world).records
+def records(tour):
+    return tour.records
 
 
 def test_added_changed_and_moved(records):

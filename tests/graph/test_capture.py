@@ -77,8 +77,8 @@ def test_two_captures_may_be_open_at_once_and_close_in_any_order(authored):
     assert state() == before and len(pair.forward.graph.nodes) > 100
 
 
-def test_a_joint_graph_is_used_once(authored):
-    joint = capture(authored)
+def test_a_joint_graph_is_used_once(joint):
+    joint = joint.fork()
     partition(joint)
     assert len(joint.graph.graph.nodes) > 100  # it can still be read
     for use in (partition, lambda j: run_joint(j, ["reshard_after_forward"])):
@@ -194,8 +194,8 @@ def _uncached(*args, **keywords):
     return aot_export_joint_with_descriptors(*args, **keywords)
 
 
-def test_print_shows_the_program_and_where_it_came_from(authored):
-    small = capture(authored)
+def test_print_shows_the_program_and_where_it_came_from(authored, joint):
+    small = joint.fork()
     first, *lines = str(small).splitlines()
     assert first == "# small, captured by AOTAutograd on rank 0 of 4; passes so far: none"
     nodes = list(small.graph.graph.nodes)

@@ -21,18 +21,28 @@ def two_layers(fake4):
 
 
 @pytest.fixture(scope="session")
-def through():
+def captured_once():
+    """`captured_once(authored)`: a fork of the model's one capture."""
+    kept = {}
+
+    def fork(authored, decompositions=None):
+        key = id(authored), frozenset(decompositions or ())
+        if key not in kept:  # with the model, so that its id stays its own
+            kept[key] = authored, capture(authored, decompositions=decompositions)
+        return kept[key][1].fork()
+
+    return fork
+
+
+@pytest.fixture(scope="session")
+def through(captured_once):
     """`through(authored, joint_passes, passes)`: (records by name, partitioned pair, joint graph before partition).
 
     What it captured once it forks: the model stays as it is.
     """
-    kept = {}
 
     def go(authored, joint=(), passes=(), decompositions=None):
-        key = id(authored), frozenset(decompositions or ())
-        if key not in kept:  # with the model, so that its id stays its own
-            kept[key] = authored, capture(authored, decompositions=decompositions)
-        graph = kept[key][1].fork()
+        graph = captured_once(authored, decompositions)
         records = run_joint(graph, joint)
         last = graph.graph
         pair = partition(graph)

@@ -13,7 +13,6 @@ from on_ranks import calls, full_level, insert, outcomes, small, user_pass
 from workbench.authoring.author import author
 from workbench.checks.lint import scaled_operands
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import capture
 from workbench.graph.products.linear import products_of
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import saved_tensors
@@ -42,12 +41,17 @@ def recipe(mesh=FSDP2, joint=(), passes=(), layers=1, changes=None, **options):
     return first.override({**BFLOAT16, **(changes or {}), "passes": list(passes)})
 
 
+@pytest.fixture(scope="module")
+def sharded(fake4):
+    return author(small({"dp_shard": 4}).override(BFLOAT16), fake4)
+
+
 def converted(found):
     return found[0][NAME].verdict("effect")
 
 
-def test_the_three_products_of_each_linear_layer_are_known(authored):
-    found = [p for p in products_of(capture(authored).graph) if p.module == "layers.0.feed_forward.w2"]
+def test_the_three_products_of_each_linear_layer_are_known(authored, captured_once):
+    found = [p for p in products_of(captured_once(authored).graph) if p.module == "layers.0.feed_forward.w2"]
     assert [p.which for p in found] == ["forward", "weight_gradient", "input_gradient"]
     assert sorted(p.sizes for p in found) == sorted([(32, 192, 128), (128, 32, 192), (32, 128, 192)])
 
@@ -76,8 +80,8 @@ def test_a_reason_for_each_product_that_stays(authored, through):
     ({}, {"smallest": 4096}, r"size 16 is below smallest, 4096|below smallest, 4096"),
     ({"model.dim": 24, "model.n_heads": 2, "model.n_kv_heads": 2, "model.ffn_dim": 40}, {}, "no multiple of 16"),
 ])
-def test_nothing_left_to_convert_is_an_error(fake4, through, sizes, options, said):
-    odd = author(small({"dp_shard": 2, "tp": 2}).override(sizes), fake4)
+def test_nothing_left_to_convert_is_an_error(authored, fake4, through, sizes, options, said):
+    odd = author(authored.recipe.override(sizes), fake4) if sizes else authored
     with pytest.raises(WorkbenchError, match=said):
         through(odd, [spec(**options)])
 
@@ -120,9 +124,8 @@ def test_gradients_may_have_the_wider_range(authored, through):
     assert left == [torch.float8_e4m3fn] * 7 + [torch.float8_e5m2] * 14
 
 
-def test_saved_activations_and_gathered_weights_are_float8(fake4, through):
-    plain, float8 = (through(author(small({"dp_shard": 4}).override(BFLOAT16), fake4), joint)
-                     for joint in ((), (spec(),)))
+def test_saved_activations_and_gathered_weights_are_float8(sharded, through):
+    plain, float8 = (through(sharded, joint) for joint in ((), (spec(),)))
     moved = [{c.dtype: c.payload for c in list_collectives(found[2]) if c.kind == kind} for found in (plain, float8)
              for kind in ("all_gather", "all_reduce")]
     assert set(moved[0]) == {"bfloat16"} and set(moved[2]) == {"bfloat16", "uint8"}
@@ -134,9 +137,8 @@ def test_saved_activations_and_gathered_weights_are_float8(fake4, through):
     assert {row.dtype for row in weights if len(row.shape) == 2} == {"float8_e4m3fn"}
 
 
-def test_a_weight_that_something_else_reads_is_gathered_as_before(fake4, through):
-    authored = author(small({"dp_shard": 4}).override(BFLOAT16), fake4)
-    found = through(authored, [spec(products=("forward",))])  # dx reads the weights in bfloat16
+def test_a_weight_that_something_else_reads_is_gathered_as_before(sharded, through):
+    found = through(sharded, [spec(products=("forward",))])  # dx reads the weights in bfloat16
     assert "uint8" not in {c.dtype for c in list_collectives(found[2])}
     assert found[0][NAME].verdict("collectives").outcome == "PASS"
 
@@ -169,8 +171,8 @@ def no_matrix(gm):
 @pytest.mark.parametrize(("broken", "said"), [
     (row_major, "right operand is not column-major, and a GPU takes no other"),
     (no_matrix, "its operands have 2 and 0 dimensions, and a scaled product takes matrices")])
-def test_lint_finds_an_operand_that_a_gpu_refuses(authored, broken, said):
-    graph = capture(authored)
+def test_lint_finds_an_operand_that_a_gpu_refuses(authored, captured_once, broken, said):
+    graph = captured_once(authored)
     with user_pass(broken.__name__, variant(broken), numerics="lossy", tolerance=0.4):
         found = run_joint(graph, [broken.__name__])[0].verdict("lint")
     assert found.outcome == "FAIL" and said in found.message
@@ -190,8 +192,8 @@ def gathers_bfloat16(gm):
     wait.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
 
 
-def test_collectives_finds_a_gather_that_still_moves_bfloat16(fake4):
-    graph = capture(author(small({"dp_shard": 4}).override(BFLOAT16), fake4))
+def test_collectives_finds_a_gather_that_still_moves_bfloat16(sharded, captured_once):
+    graph = captured_once(sharded)
     real = find_pass(NAME)
     with user_pass("wide_gather", variant(gathers_bfloat16), numerics="lossy", tolerance=0.4) as name:
         promising = replace(find_pass(name), promised=lambda before, _: real.promised(before, Float8Options(
@@ -250,15 +252,21 @@ def with_larger_shards(function, described):
 def test_numerics_finds_scales_that_the_ranks_do_not_share(pool2):
     plain = small(FSDP2).override(BFLOAT16)
     assert pool2.run(with_larger_shards, agrees_on_no_group, plain) == ["FAIL", "FAIL"]
+
+
+@pytest.mark.slow
+def test_numerics_passes_with_larger_shards_alone(pool2):
+    plain = small(FSDP2).override(BFLOAT16)
     assert pool2.run(with_larger_shards, lambda gm: gm, plain) == ["PASS", "PASS"]
 
 
-def test_the_verdicts_on_ranks_and_what_they_measure(pool2):
-    for scaling in ("tensorwise", "rowwise"):
-        verdicts, whole = pool2.run(full_level, recipe(passes=(BLOCKS,), scaling=scaling))[0]
-        assert {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
-            ("lint", "effect", "collectives", "memory", "numerics"), "PASS")
-        assert whole == ["PASS"]
+# quick: test_other_passes_take_the_result is tensorwise
+@pytest.mark.parametrize("scaling", [pytest.param("tensorwise", marks=pytest.mark.slow), "rowwise"])
+def test_the_verdicts_on_ranks_and_what_they_measure(pool2, scaling):
+    verdicts, whole = pool2.run(full_level, recipe(passes=(BLOCKS,), scaling=scaling))[0]
+    assert {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
+        ("lint", "effect", "collectives", "memory", "numerics"), "PASS")
+    assert whole == ["PASS"]
 
 
 COMBINED = {
@@ -284,8 +292,10 @@ def test_other_passes_take_the_result(pool2, name):
         assert {outcome for outcome, _ in found.values()} == {"PASS"}, (name, each, found)
 
 
-@pytest.mark.parametrize("mesh", [
-    pytest.param({"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow), {"dp_shard": 2, "tp": 2}], ids=str)
-def test_on_two_axes(pool4, mesh):
-    verdicts, whole = pool4.run(full_level, recipe(mesh, passes=(BLOCKS,)))[0]
+@pytest.mark.parametrize(("pool", "mesh"), [
+    ("pool2", {"tp": 2}),
+    pytest.param("pool4", {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow),
+    pytest.param("pool4", {"dp_shard": 2, "tp": 2}, marks=pytest.mark.slow)], ids=str, indirect=["pool"])
+def test_on_other_axes(pool, mesh):
+    verdicts, whole = pool.run(full_level, recipe(mesh, passes=(BLOCKS,) if "dp_shard" in mesh else ()))[0]
     assert whole == ["PASS"] and {outcome for outcome, _ in verdicts[NAME].values()} == {"PASS"}

@@ -121,12 +121,14 @@ def test_a_choice_where_there_is_none_is_found_out(two, monkeypatch):
     assert found.outcome is Outcome.NO_EFFECT and "planned and not saved: clone" in found.message
 
 
-@pytest.mark.parametrize("mesh", [
-    pytest.param(FSDP4, id="dp_shard 4"), pytest.param(FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("pool", "mesh"), [
+    pytest.param("pool2", {"dp_shard": 2}, id="dp_shard 2"),
+    pytest.param("pool4", FSDP4, id="dp_shard 4", marks=pytest.mark.slow),
+    pytest.param("pool4", FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.slow)], indirect=["pool"])
 @pytest.mark.ranks
-def test_four_ranks_train_bitwise_as_without(pool4, mesh):
+def test_ranks_train_bitwise_as_without(pool, mesh):
     recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.3, "collectives": True}), layers=2)
-    for found in pool4.run(trajectory, recipe):
+    for found in pool.run(trajectory, recipe):
         assert found["differing"] == [] and found["schedule"] == "PASS"
         assert set(found["outcomes"].values()) == {"PASS"}
 

@@ -31,8 +31,8 @@ BOUNDED = {
 BOUND = 1e-4  # five steps of AdamW on gradients that differ by 5e-6: 5.8e-5 was seen, on a CPU with AMX and torch 2.11
 
 
-QUICK = {  # each pass once; what sums over a group, over four
-    "dp_shard 4": ("auto bucketing", "all but decomposition"), "dp_shard 2 x tp 2": ("overlap and cleanup",),
+QUICK = {  # each pass once; sums over a group of four
+    "dp_shard 4": ("auto bucketing",), "dp_shard 2 x tp 2": ("overlap and cleanup",),
 }
 CASES = [
     pytest.param(mesh, name, id=f"{name}, {axes}", marks=() if name in QUICK[axes] else pytest.mark.slow)

@@ -37,11 +37,11 @@ def pair(fake4):
     """Makes the forward and backward of a small llama3 on a fake mesh, with passes run on it."""
 
     @cache
-    def captured(n_layers):
-        return capture(author(small(FSDP_TP, layers=n_layers), fake4))
+    def captured(n_layers, mesh):
+        return capture(author(small(dict(mesh), layers=n_layers), fake4))
 
-    def make(*specs, n_layers=1):
-        made = partition(captured(n_layers).fork())
+    def make(*specs, n_layers=1, mesh=FSDP_TP):
+        made = partition(captured(n_layers, tuple(mesh.items())).fork())
         return made, run_partitioned(made, specs)[0]
 
     return make
@@ -81,7 +81,8 @@ def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch)
 
 def test_a_region_s_product_still_hides_the_collectives_around_it(fake4, uncompiled):
     """Attention's region has copies behind it that nobody needs soon: its call must not take their place."""
-    recipe = load_recipe("llama3_flex_autobucketing_regional").override({"mesh.dp_shard": 4, "mesh.tp": 1})
+    recipe = load_recipe("llama3_flex_autobucketing_regional").override({
+        "mesh.dp_shard": 4, "mesh.tp": 1, "model.n_layers": 2})
     records = run_partitioned(partition(capture(author(recipe, fake4))), recipe.passes)[0]
     chosen, kept = (record.verdict("order") for record in records)
     assert chosen.outcome is kept.outcome is Outcome.PASS and kept.evidence["lost"] == 0
@@ -304,8 +305,8 @@ def test_parts_are_those_that_the_pass_compiles(uncompiled):
 
 @pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["tp 1", "tp 2"])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_silu_is_a_part_of_its_own_as_lesson_06_says(fake4, mesh, layers):
-    made = partition(capture(author(small(mesh, layers=layers), fake4)))
+def test_silu_is_a_part_of_its_own_as_lesson_06_says(pair, mesh, layers):
+    made, _ = pair(n_layers=layers, mesh=mesh)
     forward, backward = ([{n.name.rstrip("_0123456789") for n in nodes if kind_of(n) not in ("view", "copy")}
                           for name, nodes in parts_to_compile(graph, ["feed_forward"]) if name.endswith("layers.0")]
                          for graph in made.graphs)

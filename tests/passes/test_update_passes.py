@@ -145,7 +145,7 @@ def test_gradients_that_share_memory_are_refused():
         run_partitioned(whole, [FUSED])
 
 
-@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_updates_move_behind_their_gradients_bitwise(groups):
     found = built({"name": OVERLAP, "groups": groups}, **{"training.clip": None})
     effect = verdict(found)

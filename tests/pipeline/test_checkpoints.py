@@ -72,8 +72,8 @@ def interrupted(recipe, first, then, folder):
     return [name for name in wanted if not torch.equal(wanted[name], found[name])], began
 
 
-@pytest.mark.parametrize(("first", "then"), [
-    ("whole", "whole"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (EAGER_WHOLE, WHOLE_EAGER))])
+@pytest.mark.slow  # quick: test_a_resumed_schedule_and_all_random_numbers_go_on
+@pytest.mark.parametrize(("first", "then"), [("whole", "whole"), EAGER_WHOLE, WHOLE_EAGER])
 def test_a_resumed_run_is_bitwise_the_one_without_an_interruption(pool2, tmp_path, first, then):
     for odd, began in pool2.run(interrupted, small({"dp_shard": 2}), first, then, tmp_path):
         assert odd == [] and began == 2
@@ -136,7 +136,7 @@ def killed(recipe, folder):
         return step(self, steps)
 
     filesystem._write_item, Checkpoints.save = killing, counting
-    return go_on(recipe, "whole", 4, folder, 2)
+    return go_on(recipe, "eager", 4, folder, 2)
 
 
 @pytest.mark.ranks
@@ -152,7 +152,7 @@ def test_kill_in_the_middle_of_a_save_loses_no_earlier_checkpoint(tmp_path):
 
 
 def after_the_kill(recipe, folder):
-    began, _, found = go_on(recipe, "whole", 4, folder)
+    began, _, found = go_on(recipe, "eager", 4, folder)
     wanted = go_on(recipe, "eager", 4)[2]
     return [name for name in wanted if name != "random" and not torch.equal(wanted[name], found[name])], began
 
@@ -299,7 +299,7 @@ def interrupted_schedule(recipe, first, then, folder, scheduler):
 
 
 @pytest.mark.parametrize(("first", "then"), [
-    EAGER_WHOLE, *(pytest.param(*each, marks=pytest.mark.slow) for each in (("whole", "whole"), WHOLE_EAGER))])
+    ("whole", "whole"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (EAGER_WHOLE, WHOLE_EAGER))])
 def test_a_resumed_schedule_and_all_random_numbers_go_on(pool2, tmp_path, first, then):
     for odd, rates in pool2.run(interrupted_schedule, small({"dp_shard": 2}), first, then, tmp_path, scheduled):
         assert odd == []
@@ -354,6 +354,7 @@ def test_a_file_of_random_state_that_cannot_be_read_is_named(trained):
     assert told.startswith(f"checkpoint {file.parent}: random_0.pt cannot be read (") and told.endswith(DELETE)
 
 
+@pytest.mark.slow  # quick: test_the_command_saves_and_resumes, and the resumed schedule
 def test_a_run_on_ranks_saves_resumes_and_tells_so(pool2, tmp_path):
     recipe = small({"dp_shard": 2}).override({"training.step": "whole", "training.steps": 2})
     run(recipe, world=pool2, progress=False, checkpoints=tmp_path, save_every=1)

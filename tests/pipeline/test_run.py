@@ -73,6 +73,7 @@ def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
         run(SMALL.override({"joint_passes": ["endless"]}), timeout=40, progress=False)
 
 
+@pytest.mark.slow  # quick: test_a_pass_that_raises_on_one_rank_names_it, of the same error
 def test_a_pass_that_raises_names_its_rank() -> None:
     def explode(gm):
         raise RuntimeError("half way")

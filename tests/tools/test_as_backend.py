@@ -251,8 +251,8 @@ def test_groups_are_those_of_the_meshes_with_or_without_names():
 @pytest.mark.compat
 @pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [
     ({"dp_shard": 2}, ("reshard_after_forward",), ("transformer_block_bucketing", "graph_cleanup"), True),
-    ({"dp_shard": 2}, ("activation_checkpointing", "reshard_after_forward"),
-     ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False),
+    pytest.param({"dp_shard": 2}, ("activation_checkpointing", "reshard_after_forward"),
+                 ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False, marks=pytest.mark.slow),
     pytest.param(FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), True,
                  marks=pytest.mark.slow),
 ], ids=["fsdp", "fsdp, groups from the DTensors", "fsdp x tp"])

@@ -124,8 +124,9 @@ def test_restart_of_the_kernel(notebook, row, backend, n):
     row(f"{n} {backend}", "restart of the kernel", seconds, left, book.works())
 
 
+@pytest.mark.slow  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
-@pytest.mark.parametrize("how", [pytest.param("shutdown", marks=pytest.mark.slow), "kill -9"])
+@pytest.mark.parametrize("how", ["shutdown", "kill -9"])
 def test_the_end_of_the_kernel(notebook, row, backend, n, how):
     book = notebook(backend, n)
     book.hang()

@@ -325,6 +325,7 @@ def start_parent(folder):
     return parent, pids
 
 
+@pytest.mark.slow  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
 def test_kill_9_of_the_parent_leaves_no_orphan_and_no_folder(private_folder):
     parent, pids = start_parent(private_folder)
     parent.kill()

@@ -56,46 +56,11 @@ def test_a_rank_is_this_process_s_child_in_its_folder_with_what_is_set_now(own, 
     assert [own] == template._TEMPLATES
 
 
-def test_what_an_import_may_read_takes_another_template(own, monkeypatch):
-    monkeypatch.setenv("TORCH_LOGS", "-all")
-    with ranks(1, backend="gloo", echo="none") as pool:
-        assert pool.run(os.getenv, "TORCH_LOGS") == ["-all"]
-    assert [own] != template._TEMPLATES and not alive(own.pid)
-
-
 def test_ranks_with_variables_of_their_own_or_cuda_are_no_forks(monkeypatch):
     assert template.suits("gloo", {})
     assert not template.suits("nccl", {}) and not template.suits("gloo", {"TORCH_LOGS": "aot"})
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert not template.suits("gloo", {})
-
-
-def test_a_template_that_was_killed_is_replaced_and_its_ranks_live_on(own):
-    with ranks(1, backend="gloo", echo="none") as pool:
-        pids = pool.pids
-        os.kill(own.pid, signal.SIGKILL)
-        assert wait_until_gone([own.pid]) == []
-        assert pool.run(os.getpid) == pids
-        with ranks(1, backend="gloo", echo="none") as second:
-            assert second.run(os.getpid) == second.pids
-    assert [own] != template._TEMPLATES
-
-
-def test_a_template_that_cannot_import_torch_says_why(tmp_path, monkeypatch):
-    (tmp_path / "pydantic.py").write_text("raise RuntimeError('a broken installation')")
-    monkeypatch.syspath_prepend(tmp_path)
-    fds = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(WorkbenchError, match=r"(?s)imports torch for them ended with status 1:\n.*a broken install"):
-        ranks(2, backend="gloo")
-    assert template._TEMPLATES == [] and len(os.listdir("/proc/self/fd")) <= fds
-
-
-def test_a_template_that_imports_for_too_long_is_ended(monkeypatch):
-    template.end()
-    monkeypatch.setattr(template, "START_SECONDS", 0.05)
-    with pytest.raises(WorkbenchError, match=r"imports torch for them has not done so in 0\.05 s$"):
-        ranks(2, backend="gloo")
-    assert template._TEMPLATES == []
 
 
 def test_an_exit_status_and_a_signal_are_told_as_of_any_child(own):
@@ -169,21 +134,10 @@ def test_a_number_of_threads_that_is_none_is_left_to_torch(monkeypatch, said):
     template._set_threads(said)
 
 
-def test_an_edited_module_takes_another_template(own, monkeypatch):
-    later = {name: written + 1 for name, written in template._files().items()}
-    assert any(name.endswith("workbench/pipeline/run.py") for name in later)
-    assert any(name.endswith("workbench/authoring/models/llama3.py") for name in later)
-    monkeypatch.setattr(template, "_files", lambda: later)
-    with ranks(1, backend="gloo", echo="none") as pool:
-        assert pool.run(os.getpid) == pool.pids
-    assert [own] != template._TEMPLATES and not alive(own.pid)
-
-
-def test_nothing_is_prepared_where_ranks_are_no_forks(monkeypatch):
-    template.end()
-    monkeypatch.setattr("workbench.world.local.Path.exists", lambda self: True)  # a driver of NVIDIA's
-    prepare()
-    assert template._TEMPLATES == []
+def test_all_modules_are_looked_at():
+    found = template._files()
+    assert any(name.endswith("workbench/pipeline/run.py") for name in found)
+    assert any(name.endswith("workbench/authoring/models/llama3.py") for name in found)
 
 
 def drawn():
@@ -217,17 +171,6 @@ def test_an_interrupt_between_two_forks_leaves_no_rank(own, monkeypatch):
     assert not alive(made[0].pid)
 
 
-def test_a_folder_made_after_the_template_started_can_be_imported_from(tmp_path, monkeypatch):
-    folder = tmp_path / "later"
-    monkeypatch.syspath_prepend(folder)
-    prepare()
-    ranks(1, backend="gloo", echo="none").close()
-    folder.mkdir()
-    (folder / "made_later.py").write_text("value = 1")
-    with ranks(1, backend="gloo", echo="none") as pool:
-        assert pool.run(eval, "__import__('made_later').value") == [1]
-
-
 def writes_at_its_end(path):
     import threading
 
@@ -256,15 +199,80 @@ def place():
     return os.sched_getaffinity(0), os.umask(0)
 
 
-def test_imports_that_print_much_do_not_stop_a_template(monkeypatch):
-    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # some 200 KB
-    with ranks(1, backend="gloo", echo="none") as pool:
-        assert pool.run(os.getpid) == pool.pids
-
-
 def test_an_editors_link_to_nowhere_is_no_module(tmp_path, monkeypatch):
     (tmp_path / "world").mkdir()
     (tmp_path / "world" / "pool.py").touch()
     (tmp_path / "world" / ".#pool.py").symlink_to("nowhere")
     monkeypatch.setattr(template, "__file__", str(tmp_path / "world" / "template.py"))
     assert list(template._files()) == [str(tmp_path / "world" / "pool.py")]
+
+
+# from here on templates end: each costs seconds, so all that one serves comes before
+
+
+def test_what_an_import_may_read_takes_another_template(own, monkeypatch):
+    monkeypatch.setenv("TORCH_LOGS", "-all")
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(os.getenv, "TORCH_LOGS") == ["-all"]
+    assert [own] != template._TEMPLATES and not alive(own.pid)
+
+
+def test_a_template_that_was_killed_is_replaced_and_its_ranks_live_on(own):
+    with ranks(1, backend="gloo", echo="none") as pool:
+        pids = pool.pids
+        os.kill(own.pid, signal.SIGKILL)
+        assert wait_until_gone([own.pid]) == []
+        assert pool.run(os.getpid) == pids
+        with ranks(1, backend="gloo", echo="none") as second:
+            assert second.run(os.getpid) == second.pids
+    assert [own] != template._TEMPLATES
+
+
+@pytest.mark.slow  # quick: test_what_an_import_may_read_takes_another_template
+def test_an_edited_module_takes_another_template(own, monkeypatch):
+    later = {name: written + 1 for name, written in template._files().items()}
+    monkeypatch.setattr(template, "_files", lambda: later)
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(os.getpid) == pool.pids
+    assert [own] != template._TEMPLATES and not alive(own.pid)
+
+
+def test_a_template_that_cannot_import_torch_says_why(tmp_path, monkeypatch):
+    (tmp_path / "pydantic.py").write_text("raise RuntimeError('a broken installation')")
+    monkeypatch.syspath_prepend(tmp_path)
+    fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(WorkbenchError, match=r"(?s)imports torch for them ended with status 1:\n.*a broken install"):
+        ranks(2, backend="gloo")
+    assert template._TEMPLATES == [] and len(os.listdir("/proc/self/fd")) <= fds
+
+
+def test_a_template_that_imports_for_too_long_is_ended(monkeypatch):
+    template.end()
+    monkeypatch.setattr(template, "START_SECONDS", 0.05)
+    with pytest.raises(WorkbenchError, match=r"imports torch for them has not done so in 0\.05 s$"):
+        ranks(2, backend="gloo")
+    assert template._TEMPLATES == []
+
+
+def test_nothing_is_prepared_where_ranks_are_no_forks(monkeypatch):
+    template.end()
+    monkeypatch.setattr("workbench.world.local.Path.exists", lambda self: True)  # a driver of NVIDIA's
+    prepare()
+    assert template._TEMPLATES == []
+
+
+def test_a_folder_made_after_the_template_started_can_be_imported_from(tmp_path, monkeypatch):
+    folder = tmp_path / "later"
+    monkeypatch.syspath_prepend(folder)
+    prepare()
+    ranks(1, backend="gloo", echo="none").close()
+    folder.mkdir()
+    (folder / "made_later.py").write_text("value = 1")
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(eval, "__import__('made_later').value") == [1]
+
+
+def test_imports_that_print_much_do_not_stop_a_template(monkeypatch):
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # some 200 KB
+    with ranks(1, backend="gloo", echo="none") as pool:
+        assert pool.run(os.getpid) == pool.pids

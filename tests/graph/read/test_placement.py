@@ -6,17 +6,13 @@ import pytest
 import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, shards, trace
 
-from workbench import author, capture, fake_world, load_recipe
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.placement import CUT, WHOLE, placement_of
 
-RECIPE = load_recipe("tour").override({"model.n_layers": 1})
-
 
 @pytest.fixture(scope="module")
-def captured():
-    with fake_world(RECIPE.mesh.world_size) as world:
-        return capture(author(RECIPE, world)).graph
+def captured(tour):
+    return tour.captured
 
 
 def by_hand(function, *inputs):

@@ -12,7 +12,7 @@ import torch
 from workbench import build, fake_world, load_recipe
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, simulated
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, HIDDEN, TAKEN, simulated
 from workbench.graph.read.timeline import costs_of, simulate
 
 RECIPE = load_recipe("llama3_block_bucketing").override({"mesh.tp": 2, "model.n_layers": 2})
@@ -74,11 +74,15 @@ def test_hidden_behind_a_product_or_behind_another_collective(product_first, lim
         node(torch.ops.aten.mm.default, values["x"], values["x"], shape=(2048, 2048))
     waits = [node(ops.wait_tensor.default, gathers[name], shape=(128, 64)) for name in ("a", "b")]
     graph.output(tuple(waits))
-    run = simulated(torch.fx.GraphModule({}, graph), replace(device_spec("h100"), latency_us=5.0))
+    spec = replace(device_spec("h100"), latency_us=5.0)
+    run = simulated(torch.fx.GraphModule({}, graph), spec)
     (of_b,) = [s for s in run.collectives if s.lane == "1"]
     assert of_b.limit == limit and of_b.exposed == 0
     assert run.fates() == ("2 of 2 collectives hidden behind compute" if product_first else
                            "0 of 2 collectives hidden behind compute and 1 behind exposed ones")
+    held = simulated(torch.fx.GraphModule({}, graph), replace(spec, product_delays=1.0))
+    assert (TAKEN in {s.limit for s in held.collectives}) is product_first
+    assert (held.exposed_ms > run.exposed_ms) is product_first
 
 
 def test_a_trace_for_perfetto(record, tmp_path):

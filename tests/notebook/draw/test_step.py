@@ -11,7 +11,7 @@ from torch.fx import symbolic_trace
 from unpacked import unpacked
 
 from benchmarks import accuracy
-from workbench import WorkbenchError, build, fake_world, load_recipe
+from workbench import WorkbenchError, load_recipe
 from workbench.checks.record import PassRecord
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.diff import diff
@@ -27,9 +27,8 @@ RECIPE = load_recipe("tour").override({"model.n_layers": 1})
 
 
 @pytest.fixture(scope="module")
-def built():
-    with fake_world(RECIPE.mesh.world_size) as world:
-        return build(RECIPE, world)
+def built(tour):
+    return tour
 
 
 def test_a_step_counts_what_changed(built):

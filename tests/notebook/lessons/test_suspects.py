@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -44,10 +45,11 @@ INSTEAD = {  # of each checkpoint: wrong second names, and what is said of them
 }
 
 
-def examined(name: str, instead: dict[str, str | None] | None = None, rank: int = 0,
-             edit: Callable[[Any], None] = lambda graph: None) -> tuple[list[PassRecord], ForwardBackward]:
+@cache
+def examined(name: str, rank: int = 0, edit: Callable[[Any], None] = lambda graph: None,
+             **instead: str | None) -> tuple[list[PassRecord], ForwardBackward]:
     """The records and graphs of a pipeline; `instead` replaces a pass by another, or by None: leaves it out."""
-    recipe, instead = pipeline(name), instead or {}
+    recipe = pipeline(name)
 
     def chosen(specs: Sequence[Any]) -> list[str]:
         return [new for spec in specs if (new := instead.get(spec.name, spec.name))]
@@ -71,6 +73,7 @@ def gathers(graph: Any) -> list[str]:
 @pytest.fixture(scope="module", params=sorted(PIPELINES))
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[PassRecord], ForwardBackward]]:
     with registrations_restored():
+        pipeline(request.param)  # which registers its passes
         yield (request.param, *examined(request.param))
 
 
@@ -108,9 +111,9 @@ def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
     assert len(lost) == 6
     assert yew.verdict("effect").message == (  # type: ignore[union-attr]
         "8 gathers of parameters, each alone in its bucket or in none")
-    control = examined("trees", {"elm": None})[0][-1].verdict("effect")
+    control = examined("trees", elm=None)[0][-1].verdict("effect")
     assert control is not None and control.outcome == "NO_EFFECT"
-    healed, pair = examined("trees", {"oak": None})
+    healed, pair = examined("trees", oak=None)
     verdict = healed[-1].verdict("effect")
     assert verdict is not None and (str(verdict.outcome), verdict.message) == (
         "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")  # as the forward runs
@@ -146,17 +149,17 @@ def test_the_healthy_run_says_under_its_pass_what_no_bucket_takes() -> None:
 def test_winds_leave_a_layer_out() -> None:
     south = examined("winds")[0][2]
     assert "no module path matches layer.1" in south.verdict("effect").message  # type: ignore[union-attr]
-    sound = examined("winds", {"south": "transformer_block_bucketing"})[0][2]
+    sound = examined("winds", south="transformer_block_bucketing")[0][2]
     assert len(gathers(sound.after[0])) < len(gathers(south.after[0])) < len(gathers(south.before[0]))
-    without = examined("winds", {"south": None})[1].forward  # the text: leaving it out proves nothing
+    without = examined("winds", south=None)[1].forward  # the text: leaving it out proves nothing
     assert len(gathers(without)) == len(gathers(south.before[0]))
 
 
 def test_stones_keep_gathered_weights() -> None:
-    kept = {name: len(gathered_parameters_kept(*examined("stones", {"coral": name})[1].graphs))
-            for name in ("coral", "reshard_after_forward")}
+    runs = {"coral": examined("stones"), "reshard_after_forward": examined("stones", coral="reshard_after_forward")}
+    kept = {name: len(gathered_parameters_kept(*pair.graphs)) for name, (_, pair) in runs.items()}
     assert kept == {"coral": 7, "reshard_after_forward": 0}
-    assert len(gathered_parameters_kept(*examined("stones", {"coral": None})[1].graphs)) == 7  # as the text says
+    assert len(gathered_parameters_kept(*examined("stones", coral=None)[1].graphs)) == 7  # as the text says
 
     def tag_views(graph: Any) -> None:
         for wait in find_nodes(graph, op="wait_tensor"):
@@ -171,10 +174,15 @@ def test_stones_keep_gathered_weights() -> None:
 def test_bisect_finds_bass_by_values() -> None:
     found = bisect(pipeline("voices"), world="gloo", progress=False).found
     assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_voices_are_sound_without_bass() -> None:
     assert bisect(pipeline("voices", without="bass"), world="gloo", progress=False).ok
 
 
-def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
+def test_metals_differ_between_ranks() -> None:
     verdict = compare_schedules(pipeline("metals"), ranks="all").verdict
     assert verdict.outcome == "FAIL" and "the ranks would hang" in verdict.message
     first, other = (examined("metals", rank=rank)[0][2] for rank in (0, 1))
@@ -182,6 +190,10 @@ def test_metals_differ_between_ranks_and_agree_without_iron() -> None:
     assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
     moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
     assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
+
+
+@pytest.mark.slow
+def test_metals_agree_without_iron() -> None:
     assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
 
 

@@ -204,7 +204,7 @@ def test_a_view_hides_its_own_pictures_only(built):
 
 def test_show_picks_a_picture_and_a_view_for_each_noun(built, capsys):
     with fake_world(RECIPE.mesh.world_size) as world:
-        joint = capture(author(RECIPE, world))
+        joint = capture(author(RECIPE.override({"model.n_layers": 1}), world))
         kinds = {}
         for name, what in {"recipe": RECIPE, "world": world, "joint": joint, "pair": built.step.pair, "built": built,
                            "record": built.records[-1], "records": built.records, "graph": built.captured,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import resource
@@ -31,7 +32,7 @@ from workbench.torch_api.inductor.carried import kernels_kept
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ranks]  # one worker compiles for all
 ROOT = Path(__file__).parents[3]
 TINY: dict[str, Any] = {"model.n_layers": 1, "data.seq_len": 16, "training.steps": 3}
 OWN = '''
@@ -50,28 +51,23 @@ def tiny(name: str, **changes: Any) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact of a small recipe on two ranks of tensor parallelism, which no test changes."""
-    out = tmp_path_factory.mktemp("artifacts") / "tp2"
-    compile_recipe(tiny("llama3", mesh__dp_shard=1, mesh__tp=2), out)
-    return out
-
-
-@pytest.fixture
-def mine(compiled: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
-    copy = tmp_path / "copy"
-    for file in compiled.rglob("*"):
-        if file.is_file():
-            target = copy / file.relative_to(compiled)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
-    return copy
+def by_command(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """An artifact that `workbench compile` made, and what it said."""
+    out = tmp_path_factory.mktemp("artifacts") / "out"
+    changes = [f"{key}={value}" for key, value in TINY.items()]
+    line = ["compile", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", *changes]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main([*line, "--out", str(out)]) == 0
+    return out, said.getvalue()
 
 
 def _trained(recipe: Recipe, out: Path, pool: RankPool) -> None:
-    """Trains from the artifact, whose graphs each rank captures too, to the losses and norms of a build, bitwise."""
     compile_recipe(recipe, out)
+    _same_as_a_build(recipe, out, pool)
+
+
+def _same_as_a_build(recipe: Recipe, out: Path, pool: RankPool) -> None:
+    """Trains from the artifact, whose graphs each rank captures too, to the losses and norms of a build, bitwise."""
     ours = run_artifact(out, world=pool, verify=True, progress=False).training
     theirs = run(recipe, world=pool, progress=False).training
     assert ours is not None and theirs is not None
@@ -87,10 +83,15 @@ def test_two_ranks_of_tensor_parallelism_have_two_programs(compiled: Path) -> No
         assert transform(tiny("llama3", mesh__dp_shard=1, mesh__tp=2), world).digest == made.programs[1]["graphs"]
 
 
-@pytest.mark.parametrize(("name", "capture"), [
-    pytest.param("llama3", "joint", marks=pytest.mark.slow), ("llama3_block_bucketing", "traced")])
-def test_it_trains_as_a_build_does(name: str, capture: str, tmp_path: Path, pool2: RankPool) -> None:
-    _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1, capture=capture), tmp_path / "out", pool2)
+def test_it_trains_as_a_build_does(by_command: tuple[Path, str], pool2: RankPool) -> None:
+    _same_as_a_build(tiny("llama3", mesh__dp_shard=2, mesh__tp=1), by_command[0], pool2)
+
+
+@pytest.mark.slow
+def test_a_traced_capture_trains_as_a_build_does(tmp_path: Path, pool2: RankPool) -> None:
+    recipe = tiny("llama3_block_bucketing", mesh__dp_shard=2, mesh__tp=1, capture="traced")
+    compile_recipe(recipe, tmp_path / "out")
+    _same_as_a_build(recipe, tmp_path / "out", pool2)
 
 
 @pytest.mark.slow
@@ -389,21 +390,17 @@ def _twice(folder: str) -> str:
     return "nothing was raised"
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(by_command: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks whose graphs are equal share a program."""
-    out = str(tmp_path / "out")
-    changes = [f"{key}={value}" for key, value in TINY.items()]
-    assert main(["compile", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", *changes, "--out", out]) == 0
-    assert f"{out}: the step of 2 ranks as 1 program, and its verdicts\nworkbench run --artifact {out}" in (
-        capsys.readouterr().out)
-    assert read(Path(out)).ranks == [0, 0]
-    assert main(["run", "--artifact", out, "--verify", "--set", "training.steps=2"]) == 0
+    out, said = by_command
+    assert f"{out}: the step of 2 ranks as 1 program, and its verdicts\nworkbench run --artifact {out}" in said
+    assert read(out).ranks == [0, 0]
+    assert main(["run", "--artifact", str(out), "--verify", "--set", "training.steps=2"]) == 0
     shown = capsys.readouterr()
     assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
 
 
 @pytest.mark.slow
-@pytest.mark.ranks
 def test_torchrun_trains_from_an_artifact_as_new_ranks_do(compiled: Path, pool2: RankPool, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
                "workbench", "run", "--artifact", str(compiled), "--set", "training.steps=2", "--json",

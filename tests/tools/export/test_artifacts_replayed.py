@@ -23,7 +23,7 @@ from workbench.torch_api import aot
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool, ranks
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ranks]  # with test_artifacts, whose artifact they copy
 REHEARSED = '''
 import workbench
 from workbench.graph.replay_rehearsal import Rehearsal
@@ -72,7 +72,7 @@ def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, rehearsed: st
     assert mine.evidence == built.evidence  # as many inputs at fixed addresses, and as many copied
 
 
-@pytest.mark.parametrize("step", ["pair", "whole"])
+@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.slow)])
 def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) -> None:
     seen: list[list[tuple[Any, ...]]] = []
     with fake_world(2) as world:
@@ -94,15 +94,13 @@ def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) ->
     assert seen == wanted and len(seen) == (2 if step == "pair" else 1)
 
 
-def test_an_artifact_of_another_kind_of_ranks_is_refused(tmp_path: Path, pool2: RankPool) -> None:
-    out = tmp_path / "out"
-    compile_recipe(tiny("llama3", mesh__dp_shard=2, mesh__tp=1), out, world="gloo")
-    resealed(out, world="nccl")
-    with pytest.raises(WorkbenchError, match=r"out is compiled for GPUs, and this pool has gloo: give ranks\(n, back"):
-        run_artifact(out, world=pool2, progress=False)
+def test_an_artifact_of_another_kind_of_ranks_is_refused(mine: Path, pool2: RankPool) -> None:
+    resealed(mine, world="nccl")
+    with pytest.raises(WorkbenchError, match=r"copy is compiled for GPUs, and this pool has gloo: give ranks\(n, back"):
+        run_artifact(mine, world=pool2, progress=False)
     if not torch.cuda.is_available():
         with pytest.raises(WorkbenchError, match="device was .* and is no CUDA GPU here: compile the recipe again, he"):
-            run_artifact(out, progress=False)
+            run_artifact(mine, progress=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -22,6 +22,7 @@ from workbench.graph.read.timeline import Clock, Costs, costs_of
 COMPUTE = "compute"
 HIDDEN = "hidden"
 BEHIND_OTHERS = "behind an exposed collective"
+TAKEN = "the product that starts with it has taken the whole device"
 CPU_LATE = "the CPU launched the next compute too late"  # of a measured step
 
 
@@ -31,7 +32,7 @@ class Span(NamedTuple):
 
     limit, of a collective: "hidden" if it runs beside compute; "behind an exposed collective" if it adds no time, but
     is concurrent with another one, for which compute waits; or the reason why it is exposed: bandwidth, latency, a
-    queue on its process group, or no compute between launch and wait. "" for compute.
+    queue on its process group, a product that started with it, or no compute between launch and wait. "" for compute.
     """
 
     name: str
@@ -201,7 +202,7 @@ def _part(part: str, gm: GraphModule, costs: Costs, found: Sequence[Collective],
         limit = HIDDEN if beside >= (clock.finish[node] - begin) / 2 else BEHIND_OTHERS
         if exposed > 0:
             if node in clock.delayed:
-                limit = "the product that starts with it has taken the whole device"
+                limit = TAKEN
             elif node in costs.waits:
                 limit = "the operator blocks until the collective ends"
             elif not idle.get(node.name):
