@@ -22,25 +22,21 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.result import tell  # noqa: E402
-from workbench import WorkbenchError, ranks  # noqa: E402
-
-
-def _device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+from workbench import WorkbenchError, current_world, ranks  # noqa: E402
 
 
 def hang(folder: Path) -> None:
-    loss = torch.ones(4, device=_device())
+    loss = torch.ones(4, device=current_world().device)
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
         dist.broadcast(loss, 0)  # only rank 0 comes here
     dist.barrier()
-    torch.ones(1, device=_device()).item()
+    torch.ones(1, device=current_world().device).item()
     (folder / str(dist.get_rank())).write_text(str(loss.tolist()), encoding="utf-8")
 
 
 def dtypes(folder: Path) -> None:
-    mixed = torch.ones(2, dtype=torch.float32 if dist.get_rank() else torch.int32, device=_device())
+    mixed = torch.ones(2, dtype=torch.float32 if dist.get_rank() else torch.int32, device=current_world().device)
     dist.all_reduce(mixed)
     (folder / str(dist.get_rank())).write_text(str(mixed.tolist()), encoding="utf-8")
 

@@ -181,7 +181,7 @@ def _apart(start: Node, end: Node, across: Mapping[tuple[Node, Node], tuple[Plac
         return 0.0, 0.0
     begin, stop = across[start, end]
     leave = sorted(to for (a, _), (_, to) in across.items() if a is start)
-    come = sorted(come for (_, b), (come, _) in across.items() if b is end)
+    come = sorted(since for (_, b), (since, _) in across.items() if b is end)
     return 0.2 * (leave.index(stop) - (len(leave) - 1) / 2), 0.2 * (come.index(begin) - (len(come) - 1) / 2)
 
 

@@ -22,6 +22,7 @@ NOUNS = ("Recipe", "model on a\nWorld", "JointGraph", "Forward-\nBackward", "Com
 ARROWS = ("author", "capture", "partition", "compile", "train")
 _PLACES = (0.75, 2.35, 4.4, 7.2, 9.2, 10.8)
 _WIDE, _HIGH, _CHIP, _STEP = 1.15, 0.62, 2.5, 0.4
+_CHANGED = "#dcebf5", BLUE  # inside and edge of what passes change
 
 
 def pipeline(what: Recipe | Built | Report) -> Picture:
@@ -39,8 +40,7 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
     axes.set(xlim=(0, 11.6), ylim=(-height, 0))
     axes.axis("off")
     for i, (noun, x) in enumerate(zip(NOUNS, _PLACES, strict=True)):
-        _box(axes, x, -0.6, _WIDE, _HIGH, noun,
-             *(("#dcebf5", BLUE) if i in columns else (FAINT, GREY)))
+        _box(axes, x, -0.6, _WIDE, _HIGH, noun, *(_CHANGED if i in columns else (FAINT, GREY)))
     for name, left, right in zip(ARROWS, _PLACES, _PLACES[1:], strict=False):
         start, end = left + _WIDE / 2 + 0.04, right - _WIDE / 2 - 0.04
         axes.annotate("", (end, -0.6), (start, -0.6), arrowprops={"arrowstyle": "-|>", "color": INK})
@@ -52,7 +52,8 @@ def pipeline(what: Recipe | Built | Report) -> Picture:
         axes.text(_PLACES[i], -1.1, title, ha="center", va="center", fontsize=9, color=INK)
         for row, name in enumerate(names):
             _chip(axes, _PLACES[i], -1.42 - _STEP * row, name, badges[name])
-    axes.legend(handles=[Patch(facecolor="#dcebf5", edgecolor=BLUE, label="passes change it")], loc="lower right",
+    inside, edge = _CHANGED
+    axes.legend(handles=[Patch(facecolor=inside, edgecolor=edge, label="passes change it")], loc="lower right",
                 fontsize=9, frameon=False)
     lines = [f"{recipe.name} on {world}", " > ".join(
         [NOUNS[0], *(f"{a} > {n}" for a, n in zip(ARROWS, (n.replace("-\n", "").replace("\n", " ") for n in NOUNS[1:]),

@@ -6,6 +6,7 @@ Every figure is the mean over a window of repetitions, since a burst runs at a c
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -179,7 +180,7 @@ def overlapped(world: World) -> tuple[float, float, float]:
                     event.record()
             torch.cuda.synchronize()
             found.append([events[0].elapsed_time(event) for event in events[1:]])
-        return [sorted(times)[len(times) // 2] for times in zip(*found[1:], strict=True)]
+        return [statistics.median(times) for times in zip(*found[1:], strict=True)]
 
     products = ["short"] * 30
     alone, (beside, *slower), gather = ends(*products), ends("gather", *products), ends("gather")[0]
@@ -201,7 +202,7 @@ def node_us(link: Callable[[torch.Tensor], torch.Tensor], device: torch.device) 
     x = torch.ones(SMALL, SMALL, device=device)
     graph = make_fx(chain)(x)
     nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
-    return sorted(window_ms(partial(graph, x), device, 100) for _ in range(5))[2] / nodes * 1e3
+    return statistics.median(window_ms(partial(graph, x), device, 100) for _ in range(5)) / nodes * 1e3
 
 
 def launch_us(device: torch.device) -> float:
@@ -233,7 +234,7 @@ def wrapper_us(device: torch.device) -> float:
         with torch.no_grad():
             call = partial(compiled, x, weights)
             call()
-            times.append(sorted(window_ms(call, device, 100) for _ in range(5))[2])
+            times.append(statistics.median(window_ms(call, device, 100) for _ in range(5)))
     return (times[1] - times[0]) / (2 * (LINKS[1] - LINKS[0])) * 1e3
 
 

@@ -66,13 +66,12 @@ class MachineProfile(_Data):
     """The file that `workbench calibrate` writes.
 
     device: name of the data sheet for what was not measured. compute_slowdown, collective_slowdown: factors on each
-    while a collective and compute overlap; product_delays: see `DeviceSpec`; None without a second GPU,
-    and in older files. launch_us, view_us: CPU time of an
-    operator that launches a kernel, and of one that launches none, where a graph runs node by node. wrapper_us: of a
-    kernel's launch by code that Inductor wrote. host_gbps: 1e9 bytes/s of a large copy to pinned host memory or back,
-    the slower way. Older files lack the last three. replay_us: GPU time of a small kernel in a CUDA graph, all gaps
-    included; None on a CPU. errors: how far simulated steps of this machine were from measured ones, of "compute", and
-    with several ranks of "exposure": 0.04 for a median of 4 %.
+    while a collective and compute overlap, and product_delays, see `DeviceSpec`: None without a second GPU, the last in
+    older files, too. launch_us, view_us: CPU time of an operator that launches a kernel, and of one that launches none,
+    where a graph runs node by node. wrapper_us: of a kernel's launch by code that Inductor wrote. host_gbps: 1e9
+    bytes/s of a large copy to pinned host memory or back, the slower way. Older files lack the last three. replay_us:
+    GPU time of a small kernel in a CUDA graph, all gaps included; None on a CPU. errors: how far simulated steps of
+    this machine were from measured ones, of "compute", and with several ranks of "exposure": 0.04 for a median of 4 %.
     """
 
     format_version: Literal[1] = 1
