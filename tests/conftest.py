@@ -1,4 +1,4 @@
-"""Fast tests first, GPU tests skipped without GPUs, and a table of results for `make test-fast`."""
+"""Groups for two workers, GPU tests skipped without GPUs, and a table of results for `make test-fast`."""
 
 from __future__ import annotations
 
@@ -97,28 +97,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results-json", default=None, help="write each test's outcome, and the versions, to this file")
 
 
-def _has_ranks(item: pytest.Item) -> bool:
-    pools = {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ()))
-    return bool(pools or item.get_closest_marker("ranks"))
-
-
-def _cost(item: pytest.Item) -> int:
-    """0 for unit tests, 1 for what captures whole models or runs notebooks, 2 for real ranks, 3 for slow ones."""
-    if item.get_closest_marker("slow"):
-        return 3
-    if _has_ranks(item):
-        return 2
-    return 1 if item.get_closest_marker("integration") else 0
+def _group(item: pytest.Item) -> str:
+    """What one worker of two runs as a whole. The session's pools are one worker's, so that each starts once; files
+    that start pools of their own are another's; the rest goes file by file.
+    """
+    if {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ())):
+        return "session pools"
+    return "own pools" if item.get_closest_marker("ranks") else item.path.name
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m picks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=_cost)
-    for item in items:
-        if _cost(item):
-            item.add_marker("integration")
-        # for -n 2 --dist loadgroup: ranks beside ranks would fill the machine, so they are one worker's
-        item.add_marker(pytest.mark.xdist_group("ranks" if _has_ranks(item) else item.path.name))
+    groups = {item: _group(item) for item in items}
+    # the longest first: two workers then end together
+    items.sort(key=lambda item: (not groups[item].endswith("pools"), not groups[item].endswith(".ipynb")))
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+        if group.endswith("pools"):
+            item.add_marker("ranks")
     needing = {item: next(iter(many.args), 2) if many else 1 for item in items
                if (many := item.get_closest_marker("multi_gpu")) or item.get_closest_marker("gpu")}
     if needing:

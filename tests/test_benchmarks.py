@@ -75,7 +75,7 @@ def eager_distances(described: Recipe) -> dict[str, float]:
     ({"dp_shard": 2, "tp": 2, "ep": 2}, {}),
     ({"dp_shard": 2, "tp": 2, "ep": 2, "ep_over": "dp_shard x tp"}, {"dispatch": "capacity"}),
     ({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, {}),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+    *(pytest.param(*each, marks=pytest.mark.nightly) for each in (
         ({"dp_shard": 2, "tp": 2, "ep": 4, "ep_over": "dp_shard x tp"}, {}),
         ({"dp_shard": 4, "ep": 2}, {}),
         ({"dp_shard": 2, "tp": 2}, {"n_experts": 6}))),
@@ -107,7 +107,7 @@ def test_halves_in_turn_have_products_between_their_collectives_and_waits() -> N
         assert beside_products("interleaved_microbatches") == (25, 35)
 
 
-@pytest.mark.slow  # captures 16 layers
+@pytest.mark.nightly  # captures 16 layers
 def test_a_committed_row_of_accuracy_is_what_the_simulator_says_now() -> None:
     found = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
     row = next(row for row in found["rows"] if row["changes"]["data.seq_len"] == "512")

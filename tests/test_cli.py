@@ -238,7 +238,7 @@ IDLE = ["llama3", "--world", "fake", "--set", "mesh.dp_shard=1", "mesh.tp=2", "m
         'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_effect_warns_and_fails_where_strict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *IDLE]) == 0
     out, err = capsys.readouterr()
@@ -269,7 +269,7 @@ def test_a_run_under_torchrun_and_what_it_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_under_two_agents_of_torchrun(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -288,7 +288,7 @@ def test_a_run_under_two_agents_of_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_missed_expectation_fails_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     before = left_behind()
     changes = [*SMALL[:-1], "training.steps=3", "training.lr=10.0", "expect.loss_falls=true"]

@@ -20,7 +20,7 @@ from workbench.tools.export.run_artifact import run_artifact
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow]  # the other tests of passes cover them on the tested torch
+pytestmark = [pytest.mark.compat, pytest.mark.nightly]  # the other tests of passes cover them on the tested torch
 DECOMPOSE, AC, RESHARD = "inductor_decomposition", "activation_checkpointing", "reshard_after_forward"
 BLOCKS, AUTO, FULL = "transformer_block_bucketing", "autobucketing_reordering", "full_inductor_compilation"
 REGIONAL = "regional_inductor"

@@ -199,7 +199,7 @@ def run_cells(path: Path, tmp_path: Path, change: dict[str, str], **given_parame
 
 
 @pytest.mark.ranks  # no ranks, but seconds each: after the fast ones
-@pytest.mark.slow  # `make test` executes each notebook once, as it is
+@pytest.mark.nightly  # `make test` executes each notebook once, as it is
 @each_notebook
 def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_PROGRESS", "0")
@@ -209,7 +209,7 @@ def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("n_layers", "seq_len"), [(1, 64), (1, 128), (1, 256)])  # one layer keeps the largest share
 def test_the_budget_of_lesson_03_can_be_met(n_layers: int, seq_len: int, tmp_path: Path) -> None:
     path = ROOT / "notebooks" / "03_split_forward_and_backward.ipynb"
@@ -288,7 +288,7 @@ def test_each_notebook_has_an_output_to_change() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("path", "upto", "said", "instead"), [
-    pytest.param(*each, id=each[0], marks=() if each[0] == QUICK else pytest.mark.slow) for each in CHANGED
+    pytest.param(*each, id=each[0], marks=() if each[0] == QUICK else pytest.mark.nightly) for each in CHANGED
 ])
 def test_a_changed_output_fails_the_comparison(path: str, upto: int, said: str, instead: str, tmp_path: Path) -> None:
     whole = json.loads((ROOT / "notebooks" / f"{path}.ipynb").read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ def test_a_row_is_what_the_code_predicts():
     assert again(row)["predicted_gib"] == pytest.approx(row["predicted_gib"], rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_a_prediction_that_forgets_the_optimizers_states_is_found_out(monkeypatch):
     """A seeded fault: the parameters alone live across steps, without two states of each."""
@@ -49,7 +49,7 @@ def test_a_prediction_that_forgets_the_optimizers_states_is_found_out(monkeypatc
     assert abs(row["off"]) <= WITHIN < abs(again(row)["off"])
 
 
-@pytest.mark.slow  # ten minutes
+@pytest.mark.nightly  # ten minutes
 @pytest.mark.parametrize("row", [row for row in HELD if row["variant"] != QUICK], ids=lambda row: row["variant"])
 def test_all_rows_are_what_the_code_predicts(row):
     assert again(row)["predicted_gib"] == pytest.approx(row["predicted_gib"], rel=1e-3)

@@ -84,7 +84,7 @@ def recipe(family: str, mesh: dict[str, int], **more: object) -> Recipe:
                                            "training.lr": 0.02, **sizes, **more})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_a_users_module_with_its_plan_goes_the_whole_way(registered):
     mixer()
@@ -96,7 +96,7 @@ def test_a_users_module_with_its_plan_goes_the_whole_way(registered):
     assert report.training.losses[-1] < report.training.losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_a_model_of_transformers_goes_the_whole_way(registered):
     inside = "model.model.layers.*"

@@ -136,7 +136,7 @@ MESHES = {
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(case, marks=pytest.mark.slow if case == "deepseek_v3 tp 2" else ()) for case in MESHES])
+    pytest.param(case, marks=pytest.mark.nightly if case == "deepseek_v3 tp 2" else ()) for case in MESHES])
 def test_two_ranks_read_only_what_they_hold(pool2, tmp_path, case):
     family, mesh, most = MESHES[case]
     recipe = RECIPES[family](mesh)
@@ -146,7 +146,7 @@ def test_two_ranks_read_only_what_they_hold(pool2, tmp_path, case):
         assert odd == [] and held <= read <= most * held
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", RECIPES)
 def test_four_ranks_read_strided_shards(pool4, tmp_path, family):
     whole = dict(written(RECIPES[family]({}), tmp_path).module.state_dict())

@@ -16,7 +16,7 @@ from workbench.notebook.lessons.course_site import write_site
 from workbench.notebook.lessons.headless import notebooks_dir
 from workbench.notebook.lessons.lesson import lesson_names
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 VIEWS = {"00_tour": ["chips"], "01_author_with_dtensor": ["placement"],
          "03_split_forward_and_backward": ["partitioner", "partitioner"],
          "05_bucket_and_overlap": ["order", "timeline", "race"],

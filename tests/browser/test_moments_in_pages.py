@@ -10,8 +10,7 @@ from playwright.sync_api import ElementHandle, Page
 from test_pages_without_kernel import ANSWER, STATE, executed, nbconvert
 from unpacked import unpacked
 
-# slow: test_course_site uses each view by the keyboard
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 CELLS = (
     "from workbench import RankError, author_module, capture, fake_world, load_recipe, ranks, show, what_if\n"
     "from workbench.notebook.moments.partitioner import Partitioner\n"

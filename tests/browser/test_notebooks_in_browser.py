@@ -20,7 +20,7 @@ NOTEBOOKS = sorted(p.stem for p in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 FIRST_RESULT_SECONDS, RUN_SECONDS = 60, 180
 RESULT = ".jp-OutputArea .jp-RenderedImage img:visible, .jp-OutputArea .jp-RenderedHTMLCommon table:visible"
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 
 def open_notebook(page: Page, lab: str, name: str) -> list[str]:
@@ -36,7 +36,7 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
     return errors
 
 
-@pytest.mark.slow  # the test below opens one notebook the same way
+@pytest.mark.nightly  # the test below opens one notebook the same way
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_first_result_is_on_the_screen_within_a_minute(page: Page, lab: str, looked_at: Look, name: str) -> None:
     started = time.monotonic()
@@ -58,7 +58,6 @@ def outputs(page: Page) -> list[list[dict[str, Any]]]:
     return [c["outputs"] for c in page.evaluate(CELLS) if c["cell_type"] == "code"]
 
 
-@pytest.mark.slow
 def test_all_cells_run_and_show_what_was_committed(page: Page, lab: str, looked_at: Look) -> None:
     name = "02_capture_a_joint_graph"
     errors = open_notebook(page, lab, name)

@@ -17,7 +17,7 @@ from playwright.sync_api import Page
 from workbench import fake_world
 from workbench.notebook.moments.collective_order import CollectiveOrder
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 CELLS = (
     "from notebook.moments.stack import split\nfrom workbench import fake_world, show\n"
     "from workbench.notebook.moments.collective_order import CollectiveOrder\n"

@@ -14,7 +14,7 @@ from jupyter import run_all, write_notebook
 from nbconvert import HTMLExporter
 from playwright.sync_api import ElementHandle, Page
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 CELLS = (
     "from workbench import author, build, capture, fake_world, load_recipe, show\n"
     'recipe = load_recipe("tour").override({"model.n_layers": 4})\n'
@@ -183,7 +183,6 @@ def drive_kernels(page: Page, looked_at: Look) -> None:
     looked_at("view_kernels")
 
 
-@pytest.mark.slow
 def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen: dict[str, list[str]],
                                                       lab_folder: Path, looked_at: Look) -> None:
     path = lab_folder / "views.ipynb"

@@ -13,7 +13,7 @@ import torch
 from mutants import judge
 from mutants.operators import OPERATORS
 
-pytestmark = [pytest.mark.integration, pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.integration, pytest.mark.ranks, pytest.mark.nightly, pytest.mark.timeout(5400)]
 ROOT = Path(__file__).parents[2]
 
 

@@ -71,7 +71,7 @@ def test_every_fault_is_here():
     assert {f.__name__ for f in (*JOINT, *PARTITIONED)} == {*FAULTS, "keeps_a_copy", "does_nothing"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_pass_and_the_node_are_found(found, name):
@@ -86,7 +86,7 @@ def test_the_pass_and_the_node_are_found(found, name):
     assert here.relative > 1e-4 and here.largest > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_what_comes_before_the_node_is_told(found):
     assert [name.startswith("_to_copy") for name in found[0]["rounds"].new] == [True]
@@ -94,14 +94,14 @@ def test_what_comes_before_the_node_is_told(found):
     assert re.match(r"output \d: 64 of 64 elements differ", found[0]["returns_gradients_swapped"].difference)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_sound_passes_are_not_blamed(found):
     """They retrace, rename, bucket and move; and one that is told to have no effect may have none."""
     assert [found[0][name] for name in ("joint", "partitioned", "may be idle")] == [None] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_memory_and_no_effect(found):
     here = found[0]["keeps_a_copy"]
@@ -113,7 +113,7 @@ def test_memory_and_no_effect(found):
     assert found[0]["does_nothing"].problem == "NO_EFFECT: every node is as it was before the pass"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_the_text_and_the_data(found):
     whole = Bisection("small", "2 gloo ranks", "numerics", ("sound", "drops_an_add"), found[0]["drops_an_add"], {})
@@ -132,7 +132,7 @@ TWO = ["--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1", "data.seq_le
        *(f"{key}={value}" for key, value in TINY.items())]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_the_command_finds_a_fault_among_passes(tmp_path, capsys):
     path = tmp_path / "found.json"
@@ -146,7 +146,7 @@ def test_the_command_finds_a_fault_among_passes(tmp_path, capsys):
 IDLE = ["--set", 'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_ranks_memory_and_no_effect(tmp_path, capsys):
     assert main(["bisect", "llama3_fsdp", *TWO, *IDLE, "--check", "no_effect"]) == 1
     assert capsys.readouterr().out == (

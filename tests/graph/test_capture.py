@@ -68,7 +68,7 @@ def test_every_step_leaves_the_process_as_it_was(authored):
     assert state() == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_captures_may_be_open_at_once_and_close_in_any_order(authored):
     before = state()
     first, second = capture(authored), capture(authored)
@@ -161,7 +161,7 @@ def test_a_batch_of_ones_own(authored):
     assert shapes == [(3, 8), (3, 8)]
 
 
-@pytest.mark.parametrize("dispatch", ["", pytest.param("capacity", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dispatch", ["", pytest.param("capacity", marks=pytest.mark.nightly)])
 def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch, dispatch):
     """Names, arguments, values and the memory under them, traced with the cache and without."""
     recipe = small(FSDP_TP)

@@ -22,7 +22,7 @@ from workbench.world.fake import fake_world
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_capture_leaves_no_global_in_the_model_s_file_and_no_graph():
     with fake_world(4) as world:
         authored = author_module(kept_by_captures.Mlp(), world, world.mesh(MeshSpec(dp_shard=4)),
@@ -54,7 +54,7 @@ def kept(which: str) -> float:
     return float(json.loads(ran.stdout.splitlines()[-1])["kept"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from Linux's /proc")
 def test_a_capture_keeps_at_most_0_3_mb_and_no_more_than_torch_alone_and_0_3_mb():
     ours, alone = kept("ours"), kept("torch")

@@ -170,7 +170,9 @@ def passed(joint, function):
 
 
 @pytest.mark.parametrize("lists", [
-    pytest.param([], id="captured"), pytest.param(["inductor_decomposition"], id="decomposed", marks=pytest.mark.slow)])
+    pytest.param([], id="captured"),
+    pytest.param(["inductor_decomposition"], id="decomposed", marks=pytest.mark.nightly),
+])
 @pytest.mark.parametrize(("pattern", "replacement"), [(gated, gated_the_other_way), (turned_twice, left_alone)])
 def test_bitwise_on_real_values_and_every_verdict(pattern, replacement, lists):
     world = World("gloo", 1, 0, torch.device("cpu"))

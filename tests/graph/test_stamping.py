@@ -64,7 +64,7 @@ def each_node(graph: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["llama3", "deepseek_v3"])
 def test_node_for_node_what_a_full_capture_gives(family):
     with fake_world(4) as world:
@@ -118,7 +118,7 @@ def both_ways(recipe: Any) -> dict[str, Any]:
             "losses": [float(s["loss"]) for s in seen[0]], "outcomes": records}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("family", "passes"), [
     ("llama3", ()), ("llama3", ("transformer_block_bucketing",)), ("deepseek_v3", ("transformer_block_bucketing",)),
 ], ids=str)

@@ -21,7 +21,7 @@ def study():
     ({"passes": {"none": [], "blocks": ["transformer_block_bucketing"]}}, ["transformer_block_bucketing"], "passes"),
     ({"joint_passes": {"none": [], "reshard": ["reshard_after_forward"]}}, ["reshard_after_forward"], "joint_passes"),
     ({"seq_len": (32, 128, 32)}, 96, "data.seq_len"),
-    pytest.param({"layers": [("one", 1), ("two", 2)]}, 2, "model.n_layers", marks=pytest.mark.slow),
+    pytest.param({"layers": [("one", 1), ("two", 2)]}, 2, "model.n_layers", marks=pytest.mark.nightly),
 ])
 def test_interact_asks_each_question_of_a_study(study, asked, choice, key):
     (options,) = asked.values()

@@ -1,7 +1,6 @@
-"""What all tests of odd inputs share: how many examples, and how sound data are made odd.
+"""What all tests of odd inputs share: how sound data are made odd. All are nightly.
 
-In `make test` the examples are few and always the same; in `make test-all` they are many and new ones each time, and
-a failure prints the line that repeats it.
+The examples are new ones each time, and a failure prints the line that repeats it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,17 +18,11 @@ SECONDS = 20.0
 """The limit of one example: none may hang."""
 
 
-def sizes(few: int, many: int) -> pytest.MarkDecorator:
-    """The test runs with `few` examples, and with `many` as a slow test."""
-    long = [pytest.mark.slow, pytest.mark.timeout(900)]
-    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=long)])
-
-
 def holds(examples: int, check: Callable[..., None], *strategies: st.SearchStrategy[Any]) -> None:
     """Run `check` on so many examples of the strategies."""
-    few = examples <= 300
-    settings(max_examples=examples, derandomize=few, database=None, deadline=SECONDS * 1e3, print_blob=not few,
-             suppress_health_check=list(HealthCheck))(given(*strategies)(check))()
+    limits = settings(max_examples=examples, database=None, deadline=SECONDS * 1e3, print_blob=True,
+                      suppress_health_check=list(HealthCheck))
+    limits(given(*strategies)(check))()
 
 
 LETTERS = string.ascii_letters + string.digits + " _-.:,;=\"'[]{}#\\/\n\t\0é中\u202e"

@@ -24,7 +24,6 @@ from odd import (
     numbers,
     python_values,
     scalars,
-    sizes,
     toml_values,
     words,
 )
@@ -35,6 +34,8 @@ from workbench.notebook.lessons.headless import from_text
 from workbench.notebook.lessons.lesson import lesson_names, lessons_dir, load_lesson, parameters
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores, take_hint
 
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
 FILES = {name: (lessons_dir() / f"{name}.toml").read_bytes() for name in lesson_names()}
 TABLES = {name: tomllib.loads(text.decode()) for name, text in FILES.items()}
 LESSONS = {name: load_lesson(name) for name in FILES}
@@ -42,8 +43,7 @@ names = st.sampled_from(sorted(FILES))
 SCORED = {"00_tour": {"a": {"score": 0.5, "hints": 1}}, "02_capture_a_joint_graph": {"b": {"score": 1.0}}}
 
 
-@sizes(60, 5000)
-def test_a_lesson_with_odd_values_is_read_or_refused(examples: int, tmp_path: Path) -> None:
+def test_a_lesson_with_odd_values_is_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
 
     def check(text: bytes) -> None:
@@ -56,14 +56,13 @@ def test_a_lesson_with_odd_values_is_read_or_refused(examples: int, tmp_path: Pa
             return
         assert lesson._repr_markdown_() and repr(lesson) and lesson.needed
 
-    holds(examples, check, st.one_of(
+    holds(5000, check, st.one_of(
         st.builds(lambda name, changes: tomli_w.dumps(edited(TABLES[name], changes)).encode(), names,
                   edits(toml_values)),
         names.flatmap(lambda name: damaged(FILES[name]))))
 
 
-@sizes(75, 5000)
-def test_parameters_are_taken_or_refused_by_name(examples: int) -> None:
+def test_parameters_are_taken_or_refused_by_name() -> None:
     def check(name: str, where: int, value: Any, key: str, text: str) -> None:
         lesson = LESSONS[name]
         known = sorted(lesson.parameters)
@@ -76,13 +75,12 @@ def test_parameters_are_taken_or_refused_by_name(examples: int) -> None:
             else:
                 assert found[key] == values[key] and set(found) == set(known)
 
-    holds(examples, check, names, st.integers(0, 20), st.one_of(python_values, json_values), words,
+    holds(5000, check, names, st.integers(0, 20), st.one_of(python_values, json_values), words,
           st.one_of(words, scalars.map(json.dumps), st.sampled_from(["[" * 9999, "9" * 5000, "1\na = 2"])))
 
 
-@sizes(40, 2000)
 def test_set_for_a_course_is_taken_or_refused(
-    examples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
 
@@ -106,12 +104,11 @@ def test_set_for_a_course_is_taken_or_refused(
             is_a_sentence(said, "error: ")
 
     parameter = names.flatmap(lambda name: st.sampled_from([f"{name}.{p}" for p in LESSONS[name].parameters] or [name]))
-    holds(examples, check, st.one_of(names, words), st.one_of(parameter, words), st.one_of(
+    holds(2000, check, st.one_of(names, words), st.one_of(parameter, words), st.one_of(
         words, scalars.map(json.dumps)))
 
 
-@sizes(75, 5000)
-def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
+def test_any_guess_and_any_answer_is_scored_or_refused() -> None:
     """An answer of another type than the truth is a wrong answer, and no error."""
     tensor = st.sampled_from(["tensor", "array"]).map(lambda kind: _two(kind))
 
@@ -143,7 +140,7 @@ def test_any_guess_and_any_answer_is_scored_or_refused(examples: int) -> None:
         assert 0 <= found.score <= 1 and found.passed == (found.score == 1)
         assert str(found).startswith(point.name) and found._repr_html_()
 
-    holds(examples, check, names, st.integers(0, 5), st.one_of(
+    holds(5000, check, names, st.integers(0, 5), st.one_of(
         python_values, tensor, st.dictionaries(st.just("bytes"), st.one_of(numbers, json_values, tensor))),
         st.one_of(numbers, words, st.lists(st.integers(0, 3), max_size=2), tensor))
 
@@ -181,9 +178,8 @@ def _two(kind: str) -> Any:
     return torch.ones(2) if kind == "tensor" else torch.ones(2).numpy()
 
 
-@sizes(60, 5000)
 def test_odd_scores_are_read_or_refused_and_never_lost(
-    examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "scores.json"
     monkeypatch.setenv(SCORES, str(path))
@@ -200,6 +196,6 @@ def test_odd_scores_are_read_or_refused_and_never_lost(
         status = main(["lessons"])
         assert status in (0, 2) and status == 2 * bool(capsys.readouterr().err)
 
-    holds(examples, check, st.one_of(
+    holds(5000, check, st.one_of(
         edits(json_values).map(lambda changes: json.dumps(edited(SCORED, changes)).encode()),
         damaged(json.dumps(SCORED).encode()), st.sampled_from([b"[" * 99_999, b"9" * 5000, b"null", b"3", b"\xff"])))

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values, sizes
+from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values
 
 from workbench import build, fake_world, load_recipe
 from workbench.notebook.views import GraphView, PassStepper
 from workbench.world.handshakes import Handshakes
 from workbench.world.rank_output import Echo
 from workbench.world.rank_processes import KINDS, RankProcesses
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 KEY = b"0123456789abcdef"
 HELLO = {"rank": 1, "size": 2, "pid": 4711}
@@ -42,8 +44,7 @@ ASKED = [{"id": "1", "call": call, "args": args} for call, args in [
     ("hunks", {"step": 1, "part": "backward", "context": 1}), ("trait_change", {}), ("module", {})]]
 
 
-@sizes(75, 3000)
-def test_a_view_answers_any_message(examples: int, views: list[Any]) -> None:
+def test_a_view_answers_any_message(views: list[Any]) -> None:
     """With a value, the module, or a sentence, and with the message's id."""
     def check(which: int, asked: int, changes: list[Any]) -> None:
         view, sent = views[which % len(views)], []
@@ -57,7 +58,7 @@ def test_a_view_answers_any_message(examples: int, views: list[Any]) -> None:
         given = message.get("id") if isinstance(message, dict) else None
         assert len(content) == 1 if "module" in content else [content["id"]] == [given]  # in lists, NaN equals itself
 
-    holds(examples, check, st.integers(0, 1), st.integers(0, len(ASKED) - 1), edits(json_values))
+    holds(3000, check, st.integers(0, 1), st.integers(0, len(ASKED) - 1), edits(json_values))
 
 
 MESSAGES = [("ready", None, False), ("ok", None, True), ("error", {"summary": "s", "traceback": "t"}, False),
@@ -69,8 +70,7 @@ framed = st.one_of(  # as a rank may send it, with its length before it; or what
     python_values.map(lambda value: pickle.dumps(value)).map(lambda data: len(data).to_bytes(4, "big") + data))
 
 
-@sizes(75, 5000)
-def test_a_pool_takes_any_message_of_a_rank(examples: int) -> None:
+def test_a_pool_takes_any_message_of_a_rank() -> None:
     """Each is a message of a known kind, or the rank's last, with the reason; the wait ends in time."""
     def check(frames: list[bytes]) -> None:
         processes = RankProcesses(1, Echo("none", 1))
@@ -90,11 +90,10 @@ def test_a_pool_takes_any_message_of_a_rank(examples: int) -> None:
         if kind == "stuck":
             is_a_sentence(why)
 
-    holds(examples, check, st.lists(framed, max_size=4))
+    holds(5000, check, st.lists(framed, max_size=4))
 
 
-@sizes(25, 1000)
-def test_a_pool_that_listens_takes_ranks_alone(examples: int) -> None:
+def test_a_pool_that_listens_takes_ranks_alone() -> None:
     """Of callers that have the key, those with a rank's hello; the others are closed and counted."""
     def call(port: int, sent: bytes) -> None:
         with suppress(OSError, EOFError, AuthenticationError), Connection(
@@ -121,4 +120,4 @@ def test_a_pool_that_listens_takes_ranks_alone(examples: int) -> None:
         assert not caller.is_alive()
 
     hellos = st.one_of(edits(python_values).map(lambda changes: edited(HELLO, changes)), python_values)
-    holds(examples, check, st.one_of(hellos.map(pickle.dumps), damaged(pickle.dumps(HELLO))))
+    holds(1000, check, st.one_of(hellos.map(pickle.dumps), damaged(pickle.dumps(HELLO))))

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import tomli_w
 from hypothesis import strategies as st
-from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values, sizes, toml_values, words
+from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values, toml_values, words
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import all_keys
 from workbench.recipe.recipe import Recipe, diff_recipes, load_recipe, parse_recipe, recipe_names, recipes_dir
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 FILES = {name: (recipes_dir() / f"{name}.toml").read_bytes() for name in recipe_names()}
 TABLES = {name: tomllib.loads(text.decode()) for name, text in FILES.items()}
@@ -38,18 +40,16 @@ def read_or_refused(path: Path) -> Recipe | None:
     return recipe
 
 
-@sizes(75, 5000)
-def test_a_recipe_with_odd_values_is_read_or_refused(examples: int, tmp_path: Path) -> None:
+def test_a_recipe_with_odd_values_is_read_or_refused(tmp_path: Path) -> None:
     def check(name: str, changes: list[Any]) -> None:
         path = tmp_path / "odd.toml"
         path.write_text(tomli_w.dumps(edited(TABLES[name], changes)), encoding="utf-8")
         read_or_refused(path)
 
-    holds(examples, check, names, edits(toml_values))
+    holds(5000, check, names, edits(toml_values))
 
 
-@sizes(75, 5000)
-def test_a_damaged_file_is_read_or_refused(examples: int, tmp_path: Path) -> None:
+def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
     def check(text: bytes) -> None:
         path = tmp_path / "odd.toml"
         path.write_bytes(text)
@@ -57,12 +57,11 @@ def test_a_damaged_file_is_read_or_refused(examples: int, tmp_path: Path) -> Non
 
     large = [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"a." * 5000 + b"b = 1",
              b'name = "' + b"x" * 10**6 + b'"']
-    holds(examples, check, st.one_of(names.flatmap(lambda name: damaged(FILES[name])), st.binary(max_size=60),
+    holds(5000, check, st.one_of(names.flatmap(lambda name: damaged(FILES[name])), st.binary(max_size=60),
                                      st.sampled_from(large)))
 
 
-@sizes(75, 5000)
-def test_an_override_is_taken_or_refused_with_its_key(examples: int) -> None:
+def test_an_override_is_taken_or_refused_with_its_key() -> None:
     def check(name: str, changes: dict[str, Any]) -> None:
         try:
             recipe = load_recipe(name).override(changes)
@@ -71,13 +70,12 @@ def test_an_override_is_taken_or_refused_with_its_key(examples: int) -> None:
             return
         assert parse_recipe(tomllib.loads(recipe.to_toml()), "again") == recipe
 
-    holds(examples, check, names, st.dictionaries(keys, st.one_of(words, json_values, python_values), min_size=1,
+    holds(5000, check, names, st.dictionaries(keys, st.one_of(words, json_values, python_values), min_size=1,
                                                   max_size=3))
 
 
-@sizes(40, 2000)
 def test_set_on_the_command_line_ends_with_the_work_done_or_a_sentence(
-    examples: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`export` is the command that ends soonest: its script has the recipe that the overrides give."""
     out = tmp_path / "train.py"
@@ -100,5 +98,5 @@ def test_set_on_the_command_line_ends_with_the_work_done_or_a_sentence(
             exec(compile(out.read_text(), str(out), "exec"), space)
             assert parse_recipe(tomllib.loads(space["RECIPE"]), "the script") == wanted
 
-    holds(examples, check, names, st.dictionaries(keys.filter(lambda k: "\0" not in k), words.filter(
+    holds(2000, check, names, st.dictionaries(keys.filter(lambda k: "\0" not in k), words.filter(
         lambda v: "\0" not in v), min_size=1, max_size=2))

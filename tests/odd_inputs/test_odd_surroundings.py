@@ -20,6 +20,8 @@ from workbench.errors import WorkbenchError
 from workbench.world import template
 from workbench.world.ranks import RankError
 
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
 RUN = ["-m", "workbench", "run", "tour", "--set", "model.n_layers=1", "--set", "training.steps=3", "--json"]
 CLOCK = """
 import random, time
@@ -53,7 +55,6 @@ def test_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not list(gone.glob("workbench-ranks-*"))
 
 
-@pytest.mark.integration
 def test_a_temporary_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the ranks hold goes on; a new group needs the folder, and the error names it; then there are new ranks."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -85,8 +86,6 @@ def losses(process: subprocess.Popen[str], report: Path) -> list[float]:
     return found["training"]["losses"]
 
 
-@pytest.mark.slow
-@pytest.mark.integration
 def test_a_clock_that_jumps_by_days(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(CLOCK)
     root = Path(__file__).parents[2]
@@ -100,8 +99,6 @@ def test_a_clock_that_jumps_by_days(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.slow
-@pytest.mark.integration
 def test_two_users_at_once_and_one_with_a_read_only_home(tmp_path: Path) -> None:
     """They share the machine's temporary folder, and neither finds the other's files."""
     shared, home, own = tmp_path / "shared", tmp_path / "home", tmp_path / "own"

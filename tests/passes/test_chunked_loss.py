@@ -235,7 +235,7 @@ def found_with(fault):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("fault", [
-    "lost", pytest.param("twice", marks=pytest.mark.slow), pytest.param("unscaled", marks=pytest.mark.slow)])
+    "lost", pytest.param("twice", marks=pytest.mark.nightly), pytest.param("unscaled", marks=pytest.mark.nightly)])
 def test_numerics_finds_each_fault_of_the_pieces_and_none_in_the_pass(pool2, fault):
     for sound, faulty in pool2.run(found_with, fault):
         assert sound["numerics"][0] == "PASS" and "bound 5.0e-06" in sound["numerics"][1]

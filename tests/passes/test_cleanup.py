@@ -113,7 +113,7 @@ def test_on_a_model_and_once_more(authored, through):
     assert found.outcome is Outcome.NO_EFFECT and found.message == "no view and no transpose is idle"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sizes_that_a_step_decides_are_no_obstacle(fake4):
     """Of experts without slots: whether two views are alike cannot be asked of every size."""
     recipe = load_recipe("deepseek_v3").override({"model.n_layers": 2, "passes": [NAME]})

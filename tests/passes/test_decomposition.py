@@ -129,7 +129,7 @@ def test_random_operators_are_refused_by_name(fake4, at):
     assert "draws random numbers, and its replacement would draw others" in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_attention_without_dropout_draws_nothing(authored):
     from workbench.torch_api.ops import draws
 

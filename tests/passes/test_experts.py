@@ -59,9 +59,9 @@ def exchanges(graphs):
 
 
 @pytest.mark.parametrize(("dispatch", "passes"), [
-    pytest.param("dropless", "transformer_block_bucketing", marks=pytest.mark.slow),
-    pytest.param("dropless", "autobucketing_reordering", marks=pytest.mark.slow),
-    pytest.param("capacity", "autobucketing_reordering", marks=pytest.mark.slow),
+    pytest.param("dropless", "transformer_block_bucketing", marks=pytest.mark.nightly),
+    pytest.param("dropless", "autobucketing_reordering", marks=pytest.mark.nightly),
+    pytest.param("capacity", "autobucketing_reordering", marks=pytest.mark.nightly),
     ("capacity", "transformer_block_bucketing"),
 ])
 def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
@@ -73,7 +73,7 @@ def test_bucketing_leaves_every_exchange_in_its_place(pairs, dispatch, passes):
 
 
 @pytest.mark.parametrize(("dispatch", "why", "stay"), [
-    pytest.param("dropless", "its size is known only during the step", 4 * 3 * 3, marks=pytest.mark.slow),
+    pytest.param("dropless", "its size is known only during the step", 4 * 3 * 3, marks=pytest.mark.nightly),
     ("capacity", "batched product, aten.bmm: only a product of two matrices is converted", 3 * 3),
 ])
 def test_float8_names_why_each_product_of_an_expert_stays(authored, through, dispatch, why, stay):
@@ -104,7 +104,7 @@ def test_regions_are_named_in_forward_and_backward(captured):
     assert inside == {"dispatch", "combine"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dispatch", ["capacity", "dropless"])
 def test_checkpointing_repeats_no_exchange(pairs, dispatch):
     _, plain = pairs(dispatch)
@@ -129,7 +129,7 @@ def test_a_graph_that_reads_sizes_is_refused_by_its_node(authored, through):
         through(authored["dropless"], [name])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_decomposition_leaves_what_has_a_size_of_its_own(pairs):
     _, plain = pairs("dropless")
     _, made = pairs("dropless", ("inductor_decomposition",))
@@ -138,7 +138,7 @@ def test_decomposition_leaves_what_has_a_size_of_its_own(pairs):
     assert 0 < count[1] < count[0]
 
 
-@pytest.mark.slow  # compiles
+@pytest.mark.nightly  # compiles
 @pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
 def test_experts_are_a_region(pairs, dispatch):
     (record,), made = pairs(dispatch, (), ("regional_inductor",))

@@ -254,14 +254,14 @@ def test_numerics_finds_scales_that_the_ranks_do_not_share(pool2):
     assert pool2.run(with_larger_shards, agrees_on_no_group, plain) == ["FAIL", "FAIL"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_numerics_passes_with_larger_shards_alone(pool2):
     plain = small(FSDP2).override(BFLOAT16)
     assert pool2.run(with_larger_shards, lambda gm: gm, plain) == ["PASS", "PASS"]
 
 
 # quick: test_other_passes_take_the_result is tensorwise
-@pytest.mark.parametrize("scaling", [pytest.param("tensorwise", marks=pytest.mark.slow), "rowwise"])
+@pytest.mark.parametrize("scaling", [pytest.param("tensorwise", marks=pytest.mark.nightly), "rowwise"])
 def test_the_verdicts_on_ranks_and_what_they_measure(pool2, scaling):
     verdicts, whole = pool2.run(full_level, recipe(passes=(BLOCKS,), scaling=scaling))[0]
     assert {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
@@ -283,7 +283,7 @@ QUICK = ("recomputed",)
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMBINED])
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in COMBINED])
 def test_other_passes_take_the_result(pool2, name):
     joint, passes, changes = COMBINED[name]
     verdicts, whole = pool2.run(full_level, recipe(joint=joint, passes=passes, layers=2, changes=changes))[0]
@@ -294,8 +294,8 @@ def test_other_passes_take_the_result(pool2, name):
 
 @pytest.mark.parametrize(("pool", "mesh"), [
     ("pool2", {"tp": 2}),
-    pytest.param("pool4", {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow),
-    pytest.param("pool4", {"dp_shard": 2, "tp": 2}, marks=pytest.mark.slow)], ids=str, indirect=["pool"])
+    pytest.param("pool4", {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.nightly),
+    pytest.param("pool4", {"dp_shard": 2, "tp": 2}, marks=pytest.mark.nightly)], ids=str, indirect=["pool"])
 def test_on_other_axes(pool, mesh):
     verdicts, whole = pool.run(full_level, recipe(mesh, passes=(BLOCKS,) if "dp_shard" in mesh else ()))[0]
     assert whole == ["PASS"] and {outcome for outcome, _ in verdicts[NAME].values()} == {"PASS"}

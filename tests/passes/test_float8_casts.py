@@ -118,7 +118,7 @@ a cast has no kernel to join. Rowwise casts each of them twice.
 
 
 @pytest.mark.parametrize(("scaling", "every", "kernels", "only_cast"), [
-    ("tensorwise", 21, 45, 4), pytest.param("rowwise", 36, 46, 5, marks=pytest.mark.slow)])
+    ("tensorwise", 21, 45, 4), pytest.param("rowwise", 36, 46, 5, marks=pytest.mark.nightly)])
 def test_casts_fuse_into_their_producers_where_a_kernel_is_generated(compiled, scaling, every, kernels, only_cast):
     plain, found = compiled(), compiled(float8(scaling))
     assert sum(len(list(casts(graph))) for graph, _ in found) == every
@@ -144,7 +144,7 @@ def cast_behind_a_barrier(gm):
     return gm
 
 
-@pytest.mark.slow  # a compilation
+@pytest.mark.nightly  # a compilation
 def test_a_cast_behind_a_barrier_is_found(compiled):
     with user_pass("cast_behind_a_barrier", cast_behind_a_barrier, numerics="lossy", tolerance=0.4) as name:
         found = compiled(float8("tensorwise"), name)

@@ -83,7 +83,7 @@ def test_the_plan_is_kept(two, by, fraction):
     assert plan.bound_ms <= plan.ms
 
 
-@pytest.mark.parametrize("dispatch", ["capacity", pytest.param("dropless", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dispatch", ["capacity", pytest.param("dropless", marks=pytest.mark.nightly)])
 def test_equal_nodes_of_experts_are_planned_once(fake4, dispatch):
     """torch merges equal nodes before it cuts, and a gradient's scaling has no tag of the backward."""
     recipe = load_recipe("deepseek_v3").override({"data.seq_len": 64, "mesh.tp": 2, "mesh.dp_shard": 2,
@@ -123,8 +123,8 @@ def test_a_choice_where_there_is_none_is_found_out(two, monkeypatch):
 
 @pytest.mark.parametrize(("pool", "mesh"), [
     pytest.param("pool2", {"dp_shard": 2}, id="dp_shard 2"),
-    pytest.param("pool4", FSDP4, id="dp_shard 4", marks=pytest.mark.slow),
-    pytest.param("pool4", FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.slow)], indirect=["pool"])
+    pytest.param("pool4", FSDP4, id="dp_shard 4", marks=pytest.mark.nightly),
+    pytest.param("pool4", FSDP_TP, id="dp_shard 2 x tp 2", marks=pytest.mark.nightly)], indirect=["pool"])
 @pytest.mark.ranks
 def test_ranks_train_bitwise_as_without(pool, mesh):
     recipe = small(mesh, ("reshard_after_forward", {"name": NAME, "fraction": 0.3, "collectives": True}), layers=2)
@@ -335,7 +335,7 @@ def test_random_numbers_are_saved(fake4):
 # --- the tool
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_plan_stands_beside_torchs(fake4):
     recipe = long(({"name": NAME, "fraction": 0.6},))
     found = memory_plan(recipe, fake4, front=True)

@@ -35,7 +35,7 @@ QUICK = {  # each pass once; sums over a group of four
     "dp_shard 4": ("auto bucketing",), "dp_shard 2 x tp 2": ("overlap and cleanup",),
 }
 CASES = [
-    pytest.param(mesh, name, id=f"{name}, {axes}", marks=() if name in QUICK[axes] else pytest.mark.slow)
+    pytest.param(mesh, name, id=f"{name}, {axes}", marks=() if name in QUICK[axes] else pytest.mark.nightly)
     for axes, mesh in (("dp_shard 4", FSDP4), ("dp_shard 2 x tp 2", FSDP_TP)) for name in BITWISE
 ]
 
@@ -51,7 +51,7 @@ def test_bitwise(pool4, mesh, variant):
         assert found["outcomes"] == wanted and found["schedule"] == "PASS"
 
 
-@pytest.mark.slow  # 00_tour shows every verdict of the tour's list on 4 ranks
+@pytest.mark.nightly  # 00_tour shows every verdict of the tour's list on 4 ranks
 @pytest.mark.parametrize(("mesh", "variant"), [
     (FSDP4, "decomposition"), (FSDP_TP, "decomposition at capture"), (FSDP_TP, "the tour's"),
 ])
@@ -61,7 +61,7 @@ def test_within_the_stated_bound(pool4, mesh, variant):
         assert set(found["outcomes"].values()) <= {"PASS"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", [
     pytest.param(FSDP4, id="dp_shard 4"), pytest.param(FSDP_TP, id="dp_shard 2 x tp 2"),
 ])
@@ -81,7 +81,7 @@ EXPERTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("variant", EXPERTS)
 def test_experts_are_bitwise_for_every_routing(pool4, variant):
     changes, passes = EXPERTS[variant]

@@ -68,8 +68,8 @@ def tp_exposed(gm):
 
 
 @pytest.mark.parametrize("bucketing", [
-    pytest.param((), marks=pytest.mark.slow), (BLOCKS,),
-    pytest.param(("autobucketing_reordering",), marks=pytest.mark.slow),
+    pytest.param((), marks=pytest.mark.nightly), (BLOCKS,),
+    pytest.param(("autobucketing_reordering",), marks=pytest.mark.nightly),
 ], ids=str)
 def test_less_is_exposed_and_every_node_is_still_there(pairs, bucketing):
     plain, _ = pairs(*bucketing)
@@ -216,7 +216,7 @@ def lowered(world, order, lowering):
 
 
 @pytest.mark.compat
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # three compilations
 def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
     register_pass("dense_order", stage="partitioned", effect=transform.PASS.effect, options=OverlapOptions,
@@ -235,14 +235,14 @@ def test_inductor_keeps_the_order_of_the_graph_unless_it_is_told_not_to(fake4):
             assert 0 < calls <= 1.03 * as_it_likes
 
 
-@pytest.mark.slow  # a compilation
+@pytest.mark.nightly  # a compilation
 def test_what_this_pass_hides_stays_hidden_in_inductors_code(fake4):
     placed, kept, _ = lowered(fake4, OVERLAP, "full_inductor_compilation")
     assert placed.outcome is Outcome.PASS and kept.verdict("order").outcome is Outcome.PASS
     assert kept.verdict("order").evidence["hidden"] > 5
 
 
-@pytest.mark.parametrize("anything_fuses", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("anything_fuses", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_no_fusion_delays_a_gradients_collective_behind_later_products(fake4, anything_fuses, monkeypatch):
     """In a whole step of one layer, the sums of all norms' gradients read alike enough to become one late kernel.
 

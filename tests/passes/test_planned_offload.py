@@ -247,7 +247,7 @@ def test_a_link_that_costs_nothing_changes_the_plan_and_the_timeline_finds_out(j
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_train_bitwise_as_without(pool2):
     listed = budget(fraction=0.5, to_host=["layers.*.feed_forward:silu", "layers.*:add"])
     recipe = small({"dp_shard": 2}, ("reshard_after_forward", listed), (SENT,), layers=2)

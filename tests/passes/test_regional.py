@@ -129,7 +129,7 @@ def test_a_region_asked_for_and_left_out_is_no_effect(pair, uncompiled):
     assert found.outcome is Outcome.NO_EFFECT and "nothing of region 'norm' was compiled" in found.message
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_blocks_are_regions_of_their_own(pair, uncompiled):
     made, _ = pair(spec(regions=("norm",)), n_layers=2)
     names = {n.target.__name__ for n in calls(made.forward)}

@@ -93,7 +93,7 @@ def test_no_parameter_is_gathered_has_its_reason(fake4):
     assert effect is not None and effect.message == "no parameter is gathered in this graph"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_uneven_shards(fake4, through):
     sizes = {"model.vocab_size": 257, "model.dim": 54, "model.n_heads": 3, "model.n_kv_heads": 1, "model.ffn_dim": 142}
     authored = author(small({"dp_shard": 4}).override(sizes), fake4)

@@ -73,7 +73,7 @@ def proved(recipe):
 
 @gloo_and_nccl(2)
 @pytest.mark.parametrize("mesh", [
-    pytest.param({"dp_shard": 2}, id="dp_shard 2"), pytest.param({"tp": 2}, id="tp 2", marks=pytest.mark.slow)])
+    pytest.param({"dp_shard": 2}, id="dp_shard 2"), pytest.param({"tp": 2}, id="tp 2", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("name", "clip", "bound", "layers"), [
     (FUSED, 0.1, 1e-5, 1), ({"name": OVERLAP, "groups": 16}, None, 0.0, 2)], ids=[FUSED, OVERLAP])
 def test_each_pass_is_proved_on_ranks(pool, mesh, name, clip, bound, layers):
@@ -145,7 +145,7 @@ def test_gradients_that_share_memory_are_refused():
         run_partitioned(whole, [FUSED])
 
 
-@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("groups", [pytest.param(2, marks=pytest.mark.nightly), 8])
 def test_updates_move_behind_their_gradients_bitwise(groups):
     found = built({"name": OVERLAP, "groups": groups}, **{"training.clip": None})
     effect = verdict(found)

@@ -52,19 +52,19 @@ def routed(mesh, **changes):
 
 
 @pytest.mark.parametrize("recipe", [
-    pytest.param(accumulating({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2, buckets", marks=pytest.mark.slow),
+    pytest.param(accumulating({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2, buckets", marks=pytest.mark.nightly),
     pytest.param(accumulating({"dp_shard": 2}, (ALWAYS,), count=3), id="dp_shard 2, gathered again",
-                 marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
     pytest.param(accumulating({"dp_shard": 2}, (NEVER,), **HALF), id="bfloat16, gathered once"),
-    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2", marks=pytest.mark.slow),
-    pytest.param(accumulating({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
+    pytest.param(accumulating({"dp_replicate": 2}), id="dp_replicate 2", marks=pytest.mark.nightly),
+    pytest.param(accumulating({"tp": 2}), id="tp 2", marks=pytest.mark.nightly),
 ])
 def test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool2, recipe):
     for odd, count, verdicts, schedule in pool2.run(differing, recipe):
         assert odd == [] and count >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", [
     pytest.param(accumulating({"dp_shard": 4}, (), (BLOCKS,)), id="dp_shard 4"),
     pytest.param(accumulating({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)), id="dp_shard 2 x tp 2"),
@@ -99,7 +99,7 @@ QUICK = (reads_the_first_microbatch_again, reduces_each_microbatch)  # lint and 
 
 
 @pytest.mark.parametrize("fault", [
-    pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in (*ACCUMULATION, does_nothing)])
+    pytest.param(each, marks=() if each in QUICK else pytest.mark.nightly) for each in (*ACCUMULATION, does_nothing)])
 def test_each_fault_of_the_sums_is_caught(pool2, fault):
     verdicts, pipeline, joined = pool2.run(planted, accumulating({"dp_shard": 2}), fault)[0]
     if fault is reduces_each_microbatch:  # the values are the same, up to the order of additions
@@ -227,7 +227,7 @@ def at_level_full(recipe):
     return {r.name: outcomes(built, r.name) for r in built.records}, [(v.check, str(v.outcome)) for v in built.pipeline]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_inductor_compiles_two_microbatches_within_its_contract(pool2):
     recipe = accumulating({"dp_shard": 2}, (DECOMPOSE,), (BLOCKS, INDUCTOR))
     for passes, pipeline in pool2.run(at_level_full, recipe):

@@ -108,7 +108,7 @@ def full(recipe):
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=str)
 def test_every_verdict_on_real_ranks(pool4, mesh):
     for records, pipeline, schedule, clean in pool4.run(full, small(mesh, *TOUR)):
@@ -219,13 +219,13 @@ def told_of_a_hidden_fault(fault):
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "outcome"), [
     (without_a_norm_weight, "FAIL"), (without_its_gradient, "FAIL"),
-    pytest.param(lambda gm: gm, "PASS", marks=pytest.mark.slow)])
+    pytest.param(lambda gm: gm, "PASS", marks=pytest.mark.nightly)])
 def test_a_fault_behind_a_weight_of_1_or_a_gradient_of_1_shows(pool2, fault, outcome):
     assert pool2.run(told_of_a_hidden_fault, fault) == [(outcome, True)] * 2
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_full_inductor_on_one_tiny_model(pool4):
     recipe = small(FSDP4, ("inductor_decomposition",), ("transformer_block_bucketing", "full_inductor_compilation"))
     tiny = recipe.override({"model.dim": 16, "model.n_heads": 2, "model.n_kv_heads": 1, "model.ffn_dim": 32})
@@ -323,7 +323,7 @@ def rehearsed(recipe, rehearse):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("passes", [
-    ("transformer_block_bucketing",), pytest.param(("cudagraph",), marks=pytest.mark.slow)], ids=str)
+    ("transformer_block_bucketing",), pytest.param(("cudagraph",), marks=pytest.mark.nightly)], ids=str)
 def test_level_full_leaves_the_module_as_it_was_and_its_buffers_train_as_eager(pool2, passes):
     for same, (pipeline, records), differing, buffers in pool2.run(checked_then_trained, "", passes):
         assert same and differing == []
@@ -377,7 +377,7 @@ def with_its_update(kind):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", [
-    "scaled", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dropped", "in place"))])
+    "scaled", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("dropped", "in place"))])
 def test_a_pass_that_changes_a_buffers_update_is_told_with_its_name(pool2, kind):
     for record, pipeline, same in pool2.run(with_its_update, kind):
         assert record.startswith("numerics: FAIL") and "; new value of norm.running_mean: " in record

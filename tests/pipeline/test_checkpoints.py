@@ -72,7 +72,7 @@ def interrupted(recipe, first, then, folder):
     return [name for name in wanted if not torch.equal(wanted[name], found[name])], began
 
 
-@pytest.mark.slow  # quick: test_a_resumed_schedule_and_all_random_numbers_go_on
+@pytest.mark.nightly  # quick: test_a_resumed_schedule_and_all_random_numbers_go_on
 @pytest.mark.parametrize(("first", "then"), [("whole", "whole"), EAGER_WHOLE, WHOLE_EAGER])
 def test_a_resumed_run_is_bitwise_the_one_without_an_interruption(pool2, tmp_path, first, then):
     for odd, began in pool2.run(interrupted, small({"dp_shard": 2}), first, then, tmp_path):
@@ -111,7 +111,7 @@ def loaded_whole_alone(folder):
     return left(authored.module, optimizer, whole=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_and_two_read_each_other_s(pool4, pool2, tmp_path):
     saved = pool4.run(saved_whole, small({"dp_shard": 2, "tp": 2}), tmp_path)[0]
     assert same(saved, pool2.run(loaded_whole, small({"tp": 2}), tmp_path)[0])
@@ -299,7 +299,7 @@ def interrupted_schedule(recipe, first, then, folder, scheduler):
 
 
 @pytest.mark.parametrize(("first", "then"), [
-    ("whole", "whole"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (EAGER_WHOLE, WHOLE_EAGER))])
+    ("whole", "whole"), *(pytest.param(*each, marks=pytest.mark.nightly) for each in (EAGER_WHOLE, WHOLE_EAGER))])
 def test_a_resumed_schedule_and_all_random_numbers_go_on(pool2, tmp_path, first, then):
     for odd, rates in pool2.run(interrupted_schedule, small({"dp_shard": 2}), first, then, tmp_path, scheduled):
         assert odd == []
@@ -325,7 +325,7 @@ SET_RATES = Checkpoints._set_rates
 
 
 @pytest.mark.parametrize(("what", "odd"), [
-    ("numpy", ["dice"]), ("scheduler", ["rates"]), pytest.param("rates", ["rates"], marks=pytest.mark.slow)])
+    ("numpy", ["dice"]), ("scheduler", ["rates"]), pytest.param("rates", ["rates"], marks=pytest.mark.nightly)])
 def test_the_test_above_sees_what_a_checkpoint_forgets(pool2, tmp_path, what, odd):
     found = pool2.run(forgets, small({"dp_shard": 2}), tmp_path, what)[0]
     assert set(odd) <= set(found) and ("losses" in found or what == "numpy")
@@ -354,7 +354,7 @@ def test_a_file_of_random_state_that_cannot_be_read_is_named(trained):
     assert told.startswith(f"checkpoint {file.parent}: random_0.pt cannot be read (") and told.endswith(DELETE)
 
 
-@pytest.mark.slow  # quick: test_the_command_saves_and_resumes, and the resumed schedule
+@pytest.mark.nightly  # quick: test_the_command_saves_and_resumes, and the resumed schedule
 def test_a_run_on_ranks_saves_resumes_and_tells_so(pool2, tmp_path):
     recipe = small({"dp_shard": 2}).override({"training.step": "whole", "training.steps": 2})
     run(recipe, world=pool2, progress=False, checkpoints=tmp_path, save_every=1)

@@ -61,7 +61,7 @@ def doubles_a_scale(gm):
     return gm
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bisect_finds_a_broken_scale():
     with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4):
         found = bisect(recipe("doubles_a_scale"), "numerics", world="gloo", progress=False).found

@@ -48,7 +48,7 @@ def test_source_lines_are_comments(dumped: Path) -> None:
 
 
 @pytest.mark.compat
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_they_run(dumped: Path) -> None:
     forward = played(dumped / "05_transformer_block_bucketing_forward.py")
     assert "outputs: float32[]" in forward

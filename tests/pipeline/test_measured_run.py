@@ -97,7 +97,7 @@ def spread(kernels):
     return [k if k.stream == 7 else k._replace(stream=200 + i) for i, k in enumerate(kernels)]
 
 
-@pytest.mark.slow  # captures 16 layers
+@pytest.mark.nightly  # captures 16 layers
 def test_the_order_chosen_for_two_gpus_is_the_order_that_they_ran():
     """By a committed trace of 2 H200: forward and backward, lowered by Inductor and replayed."""
     variant = "llama3_full_inductor_block_bucketing_overlap_cudagraph"

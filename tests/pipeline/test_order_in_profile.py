@@ -26,7 +26,7 @@ from workbench.world.mesh import World
 PASSES = ("overlap_collectives",)
 
 
-@pytest.fixture(scope="module", params=["pair", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["pair", pytest.param("whole", marks=pytest.mark.nightly)])
 def made(request, fake4):
     return build(whole({"dp_shard": 4}, (), PASSES) if request.param == "whole" else
                  small({"dp_shard": 4}, passes=PASSES), fake4)

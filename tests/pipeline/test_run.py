@@ -59,7 +59,7 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank() -> None:
     assert "FAIL" in report.table()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
     def endless(gm):
         while True:
@@ -73,7 +73,7 @@ def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
         run(SMALL.override({"joint_passes": ["endless"]}), timeout=40, progress=False)
 
 
-@pytest.mark.slow  # quick: test_a_pass_that_raises_on_one_rank_names_it, of the same error
+@pytest.mark.nightly  # quick: test_a_pass_that_raises_on_one_rank_names_it, of the same error
 def test_a_pass_that_raises_names_its_rank() -> None:
     def explode(gm):
         raise RuntimeError("half way")

@@ -251,7 +251,7 @@ def verdicts_of(recipe, function, numerics):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("numerics", [pytest.param("exact", marks=pytest.mark.slow), "reduction_order"])
+@pytest.mark.parametrize("numerics", [pytest.param("exact", marks=pytest.mark.nightly), "reduction_order"])
 def test_a_rounded_constant_fails(pool2, numerics):
     for found in pool2.run(verdicts_of, small({"dp_shard": 2}), round_a_constant, numerics):
         assert found["lint"][0] == "PASS" and found["numerics"][0] == "FAIL"
@@ -259,7 +259,7 @@ def test_a_rounded_constant_fails(pool2, numerics):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("numerics", "outcome"), [
-    ("exact", "FAIL"), pytest.param("reduction_order", "PASS", marks=pytest.mark.slow)])
+    ("exact", "FAIL"), pytest.param("reduction_order", "PASS", marks=pytest.mark.nightly)])
 def test_a_changed_reduction_order_over_four_ranks(pool4, numerics, outcome):
     for found in pool4.run(verdicts_of, small(FSDP4), other_order, numerics):
         assert found["lint"][0] == "PASS" and found["numerics"][0] == outcome

@@ -41,12 +41,12 @@ def differing(recipe):
 
 
 @pytest.mark.parametrize("recipe", [
-    pytest.param(whole({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.slow),
+    pytest.param(whole({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.nightly),
     pytest.param(whole({"dp_shard": 2}, MEMORY, (BLOCKS,), **{"training.accumulate": 2}), id="two microbatches"),
-    pytest.param(whole({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
+    pytest.param(whole({"tp": 2}), id="tp 2", marks=pytest.mark.nightly),
     pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity",
-                 marks=pytest.mark.slow),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.nightly),
 ])
 def test_training_is_bitwise_that_of_the_joint_capture(pool2, recipe):
     for odd, count, (ours, theirs), schedule in pool2.run(differing, recipe):
@@ -71,9 +71,9 @@ def pairs(recipe):
 
 # quick: test_compare_captures_on_ranks
 @pytest.mark.parametrize("recipe", [
-    pytest.param(small({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.slow),
+    pytest.param(small({"dp_shard": 2}, MEMORY, (BLOCKS,)), id="dp_shard 2", marks=pytest.mark.nightly),
     pytest.param(experts({"dp_shard": 2, "ep": 2}).override({"training.step": "pair"}), id="experts, dropless",
-                 marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
 ])
 def test_a_pair_with_its_optimizer_outside_trains_the_same(pool2, recipe):
     for odd, losses, verdicts in pool2.run(pairs, recipe):
@@ -99,7 +99,7 @@ def merges(gm):
 
 
 @pytest.mark.parametrize(("edit", "outcome"), [
-    (merges, "FAIL"), pytest.param(lambda gm: gm, "PASS", marks=pytest.mark.slow)])
+    (merges, "FAIL"), pytest.param(lambda gm: gm, "PASS", marks=pytest.mark.nightly)])
 def test_a_pass_that_merges_a_repeat_with_the_forward_is_named(edit, outcome):
     full = {"name": "activation_checkpointing", "policy": "full"}
     with user_pass("own", edit, stage="step"), fake_world(2) as world:

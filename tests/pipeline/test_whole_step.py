@@ -34,18 +34,18 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @gloo_and_nccl(2)
 @pytest.mark.parametrize("recipe", [
     pytest.param(whole({"dp_shard": 2}, (), (BLOCKS,)), id="dp_shard 2"),
-    pytest.param(whole({"tp": 2}), id="tp 2", marks=pytest.mark.slow),
+    pytest.param(whole({"tp": 2}), id="tp 2", marks=pytest.mark.nightly),
     pytest.param(experts({"dp_shard": 2, "ep": 2}, (BLOCKS,), **CAPACITY), id="experts, capacity",
-                 marks=pytest.mark.slow),
-    pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.slow),
-    pytest.param(whole({"dp_shard": 2}, **{"model.attention": "flex"}), id="flex", marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
+    pytest.param(experts({"dp_shard": 2, "ep": 2}), id="experts, dropless", marks=pytest.mark.nightly),
+    pytest.param(whole({"dp_shard": 2}, **{"model.attention": "flex"}), id="flex", marks=pytest.mark.nightly),
 ])
 def test_five_steps_on_two_ranks_are_bitwise_the_eager_loop_s(pool, recipe):
     for odd, count, verdicts, schedule in pool.run(differing, recipe):
         assert odd == [] and count >= 12 * 4 and verdicts == JOINED and schedule == "PASS"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @gloo_and_nccl(4)
 @pytest.mark.parametrize("recipe", [
     pytest.param(whole({"dp_shard": 4}), id="dp_shard 4"),  # in a bucket, NCCL may add up four ranks in another order
@@ -66,7 +66,7 @@ def at_level_full(recipe):
                                                                       for v in built.pipeline]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh, buckets", [({"dp_shard": 2}, (BLOCKS,)), ({"tp": 2}, ())], ids=["dp_shard 2", "tp 2"])
 def test_one_compiled_graph_stays_within_its_contract(pool2, mesh, buckets):
     passes, pipeline = pool2.run(at_level_full, whole(mesh, (DECOMPOSE,), (*buckets, INDUCTOR)))[0]
@@ -93,7 +93,7 @@ def does_nothing(gm):
 
 
 @pytest.mark.parametrize("fault", [
-    forgets_the_step_count, *(pytest.param(each, marks=pytest.mark.slow) for each in (
+    forgets_the_step_count, *(pytest.param(each, marks=pytest.mark.nightly) for each in (
         leaves_a_gradient_out_of_the_norm, swaps_two_gradients, does_nothing))])
 def test_numerics_catches_what_a_pass_does_to_the_update(pool2, fault):
     verdicts, pipeline = pool2.run(planted, whole({"dp_shard": 2}), fault)[0]
@@ -132,8 +132,8 @@ SKIPPED, APPLIED = "the update was skipped", "the update was applied all the sam
 
 @pytest.mark.parametrize(("choice", "did", "eager"), [
     pytest.param("skip", SKIPPED, False, id="skip, whole"), pytest.param("apply", APPLIED, True, id="apply, eager"),
-    pytest.param("skip", SKIPPED, True, id="skip, eager", marks=pytest.mark.slow),
-    pytest.param("apply", APPLIED, False, id="apply, whole", marks=pytest.mark.slow)])
+    pytest.param("skip", SKIPPED, True, id="skip, eager", marks=pytest.mark.nightly),
+    pytest.param("apply", APPLIED, False, id="apply, whole", marks=pytest.mark.nightly)])
 def test_a_norm_that_is_nan_is_told_and_done_as_the_recipe_says(pool2, choice, did, eager):
     recipe = whole({"dp_shard": 2}, **{"training.nan_norm": choice, "training.steps": 2})
     for same, told in pool2.run(with_a_broken_weight, recipe, eager):

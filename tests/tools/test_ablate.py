@@ -123,7 +123,7 @@ def without_views(tmp_path, monkeypatch):
     sys.modules.pop(file.stem), CONTRACTS.pop("idle_views"), registry._PASSES.pop("idle_views")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_a_pass_of_ones_own_goes_to_the_runs(tmp_path: Path, without_views: str):
     recipe = load_recipe("llama3").override({
@@ -137,7 +137,7 @@ def test_a_pass_of_ones_own_goes_to_the_runs(tmp_path: Path, without_views: str)
         ablate(recipe, tmp_path, world="gloo", repeats=1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_runs_are_kept_and_an_order_shows_its_effect(tmp_path: Path):
     """Checkpointing after reshard forgets what reshard asked for: more is saved, and reshard's verdict says so."""

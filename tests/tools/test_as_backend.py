@@ -202,7 +202,7 @@ def test_a_pass_that_needs_fsdp_is_refused_by_name_without_it():
 
 
 @pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_full_inductor_under_torch_compile():
     backend = as_backend(["inductor_decomposition", "full_inductor_compilation"])
     module, function = compiled(backend)
@@ -252,9 +252,10 @@ def test_groups_are_those_of_the_meshes_with_or_without_names():
 @pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [
     ({"dp_shard": 2}, ("reshard_after_forward",), ("transformer_block_bucketing", "graph_cleanup"), True),
     pytest.param({"dp_shard": 2}, ("activation_checkpointing", "reshard_after_forward"),
-                 ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False, marks=pytest.mark.slow),
+                 ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False,
+                 marks=pytest.mark.nightly),
     pytest.param(FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), True,
-                 marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
 ], ids=["fsdp", "fsdp, groups from the DTensors", "fsdp x tp"])
 def test_a_module_of_dtensors_on_real_ranks(pool2, pool4, mesh, joint, passes, told):
     for found in (pool4 if mesh is FSDP_TP else pool2).run(under_compile, mesh, joint, passes, told):

@@ -171,7 +171,7 @@ def through_graph_trainer(specs: list[Any], root: str, titan: str) -> dict[str, 
 
 @TRAINER
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_passes_of_ours_run_in_graph_trainers_list():
     """On its one graph of loss and gradients: 8 parameters, 2 buckets."""
     listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
@@ -187,7 +187,7 @@ def test_passes_of_ours_run_in_graph_trainers_list():
 @TITAN
 @pytest.mark.ranks
 @pytest.mark.compat
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_passes_of_ours_and_of_a_user_run_in_torchtitans_lists():
     listed = [{"name": "transformer_block_bucketing", "buckets": BLOCKS}, "graph_cleanup"]
     with ranks(2, backend="gloo", timeout=200, echo="none") as pool:

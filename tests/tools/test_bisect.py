@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("fault", [
-    without_metadata, *(pytest.param(each, marks=pytest.mark.slow) for each in (lost_output, out_of_order))])
+    without_metadata, *(pytest.param(each, marks=pytest.mark.nightly) for each in (lost_output, out_of_order))])
 def test_bisect_finds_the_pass_whose_graph_no_stage_can_take(fault):
     with user_pass("bad", fault) as name:
         found = bisect(small(FSDP_TP).override({"joint_passes": ["reshard_after_forward", name]}), world="fake",
@@ -22,7 +22,7 @@ def test_bisect_finds_the_pass_whose_graph_no_stage_can_take(fault):
     assert found.to_dict()["covered"] == ("lint", "effect", "collectives", "memory")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bisect_covers_every_verdict_and_says_so():
     def half(gm):
         gather = calls(gm, GATHER)[0]

@@ -55,7 +55,7 @@ def test_a_kernel_of_inductors_code_costs_what_one_more_adds_to_a_chain(monkeypa
     assert calibrate.wrapper_us(CPU) == pytest.approx(50, rel=0.5) and set(called) == {4, 24}
 
 
-@pytest.mark.slow  # two compilations
+@pytest.mark.nightly  # two compilations
 def test_inductors_code_launches_in_microseconds():
     assert 0.1 < calibrate.wrapper_us(CPU) < 1e3
 
@@ -67,7 +67,7 @@ def test_it_says_where_it_cannot_write(tmp_path, capsys):
     assert "is a folder" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # half a minute
+@pytest.mark.nightly  # half a minute
 def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4):
     path = tmp_path / "mine.json"
     assert main(["calibrate", str(path), "--ranks", "2"]) == 0

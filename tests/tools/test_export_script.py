@@ -157,7 +157,7 @@ def recipe_in(text: str) -> Recipe:
 
 @pytest.mark.ranks
 @pytest.mark.compat
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_trains_under_torchrun_to_the_losses_of_run(tmp_path, module_of) -> None:
     module_of(OWN)
     recipe = load_recipe("llama3_block_bucketing").override(

@@ -65,7 +65,7 @@ def test_a_pass_of_ones_own_is_seen(found):
         assert own.where == f"{Path(__file__).name}:{drop_nothing.__code__.co_firstlineno}" and not own.changed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pass_that_is_switched_off_disappears(found):
     assert "constant_fold_uniform_value" in on(found, "joint") and "remove_noop_ops" in on(found, "forward")
     off = inductor_passes(RECIPE, config={"joint_graph_constant_folding": False,
@@ -75,7 +75,7 @@ def test_a_pass_that_is_switched_off_disappears(found):
     assert len(off.passes) == len(found.passes) - 4  # in all three graphs
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_graphs_again_and_one_of_them_alone(found):
     sizes = [len(graph.graph.nodes) for graph in found.pair.graphs]
     again = found.again({})
@@ -99,7 +99,7 @@ def test_nothing_is_left_watching(found):
     assert compile_fx.GraphLowering.__name__ == "GraphLowering"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_passes_that_leave_no_graph_are_left_out_and_told():
     recipe = load_recipe("llama3_flex_block_bucketing_regional_cudagraph").override({
         "mesh.dp_shard": 2, "mesh.tp": 1, "model.n_layers": 1, "data.seq_len": 16})

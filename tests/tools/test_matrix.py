@@ -46,7 +46,7 @@ def made(name: str, step: float, *, ok: bool = True, outcome: str = "PASS", gpus
     })
 
 
-@pytest.mark.slow  # four runs
+@pytest.mark.nightly  # four runs
 def test_kept_runs_are_not_run_again_and_changed_ones_are(tmp_path: Path, processes) -> None:
     names = ["llama3_fsdp", "llama3_block_bucketing_cudagraph"]
     first = run_matrix(names, tmp_path, changes=SMALL, world="gloo", repeats=2)
@@ -106,7 +106,7 @@ def test_bad_input_before_anything_runs(tmp_path: Path, processes, capsys: pytes
     assert not processes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_ends_the_run_that_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workbench", "matrix", "llama3_fsdp", "--world", "gloo", "--out", str(tmp_path)]
     whole = subprocess.Popen(command, stderr=subprocess.DEVNULL)

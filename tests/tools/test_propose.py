@@ -65,7 +65,7 @@ def test_in_a_rank_its_own_world_is_used(pool):
     assert first == second and first[:2] == ("exact", 2) and set(first[2]) == {"aten.view"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool):
     with user_pass("own", scaled(1 + 1e-6)) as name:
         found = propose_contract(name, RECIPE, world=pool)
@@ -74,7 +74,7 @@ def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool):
 
 
 @pytest.mark.parametrize(("function", "said"), [
-    pytest.param(scaled(2.0), "pass 'own' keeps no contract: rank", id="another result", marks=pytest.mark.slow),
+    pytest.param(scaled(2.0), "pass 'own' keeps no contract: rank", id="another result", marks=pytest.mark.nightly),
     pytest.param(lambda gm: gm, "pass 'own' did nothing to recipe 'small'", id="no effect"),
 ])
 def test_what_keeps_no_contract_is_refused(pool, function, said):

@@ -50,7 +50,7 @@ def test_an_even_mesh_has_one_role_and_its_first_and_last_rank_agree():
     assert str(found).splitlines()[:2] == ["4 ranks in 1 role: rank 0 and 3 more", "captured as ranks 0, 3"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_uneven_shards_agree_on_a_mesh_larger_than_this_machine():
     heard = []
     found = compare_schedules(small({"dp_shard": 48}).override(UNEVEN), progress=heard.append)
@@ -94,7 +94,7 @@ def test_one_that_a_rank_does_not_launch_is_told():
     assert verdict.outcome is Outcome.FAIL and "rank " in verdict.message.splitlines()[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pass_of_ones_own_that_is_the_same_on_all_ranks_passes_with_all():
     with user_pass("same", lambda gm: gm, stage="partitioned"):
         recipe = small({"dp_shard": 2}).override({"model.n_layers": 1, "passes": ["same"]})
@@ -122,7 +122,7 @@ def test_bad_ranks(ranks, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_with_a_pass_that_branches_on_the_rank(capsys):
     command = ["schedule", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=2", "model.n_layers=1"]
     with user_pass("swap", swap_on_rank_1, stage="partitioned"):

@@ -18,7 +18,7 @@ def recipe(**changes):
     return small({"dp_shard": 2, "tp": 2}, (), (BLOCKS,)).override({"training.step": "whole", **changes})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_schedule_has_the_norm_s_reduction_too():
     pair, whole = (compare_schedules(recipe(**{"training.step": step}), [0, 1]).verdict for step in ("pair", "whole"))
     assert pair.outcome == whole.outcome == "PASS"
@@ -38,7 +38,7 @@ def test_a_study_changes_the_step_and_captures_again_only_where_it_must(fake4):
     assert study.records[-1].verdict("effect").evidence["updates"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_changes_the_number_of_microbatches(fake4):
     study = what_if(recipe(**{"data.batch_per_rank": 4}), fake4)
     changed = study.change({"training.accumulate": 2})

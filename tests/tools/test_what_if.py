@@ -112,13 +112,13 @@ def test_the_first_answer_runs_all(started, fake4):
 
 @pytest.mark.parametrize(("changes", "first"), [
     ({"passes.overlap_collectives.horizon": 2}, "overlap_collectives"),
-    pytest.param({BUCKETING: False}, "transformer_block_bucketing", marks=pytest.mark.slow),
-    pytest.param({"passes": ["transformer_block_bucketing"]}, None, marks=pytest.mark.slow),
+    pytest.param({BUCKETING: False}, "transformer_block_bucketing", marks=pytest.mark.nightly),
+    pytest.param({"passes": ["transformer_block_bucketing"]}, None, marks=pytest.mark.nightly),
     pytest.param({"joint_passes.reshard_after_forward.policy": "never"}, "reshard_after_forward",
-                 marks=pytest.mark.slow),  # quick: test_whole_lists_and_their_order runs from a joint pass on
+                 marks=pytest.mark.nightly),  # quick: test_whole_lists_and_their_order runs from a joint pass on
     pytest.param({"joint_passes.activation_checkpointing.policy": "full"}, "activation_checkpointing",
-                 marks=pytest.mark.slow),
-    pytest.param({"joint_passes.inductor_decomposition.at": "capture"}, "capture", marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
+    pytest.param({"joint_passes.inductor_decomposition.at": "capture"}, "capture", marks=pytest.mark.nightly),
     ({"training.lr": 0.1, "strict": True, "about": "x", "training.steps": 3}, None),
 ], ids=str)
 def test_a_change_runs_what_it_affects(study, changes, first):
@@ -131,7 +131,7 @@ def test_a_change_runs_what_it_affects(study, changes, first):
 
 
 @pytest.mark.parametrize("changes", [
-    pytest.param({"model.n_layers": 2}, marks=pytest.mark.slow), {"mesh.dp_shard": 4, "mesh.tp": 1}], ids=str)
+    pytest.param({"model.n_layers": 2}, marks=pytest.mark.nightly), {"mesh.dp_shard": 4, "mesh.tp": 1}], ids=str)
 def test_a_change_of_the_model_authors_anew(study, changes):
     found = study.change(changes)
     assert again(found) == ALL and found.ran[0].why == "recipe"
@@ -166,7 +166,7 @@ def test_a_model_registered_again_authors_anew_if_its_code_differs(fake4):
         families._FAMILIES.pop("own_model"), SIZES.pop("own_model")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_placements_author_anew(study):
     tensor = {path: style for path, style in LLAMA3_PLAN.tensor.items() if path != "loss"}
     plan = replace(LLAMA3_PLAN, tensor=tensor | {
@@ -279,7 +279,7 @@ def test_a_pass_registered_again_runs_again_if_its_code_differs(study, own):
     assert study.now.rows()["own: effect"] == "NO_EFFECT" and "own: effect" in study.now.reasons()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_joint_pass_registered_again_partitions_again(study, own):
     own(stage="joint")
     found = study.change(joint_passes=[*JOINT, "own"])
@@ -311,7 +311,7 @@ def test_an_error_leaves_the_study_as_it_was(study, own):
 FAULTS = [
     (studies, "_read", lambda options: {}, {BUCKETING: False}),
     pytest.param(the_route, "_LATER", {**the_route._LATER, "model": True}, {"model.n_layers": 2},
-                 marks=pytest.mark.slow),
+                 marks=pytest.mark.nightly),
 ]
 
 
@@ -334,7 +334,7 @@ def test_options_go_by_what_their_file_holds(tmp_path):
     assert studies._read(Given()) != before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_capture_is_partitioned_many_times(fake4):
     joint = capture(author(small(FSDP_TP), fake4))
     first, second, last = partition(joint.fork()), partition(joint.fork()), partition(joint)

@@ -136,7 +136,7 @@ ON_GLOO = {
 }
 GROUPS = [
     pytest.param("gloo", 2, id="2 gloo", marks=pytest.mark.compat),
-    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.slow),
+    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.nightly),
     pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
     pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
 ]

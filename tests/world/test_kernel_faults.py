@@ -15,7 +15,7 @@ from processes import alive, wait_until_gone
 pytestmark = pytest.mark.ranks
 GROUPS = [
     pytest.param("gloo", 2, id="2 gloo"),
-    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.slow),
+    pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.nightly),
     pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
     pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
 ]
@@ -110,7 +110,7 @@ def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
         book.pids = book.start()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_restart_of_the_kernel(notebook, row, backend, n):
     book = notebook(backend, n)
@@ -124,7 +124,7 @@ def test_restart_of_the_kernel(notebook, row, backend, n):
     row(f"{n} {backend}", "restart of the kernel", seconds, left, book.works())
 
 
-@pytest.mark.slow  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
+@pytest.mark.nightly  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 @pytest.mark.parametrize("how", ["shutdown", "kill -9"])
 def test_the_end_of_the_kernel(notebook, row, backend, n, how):
@@ -139,7 +139,7 @@ def test_the_end_of_the_kernel(notebook, row, backend, n, how):
     row(f"{n} {backend}", f"{how} of the kernel", time.monotonic() - start, left, notebook(backend, n).works())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_two_notebooks_at_once(notebook, row, backend, n):
     first, second = notebook(backend, n), notebook(backend, n)

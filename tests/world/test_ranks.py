@@ -397,7 +397,7 @@ def test_auto_takes_nccl_only_with_a_gpu_a_rank(gpus, n, backend, monkeypatch):
     assert ranks(n).backend == backend
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_and_subgroups():
     def pairs():
         from torch.distributed.device_mesh import init_device_mesh

@@ -139,7 +139,7 @@ def test_a_segmentation_fault_comes_with_its_stack(pool, short_grace):
     assert "rank 0, last output:\n  about to crash" in str(error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_exit_is_named_with_its_code(pool, short_grace):
     error, _ = fails(pool, lambda: os._exit(3) if dist.get_rank() == 1 else dist.barrier())
     assert error.headline == "rank 1 died: the process exited with code 3"
@@ -185,7 +185,7 @@ def test_a_hung_collective_ends_with_every_stack(short_pool):
     assert "_listen" not in str(error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_rank_ends_too_even_with_a_large_argument(short_pool):
     short_pool.run(total)
     pids = short_pool.pids
@@ -223,7 +223,7 @@ def test_an_argument_that_cannot_be_pickled_never_reaches_the_ranks(pool):
     assert pool.run(total) == [2.0, 2.0] and pool.pids == pids
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_argument_that_cannot_be_read_in_the_ranks(pool):
     class Bad:
         def __reduce__(self):
@@ -325,7 +325,7 @@ def start_parent(folder):
     return parent, pids
 
 
-@pytest.mark.slow  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
+@pytest.mark.nightly  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
 def test_kill_9_of_the_parent_leaves_no_orphan_and_no_folder(private_folder):
     parent, pids = start_parent(private_folder)
     parent.kill()
@@ -398,7 +398,7 @@ def test_stack_of_the_main_thread_is_chosen():
     assert stack_is_whole('Current thread 0x03 (most recent call first):\n  File "/x/cell.py", line 4 in f\n  ...\n')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_will_not_leave_is_killed(monkeypatch):
     monkeypatch.setattr(rank_processes, "STOP_SECONDS", 0.5)
     pool = ranks(1, echo="none", backend="gloo")

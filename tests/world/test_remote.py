@@ -81,7 +81,7 @@ def one_raises():
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_agents_on_one_machine(key, agents, capsys):
     port = free_port()
     running = agents(port, key)

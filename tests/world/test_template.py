@@ -228,7 +228,7 @@ def test_a_template_that_was_killed_is_replaced_and_its_ranks_live_on(own):
     assert [own] != template._TEMPLATES
 
 
-@pytest.mark.slow  # quick: test_what_an_import_may_read_takes_another_template
+@pytest.mark.nightly  # quick: test_what_an_import_may_read_takes_another_template
 def test_an_edited_module_takes_another_template(own, monkeypatch):
     later = {name: written + 1 for name, written in template._files().items()}
     monkeypatch.setattr(template, "_files", lambda: later)

@@ -26,7 +26,7 @@ MIXED = "module body cannot be captured at models.py:.* reads a sharded paramete
 @dataclass(frozen=True)
 class Odd:
     """make: the module. tokens: its input are tokens. refused: why it is not taken, as a pattern. cut_refused,
-    shard_refused: why not under tensor parallelism, or under FSDP. slow: left to the slow tests. double: compared in
+    shard_refused: why not under tensor parallelism, or under FSDP. slow: never in the daily sample. double: compared in
     float64, where another order of sums does not show. traced: why make_fx's capture does not take it, "" where it
     does, and None where that is not tried. between: called with the module after each step."""
 

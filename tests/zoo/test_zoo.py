@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
@@ -131,31 +132,41 @@ def check(pool: Any, name: str, axes: dict[str, int], by: str = "joint") -> None
             assert outcome == "equal", f"{outcome}: {said}"
 
 
-def kinds(names: list[str]) -> list[Any]:
-    """One in sixteen is quick, the others are slow tests."""
-    return [name if i % 16 == 0 and not ZOO[name].slow else pytest.param(name, marks=pytest.mark.slow)
-            for i, name in enumerate(names)]
+CUTTABLE = [name for name, odd in ZOO.items() if cut_of(made(odd))]
+TRACED = [name for name, odd in ZOO.items() if odd.traced is not None]
+CASES = {"fsdp": list(ZOO), "traced": TRACED, "tp": CUTTABLE}
+DAILY = 40
 
 
-@pytest.mark.parametrize("name", kinds(list(ZOO)))
+def daily_sample() -> set[tuple[str, str]]:
+    """(case, name) of the models that are tried each day; a seed chooses them, the rest is nightly."""
+    quick = [(case, name) for case, names in CASES.items() for name in names if not ZOO[name].slow]
+    return set(random.Random(4).sample(quick, DAILY))
+
+
+def models(case: str) -> list[Any]:
+    """The parameters of one test: nightly but for the sample."""
+    daily = daily_sample()
+    marks = {name: () if (case, name) in daily else pytest.mark.nightly for name in CASES[case]}
+    return [pytest.param(name, marks=marks[name]) for name in CASES[case]]
+
+
+@pytest.mark.parametrize("name", models("fsdp"))
 def test_under_fsdp(pool2: Any, name: str) -> None:
     check(pool2, name, MESHES["dp_shard"])
 
 
-@pytest.mark.parametrize("name", kinds([name for name, odd in ZOO.items() if odd.traced is not None]))
+@pytest.mark.parametrize("name", models("traced"))
 def test_in_a_traced_step(pool2: Any, name: str) -> None:
     check(pool2, name, MESHES["dp_shard"], "traced")
 
 
-CUTTABLE = [name for name, odd in ZOO.items() if cut_of(made(odd))]
-
-
-@pytest.mark.parametrize("name", kinds(CUTTABLE))
+@pytest.mark.parametrize("name", models("tp"))
 def test_under_tensor_parallelism(pool2: Any, name: str) -> None:
     check(pool2, name, MESHES["tp"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_under_both(pool4: Any, name: str) -> None:
     check(pool4, name, MESHES["dp_shard x tp"])
@@ -169,5 +180,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 310 and len(CUTTABLE) >= 300 and sum(odd.traced is not None for odd in ZOO.values()) >= 70
+    assert len(ZOO) >= 310 and len(CUTTABLE) >= 300 and len(TRACED) >= 70
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["dp_shard"], True)] == ["differs"] * 2

@@ -11,7 +11,7 @@ from workbench.graph.read.fused_cost import fused_ms, kernels_ms, separate_ms
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
 
-pytestmark = pytest.mark.slow  # a compilation
+pytestmark = pytest.mark.nightly  # a compilation
 MOVED, ALL = 0.15, 0.02
 """How far the estimate may be from Inductor's kernels: of the time of kernels that only move bytes, and of all time."""
 

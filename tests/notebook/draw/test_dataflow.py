@@ -92,7 +92,7 @@ def test_a_graph_without_a_backward_has_one_row() -> None:
     assert draw.dataflow(alone, views=False).height < draw.dataflow(both, views=False).height
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_graph_is_refused() -> None:
     with fake_world(2) as world, pytest.raises(WorkbenchError, match="at most 40 boxes, and this graph has"):
         draw.dataflow(capture(author(load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2}), world)).graph)

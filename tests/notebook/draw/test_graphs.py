@@ -64,7 +64,7 @@ def test_saved_tensors_and_the_views_of_gathered_weights() -> None:
     assert f"of {sum(sizes):,} bytes" in few.notes[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_layers_save_alike_is_one_row_with_its_policy_and_line() -> None:
     recipe = RECIPE.override({"model.n_layers": 3, "joint_passes": ["activation_checkpointing"]})
     with fake_world(4) as world, capture(author(recipe, world)) as joint:

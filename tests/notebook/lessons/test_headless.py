@@ -45,7 +45,7 @@ def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tour_leaves_its_notebook_its_page_and_its_verdicts(
     notebooks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,7 +176,7 @@ def test_bisect_finds_bass_by_values() -> None:
     assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_voices_are_sound_without_bass() -> None:
     assert bisect(pipeline("voices", without="bass"), world="gloo", progress=False).ok
@@ -192,7 +192,7 @@ def test_metals_differ_between_ranks() -> None:
     assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_metals_agree_without_iron() -> None:
     assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
 

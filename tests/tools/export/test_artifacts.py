@@ -87,27 +87,27 @@ def test_it_trains_as_a_build_does(by_command: tuple[Path, str], pool2: RankPool
     _same_as_a_build(tiny("llama3", mesh__dp_shard=2, mesh__tp=1), by_command[0], pool2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_traced_capture_trains_as_a_build_does(tmp_path: Path, pool2: RankPool) -> None:
     recipe = tiny("llama3_block_bucketing", mesh__dp_shard=2, mesh__tp=1, capture="traced")
     _trained(recipe, tmp_path / "out", pool2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llama3_full_inductor_block_bucketing", "llama3_whole_step", "llama3_regional"])
 def test_inductors_code_and_kernels_train_as_a_build_does(name: str, tmp_path: Path, pool2: RankPool) -> None:
     _trained(tiny(name, mesh__dp_shard=2, mesh__tp=1), tmp_path / "out", pool2)
     assert any((tmp_path / "out" / "kernels").rglob("*.so"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["llama3_checkpointing_block_bucketing", "deepseek_v3", "deepseek_v3_block_bucketing"])
 def test_four_ranks_train_as_a_build_does(name: str, tmp_path: Path, pool4: RankPool) -> None:
     layers = 2 if name.startswith("deepseek") else 1  # its first layer has no experts
     _trained(tiny(name, mesh__dp_shard=2, mesh__tp=2, model__n_layers=layers), tmp_path / "out", pool4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_compared_between_processes_has_no_address() -> None:
     """Dropless experts sum sizes that are known on the ranks alone, by a Python function."""
     with fake_world(2) as world:
@@ -266,7 +266,7 @@ def test_a_disk_that_fills_with_constants_leaves_nothing(tmp_path: Path) -> None
 CACHE_FULL = r"Inductor's cache in .* cannot be written: {}: free space there, or set TMPDIR to another folder$"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_fills_with_inductors_cache_leaves_nothing(tmp_path: Path) -> None:
     recipe = tiny("llama3_full_inductor", mesh__dp_shard=1, mesh__tp=1)
     with pytest.raises(WorkbenchError, match=CACHE_FULL.format("File too large")), _files_of_at_most(20_000):
@@ -327,7 +327,7 @@ except WorkbenchError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_two_processes_that_compile_into_one_folder_one_writes_a_whole_artifact(tmp_path: Path) -> None:
     """Each has begun to write before the other is told to go on."""
     recipe, out = tiny("llama3", mesh__dp_shard=1, mesh__tp=1), tmp_path / "out"
@@ -399,7 +399,7 @@ def test_the_commands(by_command: tuple[Path, str], capsys: pytest.CaptureFixtur
     assert "in 2 steps" in shown.out and "run only artifacts that you trust" in shown.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_trains_from_an_artifact_as_new_ranks_do(compiled: Path, pool2: RankPool, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
                "workbench", "run", "--artifact", str(compiled), "--set", "training.steps=2", "--json",

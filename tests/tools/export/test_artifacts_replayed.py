@@ -54,7 +54,7 @@ def rehearsed(tmp_path: Path) -> str:
     return "rehearsed"
 
 
-@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.nightly)])
 def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, rehearsed: str, tmp_path: Path,
                                                         pool2: RankPool) -> None:
     recipe = tiny("llama3", mesh__dp_shard=2, mesh__tp=1, training__step=step, training__steps=4, passes=[rehearsed])
@@ -72,7 +72,7 @@ def test_a_step_that_is_replayed_trains_as_a_build_does(step: str, rehearsed: st
     assert mine.evidence == built.evidence  # as many inputs at fixed addresses, and as many copied
 
 
-@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", ["pair", pytest.param("whole", marks=pytest.mark.nightly)])
 def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) -> None:
     seen: list[list[tuple[Any, ...]]] = []
     with fake_world(2) as world:

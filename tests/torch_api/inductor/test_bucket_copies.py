@@ -81,7 +81,7 @@ def test_a_bfloat16_step_is_bitwise_eagers(pool2):
         assert differing == [] and outcomes == {BLOCKS: "PASS"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_inductor_compiles_buckets_that_cast(fake4):
     """It read the arguments of the operator before, of which a cast had been one."""
     recipe = small({"dp_shard": 4}, ("inductor_decomposition",), (BLOCKS, "full_inductor_compilation"))
