@@ -3,15 +3,15 @@ VENV ?= .venv
 TORCH ?= 2.13.0
 BIN := $(VENV)/bin
 NBVAL := --nbval --nbval-sanitize-with .ci/nbval_sanitize.cfg --nbval-cell-timeout 180 -p no:cacheprovider
-# two workers; all that starts ranks is one's, and what shares a file too
-TWO := -n 2 --dist loadgroup
+# two workers; what shares pools of ranks, or a file, is one's; tests/conftest.py has the groups and their order
+TWO := -n 2 --dist loadgroup --no-loadscope-reorder
 COMPAT_VENV := .venv-torch$(TORCH)
 
 export JUPYTER_PLATFORM_DIRS := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tour lab lint check unit tests notebooks small other-cpu test test-all test-fast execute schemas clean
+.PHONY: help venv tour lab lint unit notebooks small other-cpu test test-all test-fast execute schemas clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -30,10 +30,7 @@ lint: venv
 	@$(BIN)/mypy
 
 unit: venv ## the unit tests alone: about two minutes
-	@$(BIN)/pytest tests -m "not integration" $(TWO)
-
-tests: venv
-	@$(BIN)/pytest tests -m "not slow" $(TWO)
+	@$(BIN)/pytest tests -m "not integration and not ranks and not nightly" $(TWO)
 
 notebooks: venv
 	@$(BIN)/pytest $(NBVAL) -n 2 --dist loadscope notebooks
@@ -41,16 +38,14 @@ notebooks: venv
 small: venv
 	@$(BIN)/workbench course --profile small --jobs 2 --out out/small
 
-check: lint tests ## linter, types and tests: no notebooks
-
 test: lint ## linter, types, tests and notebooks: what to run before a commit
-	@$(BIN)/pytest tests notebooks -m "not slow" $(NBVAL) $(TWO)  # one run: no worker waits for the other in between
+	@$(BIN)/pytest tests notebooks -m "not nightly" $(NBVAL) $(TWO)  # one run: no worker waits for the other in between
 
 other-cpu: ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs
 	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory notebooks
 
-test-all: test small other-cpu ## and what takes long
-	@$(BIN)/pytest tests -m slow $(TWO)
+test-all: test small other-cpu ## and all that is nightly
+	@$(BIN)/pytest tests -m nightly $(TWO)
 
 test-fast: ## capture, passes and pool on another torch: make test-fast TORCH=2.11.0
 	@$(PYTHON) .ci/make_venv $(COMPAT_VENV) --torch $(TORCH)

@@ -198,7 +198,6 @@ def run_cells(path: Path, tmp_path: Path, change: dict[str, str], **given_parame
     return {tags(c)[1]: shown(c) for c in cells(done) if tags(c)[:1] == ["checkpoint"]}
 
 
-@pytest.mark.ranks  # no ranks, but seconds each: after the fast ones
 @pytest.mark.nightly  # `make test` executes each notebook once, as it is
 @each_notebook
 def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +207,6 @@ def test_the_solution_passes_the_checkpoint(path: Path, tmp_path: Path, monkeypa
         assert any(line.startswith(f"{name}: 100%") for line in text.splitlines()), text
 
 
-@pytest.mark.ranks
 @pytest.mark.nightly
 @pytest.mark.parametrize(("n_layers", "seq_len"), [(1, 64), (1, 128), (1, 256)])  # one layer keeps the largest share
 def test_the_budget_of_lesson_03_can_be_met(n_layers: int, seq_len: int, tmp_path: Path) -> None:
@@ -286,7 +284,6 @@ def test_each_notebook_has_an_output_to_change() -> None:
     assert sorted(path for path, *_ in CHANGED) == [p.stem for p in NOTEBOOKS]
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(("path", "upto", "said", "instead"), [
     pytest.param(*each, id=each[0], marks=() if each[0] == QUICK else pytest.mark.nightly) for each in CHANGED
 ])

@@ -119,17 +119,17 @@ def test_project() -> None:
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_ci_runs_make_test_and_the_small_course() -> None:
+def test_ci_runs_make_test() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make")] == ["make test", "make small"]
+    assert [line for line in lines if line.startswith("make")] == ["make test"]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
 def test_make_test_all_checks_everything() -> None:
     plan = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    steps = ("ruff check", "mypy", "pytest tests notebooks", "course --profile small", "pytest --nbval ", "-m slow")
+    steps = ("ruff check", "mypy", "pytest tests notebooks", "course --profile small", "pytest --nbval ", "-m nightly")
     order = [plan.index(step) for step in steps]
     assert order == sorted(order)
     assert "--nbval-lax" not in plan
