@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.recipe.files import json_of, reading
+from workbench.torch_api.supported import minor
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,4 @@ def load_tables(folder: Path) -> list[Table]:
             data = json_of(path.read_bytes())
             rows = tuple((row["what"], row["outcome"]) for row in data["rows"])
             found.append(Table(data["torch"].split("+")[0], f"{data['system']} {data['machine']}", rows))
-    return sorted(found, key=lambda table: _numbers(table.torch))
-
-
-def nearest(tables: list[Table], version: str) -> Table:
-    """The table of this torch, or of the nearest version; the older one where two are equally near."""
-    here = _numbers(version)
-    return min(tables, key=lambda t: [abs(a - b) for a, b in zip(_numbers(t.torch), here, strict=True)])
-
-
-def same_release(a: str, b: str) -> bool:
-    """Whether two versions are of one release, such as 2.13.0+cpu and 2.13.0."""
-    return a.split("+")[0] == b.split("+")[0]
-
-
-def _numbers(version: str) -> list[int]:
-    numbers = [int(n) for n in re.findall(r"\d+", version.split("+")[0])]
-    return [*numbers, 0, 0, 0][:3]
+    return sorted(found, key=lambda table: minor(table.torch))

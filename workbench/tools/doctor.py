@@ -12,12 +12,12 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
-from workbench.tools.compatibility import Table, load_tables, nearest, results_dir, same_release
+from workbench.tools.compatibility import Table, load_tables, results_dir
 from workbench.torch_api.supported import (
     TESTED_PLATFORM,
     TESTED_PYTHON,
-    TESTED_TORCH,
     installed_torch,
+    minor,
     platform_name,
     torch_problem,
 )
@@ -106,8 +106,8 @@ def look() -> Facts:
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """What the facts mean: versions, test results, then what works here."""
-    return [*_versions(facts), *_compatibility(facts), *_abilities(facts)]
+    """What the facts mean: versions, then what works here."""
+    return [*_versions(facts), *_abilities(facts)]
 
 
 def _versions(facts: Facts) -> list[Finding]:
@@ -118,12 +118,7 @@ def _versions(facts: Facts) -> list[Finding]:
     tested = facts.python.rpartition(".")[0] in TESTED_PYTHON
     found.append(Finding("ok" if tested else "note", "python", facts.python + ("" if tested else ", untested"),
                          "" if tested else f"tested on Python {' and '.join(TESTED_PYTHON)}"))
-    if problem := torch_problem(facts.torch):
-        found.append(Finding("bad", "torch", facts.torch or "not installed", problem.rpartition(": ")[2]))
-    else:
-        exact = (facts.torch or "").split("+")[0] == TESTED_TORCH
-        more = "" if exact else f", supported; most tests run on {TESTED_TORCH}"
-        found.append(Finding("ok", "torch", f"{facts.torch}{more}"))
+    found += _torch(facts)
     missing = [name for name, have in facts.packages.items() if have is None]
     found.append(Finding("bad" if missing else "ok", "packages",
                          f"missing: {', '.join(missing)}" if missing else
@@ -132,25 +127,20 @@ def _versions(facts: Facts) -> list[Finding]:
     return found
 
 
-def _compatibility(facts: Facts) -> list[Finding]:
-    """The committed test results for this torch: counts, and each test that did not pass."""
-    what, tables = "tested torch", facts.tables
-    if isinstance(tables, str):
-        return [Finding("note", what, tables)]
-    if not tables:
-        return [Finding("note", what, "no tables of results here: they are in a checkout's benchmarks/results",
-                        f"make test-fast TORCH={TESTED_TORCH} in a checkout")]
-    listed = ", ".join(t.torch for t in tables)
-    if facts.torch is None or torch_problem(facts.torch):
-        return [Finding("note", what, f"there are tables of {listed}")]
-    table = nearest(tables, facts.torch)
-    same = same_release(facts.torch, table.torch)
-    text = f"{table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
-    others = [t.torch for t in tables if t is not table]
-    text += f" (tables of {', '.join(others)} too)" if others else ""
-    unlike = "" if same else f"{facts.torch} was not tested; the nearest that was: "
-    do = "" if same else f"make test-fast TORCH={facts.torch.split('+')[0]} in a checkout tests yours"
-    return [Finding("ok" if same and not table.others else "note", what, unlike + text, do),
+def _torch(facts: Facts) -> list[Finding]:
+    """The installed torch: what its minor version's table of tests says, and each test that did not pass."""
+    here, problem = facts.torch, torch_problem(facts.torch)
+    if here is None or problem:
+        return [Finding("bad", "torch", here or "not installed", problem.rpartition(": ")[2])]
+    if isinstance(facts.tables, str):
+        return [Finding("note", "torch", f"{here}; {facts.tables}")]
+    table = next((t for t in facts.tables if minor(t.torch) == minor(here)), None)
+    if table is None:
+        release = here.split("+")[0]
+        return [Finding("note", "torch", f"{here}: no table of its tests here",
+                        f"make test-fast TORCH={release} in a checkout writes one")]
+    found = f"{here}: {table.passed} of {len(table.rows)} tests pass on {table.torch}, {table.platform}"
+    return [Finding("note" if table.others else "ok", "torch", found),
             *(Finding("note", outcome, test) for test, outcome in table.others)]
 
 

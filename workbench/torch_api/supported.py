@@ -11,7 +11,6 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 
 TORCH_RANGE = "torch>=2.11,<2.16"
-TESTED_TORCH = "2.13.0"
 TESTED_PYTHON = ("3.11", "3.12")
 TESTED_PLATFORM = ("Linux", "x86_64")
 _LOWEST, _ABOVE = (2, 11), (2, 16)
@@ -25,13 +24,17 @@ def installed_torch() -> str | None:
         return None
 
 
+def minor(version: str) -> tuple[int, ...]:
+    """(2, 13) for "2.13.0+cpu"."""
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+
+
 def torch_problem(found: str | None) -> str:
     """Why that version is not supported and what to do, or ""."""
     remedy = f"pip install '{TORCH_RANGE}'"
     if found is None:
         return f"torch is not installed, and this package needs {TORCH_RANGE}: {remedy}"
-    numbers = tuple(int(n) for n in re.findall(r"\d+", found)[:2])
-    if not _LOWEST <= numbers < _ABOVE:
+    if not _LOWEST <= minor(found) < _ABOVE:
         return f"torch {found} is not supported, this package needs {TORCH_RANGE}: {remedy}"
     return ""
 

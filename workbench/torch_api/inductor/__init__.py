@@ -3,7 +3,6 @@
     bucket_copies   gradients go into their bucket in one copy
     bucketing       Inductor's bucketing and overlap schedulers
     carried         kernels that were built in another process, for this process's GPU
-    fast_bucketing  torch's bucketing in less time
     inside          schedule, memory estimate, partitions, generated code
     joined_buffers  nothing writes over a concatenation whose parts are read later
     kept_order      Inductor calls kernels in the order of the graph

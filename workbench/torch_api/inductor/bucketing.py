@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
 from workbench.torch_api.inductor.bucket_copies import fold_casts
-from workbench.torch_api.inductor.fast_bucketing import faster
 from workbench.torch_api.inductor.lowering import accepted
+from workbench.torch_api.ops import collective_kind
 
 # Keyed by the group itself: a later world may give another group the same name.
 _TWINS: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
@@ -32,6 +32,9 @@ def bucket_by_module(
 
     gathers: all-gathers of parameters. torch knows those that depend on one input of the graph; a scale that the
     weights of all layers share makes a gather depend on more.
+
+    All-reduces count as outside of every module. torch 2.14 would bucket those of a module too, and delays what reads
+    them as if they were gradients: those of tensor parallelism would then come after their readers.
     """
     from torch._inductor.fx_passes import overlap_manual_scheduling as scheduling
 
@@ -40,9 +43,12 @@ def bucket_by_module(
     def of_parameter(node: Node, *ancestors: Any) -> bool:
         return node in gathers or bool(known(node, *ancestors))
 
-    with faster(gm.graph, by_module=True), mock.patch.object(scheduling, "is_fsdp_all_gather", of_parameter):
+    def modules(node: Node) -> list[tuple[str, type]]:
+        return [] if collective_kind(node.target) == "all_reduce" else module_stack(node)
+
+    with mock.patch.object(scheduling, "is_fsdp_all_gather", of_parameter):
         made = scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False,
-                                                   module_stack_fn=module_stack)
+                                                   module_stack_fn=modules)
     fold_casts(made.graph)
     return made
 
@@ -60,8 +66,7 @@ def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
             f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
             "leave out the option bucket_cap_mb"
         )
-    with faster(gm.graph):
-        return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
+    return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
 
 
 def twin_group(name: str) -> str:

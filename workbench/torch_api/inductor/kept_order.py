@@ -4,8 +4,9 @@ After fusion, Inductor sorts depth first, which moves waits back to their collec
 apart, for what they read in common: a gradient of the first layer then comes with one of the last, after the products
 that its collective was to hide behind. Such fusions are refused. Source: torch/_inductor/scheduler.py
 (`Scheduler._init`, which calls `_post_fusion_custom_pass`, and `Scheduler.can_fuse`, which asks `V.choices`),
-torch/_inductor/memory.py (`reorder_for_peak_memory`, which comes later and must be off), torch/_inductor/codecache.py
-(which caches code only if the pass is a `CustomSchedulerPass` with a uuid).
+torch/_inductor/memory.py (`reorder_for_peak_memory`) and torch/_inductor/comms.py (`simple_overlap`, in torch 2.14 and
+later), which come later and must be off, torch/_inductor/codecache.py (which caches code only if the pass is a
+`CustomSchedulerPass` with a uuid).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import networkx as nx
-from torch._inductor import custom_graph_pass
+from torch._inductor import config, custom_graph_pass
 from torch._inductor.choices import InductorChoices
 from torch.fx import Node
 
@@ -105,7 +106,10 @@ def _last_origin(node: Any, place: Mapping[Node, int]) -> int:
 
 def graph_order() -> dict[str, Any]:
     """Options of Inductor that keep the order of the graph, together with `kept_fusions`."""
-    return {"reorder_for_peak_memory": False, "_post_fusion_custom_pass": KeptOrder()}
+    options = {"reorder_for_peak_memory": False, "_post_fusion_custom_pass": KeptOrder()}
+    if hasattr(config.aten_distributed_optimizations, "enable_simple_overlap"):
+        options["aten_distributed_optimizations.enable_simple_overlap"] = False
+    return options
 
 
 def kept_fusions() -> AbstractContextManager[None]:
