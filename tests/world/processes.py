@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+SOON = 20.0
+"""Seconds: what happens at once takes less, also on a busy machine; the time limit of a pool in the tests is longer."""
+
 
 def alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""

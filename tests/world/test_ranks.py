@@ -14,10 +14,10 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from processes import wait_until_gone
+from processes import SOON, wait_until_gone
 
 from workbench.errors import WorkbenchError
-from workbench.world import cells
+from workbench.world import cells, rank_processes
 from workbench.world.local import rank_env
 from workbench.world.rank_output import Echo
 from workbench.world.ranks import RankError, RankPool, ranks
@@ -142,16 +142,6 @@ def test_new_groups_again_and_again(pool):
     assert pool.run(groups) == [2.0, 2.0]
 
 
-def test_a_warm_call_takes_under_20_ms(pool):
-    pool.run(dist.get_rank)
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        assert pool.run(dist.get_rank) == [0, 1]
-        times.append(time.perf_counter() - start)
-    assert sorted(times)[4] < 0.020, times
-
-
 def chatter():
     for line in range(2):
         time.sleep(0.02 * dist.get_rank())
@@ -246,7 +236,7 @@ def test_a_rank_that_never_stops_writing_does_not_hold_the_call():
         start = time.monotonic()
         assert pool.run(babble) == [None]
         assert pool.run(os.getpid) == pool.pids
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < SOON
 
 
 def listeners(pids):
@@ -287,6 +277,7 @@ def test_the_socket_test_sees_a_listener_on_all_interfaces():
 
 def test_close_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rank_processes, "STOP_SECONDS", 3 * SOON)
     before, fds = dict(os.environ), len(os.listdir("/proc/self/fd"))
     pool = ranks(2, timeout=30, echo="none", env={"COLOUR": "green"})
     pids, folder = pool.pids, next(tmp_path.iterdir())
@@ -295,7 +286,7 @@ def test_close_leaves_nothing(tmp_path, monkeypatch):
     start = time.monotonic()
     pool.close()
     pool.close()
-    assert time.monotonic() - start < 4, "the ranks left by themselves"
+    assert time.monotonic() - start < SOON, "the ranks left by themselves"
     assert wait_until_gone(pids, 0) == [] and pool.pids == []
     assert list(tmp_path.iterdir()) == []
     assert dict(os.environ) == before and len(os.listdir("/proc/self/fd")) == fds

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from processes import alive, wait_until_gone
+from processes import SOON, alive, wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import exchange, rank_processes
@@ -84,7 +84,7 @@ def test_an_error_in_one_rank_while_the_other_waits_in_a_collective(pool):
     assert (error.rank, error.summary, error.timed_out) == (1, "ValueError: boom", False)
     assert error.remote_traceback.startswith("Traceback (most recent call last)")
     assert 'raise ValueError("boom")' in error.remote_traceback and "worker.py" not in error.remote_traceback
-    assert seconds < 3
+    assert seconds < SOON
 
 
 def test_the_first_cause_is_named_not_its_consequence(pool):
@@ -98,7 +98,7 @@ def test_the_first_cause_is_named_not_its_consequence(pool):
     memory = "(the system does this when memory runs out)"
     assert error.headline == f"rank 1 died: the process was killed by SIGKILL {memory}"
     assert [failure.rank for failure in error.failures] == [1, 0]
-    assert seconds < 3
+    assert seconds < SOON
 
 
 def test_an_error_on_every_rank_is_told_once(pool):
@@ -164,7 +164,7 @@ def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
         time.sleep(20)
 
     error, seconds = fails(pool, answers_then_dies)
-    assert error.headline == "rank 1 died: the process exited with code 9" and seconds < 4
+    assert error.headline == "rank 1 died: the process exited with code 9" and seconds < SOON
 
 
 def test_a_hung_collective_ends_with_every_stack(short_pool):
@@ -176,7 +176,7 @@ def test_a_hung_collective_ends_with_every_stack(short_pool):
 
     error, seconds = fails(short_pool, spin)
     lines = str(error).splitlines()
-    assert error.timed_out and 1 <= seconds < 4
+    assert error.timed_out and 1 <= seconds < SOON
     assert lines[0] == "ranks 0, 1 gave no answer within 1 s."
     assert lines[1].startswith("  rank 1: busy in spin (test_ranks_faults.py, line")  # the odd one out comes first
     assert lines[2].startswith("  rank 0: waiting in the collective all_reduce, called from spin (test_ranks_faults.py")
@@ -197,7 +197,7 @@ def test_a_stopped_rank_ends_too_even_with_a_large_argument(short_pool):
         "  rank 0: no answer, and no stack could be had",
         "  rank 1: waiting for the call",
     ]
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < SOON
     assert wait_until_gone(pids, 0) == []
     assert short_pool.run(total) == [2.0, 2.0]
 
@@ -411,4 +411,4 @@ def test_a_rank_that_will_not_leave_is_killed(monkeypatch):
     pool.run(refuse)
     pids, start = pool.pids, time.monotonic()
     pool.close()
-    assert time.monotonic() - start < 3 and wait_until_gone(pids, 0) == []
+    assert time.monotonic() - start < SOON and wait_until_gone(pids, 0) == []
