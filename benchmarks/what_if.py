@@ -49,7 +49,7 @@ def main() -> None:
     rows: dict[str, list[dict[str, Any]]] = {}
     with fake_world(recipe.mesh.world_size) as world:
         started = time.perf_counter()
-        capture(author(recipe, world), stamped=False).close()  # every layer traced, as a study need not
+        capture(author(recipe, world)).close()
         whole = time.perf_counter() - started
         cpu = time.process_time()
         study = what_if(recipe, world)

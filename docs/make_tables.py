@@ -61,7 +61,7 @@ DOCUMENTS = {  # the tables of each document
                         "accuracy_steps", "experts_step", "peaks", "one_gpu", "captures", "whole_step", "update_cost",
                         "float8", "float8_steps", "float8_8b", "float8_kernels", "saved_values", "long_sequences",
                         "float8_budget", "float8_budget_h100", "float8_numerics", "memory_budget", "offload",
-                        "offload_planned", "chunked_loss", "float8_grouped", "stamp", "what_if", "mutants", "soak",
+                        "offload_planned", "chunked_loss", "float8_grouped", "depth", "what_if", "mutants", "soak",
                         "museum"),
 }
 
@@ -157,7 +157,7 @@ def tables(root: Path = ROOT) -> dict[str, str]:
             "start": start_table(root),
             "same_passes": same_passes_table(root),
             "lessons": lessons_table(root), "museum": museum_table(root),
-            "figures": figures_table(root), "stamp": stamp_table(root), "what_if": what_if_table(root),
+            "figures": figures_table(root), "depth": depth_table(root), "what_if": what_if_table(root),
             "mutants": mutants_table(root), "soak": soak_table(root), "one_gpu": one_gpu_table(root),
             "peaks": peaks_table(root), "captures": captures_table(root), "whole_step": whole_step_table(root),
             "update_cost": update_cost_table(root),
@@ -507,12 +507,14 @@ def same_losses(rows: list[dict[str, Any]]) -> str:
         " All runs of a recipe have the same losses, bitwise.")
 
 
-def stamp_table(root: Path = ROOT) -> str:
-    """Capture and partition by depth, from benchmarks/results/stamp.json."""
-    found = json.loads((root / "benchmarks" / "results" / "stamp.json").read_text(encoding="utf-8"))
-    rows = [[str(row["layers"]), f"{row['nodes']:,}", str(row["stamped"]) if isinstance(row["stamped"], int) else "0",
-             f"{row['capture_seconds']:.1f} s", f"{row['partition_seconds']:.1f} s"] for row in found["rows"]]
-    return (table(["layers", "nodes", "layers stamped", "capture", "partition"], rows)
+def depth_table(root: Path = ROOT) -> str:
+    """Capture and partition by depth, from benchmarks/results/depth.json."""
+    found = json.loads((root / "benchmarks" / "results" / "depth.json").read_text(encoding="utf-8"))
+    rows = []
+    for row in found["rows"]:
+        seconds = [f"{row[f'{stage}_seconds']:.1f} s" for stage in ("capture", "partition")]
+        rows.append([str(row["layers"]), f"{row['nodes']:,}", *seconds])
+    return (table(["layers", "nodes", "capture", "partition"], rows)
             + f"\n\n{mesh_text(found['mesh'])}; {of_cpu(found)}.")
 
 
@@ -525,8 +527,8 @@ def of_cpu(found: dict[str, Any]) -> str:
 def what_if_table(root: Path = ROOT) -> str:
     """Seconds to each what-if's answer, from benchmarks/results/what_if.json."""
     found = json.loads((root / "benchmarks" / "results" / "what_if.json").read_text(encoding="utf-8"))
-    rows = [["capture with every layer traced", f"{found['whole_capture_seconds']:.1f} s"],
-            ["the first build, with stamped layers", f"{found['first']['seconds']:.1f} s"]]
+    rows = [["capture alone", f"{found['whole_capture_seconds']:.1f} s"],
+            ["the first build", f"{found['first']['seconds']:.1f} s"]]
     for group, changes in found["changes"].items():
         for each in changes:
             change = each["change"]

@@ -5,7 +5,6 @@ Names load on first use, so that reading a recipe imports no torch.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,18 +77,6 @@ if TYPE_CHECKING:
     from workbench.world.simulated import shards, simulated_world
 
 __all__, __getattr__, __dir__ = exported(__name__)
-
-
-class _MovedNames:
-    """Asked last for a module that is not there: where a path of the first, flat layout has gone."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if name.startswith("workbench.") and not name.startswith("workbench.tools."):
-            import_module("workbench.tools.moved_names").refuse(name)
-
-
-sys.meta_path.append(_MovedNames)  # type: ignore[arg-type]
 
 
 def load_ipython_extension(shell: Any) -> None:

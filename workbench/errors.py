@@ -20,10 +20,6 @@ class WorkbenchError(Exception):
     """Bad input or an unsupported machine. The command line prints its message and no traceback."""
 
 
-class NotAlike(WorkbenchError):
-    """Blocks are not copies of one another, so a capture cannot stamp them; the message names the difference."""
-
-
 class UnusableGraph(WorkbenchError):
     """The pass `passed` left a graph that no later stage can use; `problem` is lint's message."""
 

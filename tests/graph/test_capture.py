@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from on_ranks import FSDP_TP, small
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext
 from torch._subclasses import FakeTensorMode
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
-from graph.test_stamping import each_node, storages
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
@@ -26,6 +28,36 @@ from workbench.torch_api.aot import parameter_of
 from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
+# names that Dynamo gave to nodes of its own graph; and operators, of which each node holds a copy
+NOT_COMPARED = {"from_node", "source_fn_stack", "fwd_source_fn_stack", "original_aten", "val", "eager_input_vals"}
+
+
+def face(value: Any) -> Any:
+    return [(x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, x.requires_grad)
+            if isinstance(x, torch.Tensor) else getattr(x, "real_obj", x) for x in tree_leaves(value)]
+
+
+def storages(graph: Any) -> list[int]:
+    """For each tensor of the graph, the number of the first node with its storage."""
+    first: dict[int, int] = {}
+    return [first.setdefault(x.untyped_storage()._cdata, i) for i, n in enumerate(graph.nodes)
+            for x in tree_leaves(n.meta.get("val")) if isinstance(x, torch.Tensor)]
+
+
+def each_node(graph: Any) -> list[dict[str, Any]]:
+    """All that two captures of one module have in common, node by node."""
+    place = {n: f"node {i}" for i, n in enumerate(graph.nodes)}
+    start = next(n.meta["seq_nr"] for n in graph.nodes if n.op == "call_function")
+    rows = []
+    for n in graph.nodes:
+        row = {k: v for k, v in n.meta.items() if k not in NOT_COMPARED}
+        row["seq_nr"] = n.meta["seq_nr"] - start if n.op == "call_function" else None
+        row |= {"name": n.name, "op": n.op, "target": n.target, "type": n.type, "keys": list(n.meta),
+                "args": map_arg((n.args, n.kwargs), place.__getitem__),
+                "val": face(n.meta.get("val")), "inputs": face(n.meta.get("eager_input_vals")),
+                "stacks": [list((n.meta.get(k) or {}).items()) for k in ("nn_module_stack", "fwd_nn_module_stack")]}
+        rows.append(row)
+    return rows
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import linecache
 
 import pytest
@@ -183,22 +182,3 @@ def test_whatever_is_lowered_is_watched():
         assert torch.equal(out, X @ SQUARE)
     torch.compile(lambda x, w: x @ w @ w)(X, SQUARE)
     assert [len(g.steps) for g in graphs] == [1] and graphs[0].generated == ()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
-def test_the_users_kernel_needs_triton():
-    from workbench.tools.user_kernel import scaled_sum
-
-    with pytest.raises(WorkbenchError, match="Triton is not installed"):
-        scaled_sum(X, X, 0.5)
-
-
-@pytest.mark.gpu
-def test_the_users_kernel_among_inductors():
-    from workbench.tools.user_kernel import scaled_sum
-
-    x, y = torch.rand(2, 4096, device="cuda")
-    with watched() as graphs:
-        out = torch.compile(lambda x, y: torch.relu(scaled_sum(torch.sin(x), y, 0.5)))(x, y)
-    torch.testing.assert_close(out, torch.relu(x.sin() + y / 2))
-    assert any("scaled_sum_kernel" in name for name in graphs[-1].generated) and len(graphs[-1].generated) > 1

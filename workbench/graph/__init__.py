@@ -16,7 +16,6 @@
     read              what a graph holds, moves, costs and keeps
     replay_rehearsal  a stand-in for CUDA graphs on a CPU
     saving            what is saved for the backward, sent to the host, or computed again
-    stamping          capture a few alike blocks, copy the rest
     step_graph        join forward, backward and optimizer in one graph
     update            norm, clipping and AdamW as graph nodes
     whole_step        the joined graph as a step that trains

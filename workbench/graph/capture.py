@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -28,7 +27,6 @@ from workbench.graph.model_contract import (
     require_trainable,
 )
 from workbench.graph.read.program import program
-from workbench.graph.stamping import capture_few
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import deterministic
@@ -52,7 +50,7 @@ class JointGraph:
     `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
-    stamped: number of blocks copied from a captured one, or the reason why none was. passes: those run so far.
+    passes: those run so far.
     broken: why no stage can take `graph` as a pass left it, or None. traced: whether make_fx made it, and so there is
     no partitioner for it. `print` shows the program.
     """
@@ -62,7 +60,6 @@ class JointGraph:
     contexts: aot.Contexts = field(repr=False)
     tracing_context: Any = field(repr=False)
     fixed: Fixed = field(repr=False)
-    stamped: int | str = 0
     closed: bool = False
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
@@ -158,14 +155,12 @@ def capture(
     *,
     decompositions: dict[Any, Callable[..., Any]] | None = None,
     batch: tuple[Any, ...] | None = None,
-    stamped: bool = True,
     by: Literal["joint", "traced"] = "joint",
 ) -> JointGraph:
     """Trace one training step of `authored` on this rank, without running it.
 
     `batch` is the example input (tokens, targets), each int64 of shape (batch, seq_len); by default the recipe's own
-    sizes. `decompositions` maps operators to their replacements, applied while tracing. Of many alike blocks a few are
-    traced and the others copied from them, node for node what tracing gives; `stamped=False` traces all of them.
+    sizes. `decompositions` maps operators to their replacements, applied while tracing.
 
     by "joint": Dynamo reads the model and AOTAutograd makes the graph, which torch's partitioner can cut. "traced":
     make_fx runs forward, loss and `autograd.grad` once on fake shards, and notes the operators of all blocks. Inputs
@@ -175,23 +170,18 @@ def capture(
     """
     refuse_padding(authored.module)
     args = tuple(batch) if batch is not None else authored.microbatch()
-    found = _traced(authored, args, decompositions) if by == "traced" else None
-    copied: int | str = "the traced capture traces all blocks" if found else "the whole module was asked for"
-    if stamped and found is None:
-        found, copied = capture_few(authored.module, lambda few: _capture(authored, few, args, decompositions))
-    found = found or _capture(authored, authored.module, args, decompositions)
-    found.stamped = copied
-    set_facts(found.graph, replace(authored_facts(authored), traced=found.traced))
-    settle(found.graph)
-    return found
+    trace = _traced if by == "traced" else _capture
+    joint = trace(authored, args, decompositions)
+    set_facts(joint.graph, replace(authored_facts(authored), traced=joint.traced))
+    settle(joint.graph)
+    return joint
 
 
-def _capture(authored: Authored, module: nn.Module, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
-    """torch's own capture of `module`, which is the authored one or has fewer blocks."""
+def _capture(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
     try:
         with deterministic(_deterministic(authored)), aot.Contexts() as contexts:
             contexts.enter_context(aot.capture_settings())
-            graph = aot.dynamo_capture(contexts, module, args)
+            graph = aot.dynamo_capture(contexts, authored.module, args)
             require_trainable(authored, graph, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
             require_one_draw(authored, graph, export.graph_module)

@@ -13,11 +13,9 @@
     listings         recipes and passes as text
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
-    moved_names      new paths of old imports
     propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives
     timing           calibrate a machine; exposed communication of a traced job; memory against time
-    user_kernel      a user's Triton kernel
     variant          one variant in figures and verdicts
     what_if          change a recipe, run again what changes
 """

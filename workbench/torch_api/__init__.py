@@ -14,7 +14,6 @@
     module_paths     a node's module, from its metadata
     ops              what an operator does, read from its schema
     partitioning     torch's partitioners
-    stamping         AOTAutograd state that stamping rewrites
     supported        supported torch versions and platforms; no torch here
     tracing          trace a model's forward, or its whole step
     tree             torch's pytree

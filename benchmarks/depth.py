@@ -1,6 +1,6 @@
-"""What a capture and a partition cost by depth: of many alike layers a few are captured, and the rest are stamped.
+"""What a capture and a partition cost by depth.
 
-    python benchmarks/stamp.py [--layers 4 32 80] [--repeats 3] [--json FILE]
+    python benchmarks/depth.py [--layers 4 32] [--repeats 3] [--json FILE]
 
 Runs llama3 of 128 channels on a fake world of 512 (dp_replicate 16 x dp_shard 8 x tp 4), where sizes cost no time. The
 depths take turns, and medians are reported; seconds are wall time, and beside them the process's own.
@@ -31,21 +31,21 @@ def timed(authored: Authored) -> dict[str, Any]:
         laps = [(time.perf_counter(), time.process_time())]
         joint = capture(authored)
         laps.append((time.perf_counter(), time.process_time()))
-        nodes, stamped = len(joint.graph.graph.nodes), joint.stamped
+        nodes = len(joint.graph.graph.nodes)
         partition(joint)
         laps.append((time.perf_counter(), time.process_time()))
     for name, before, after in zip(("capture", "partition"), laps, laps[1:], strict=False):
         found |= {f"{name}_seconds": after[0] - before[0], f"{name}_cpu_seconds": after[1] - before[1]}
-    return found | {"nodes": nodes, "stamped": stamped}
+    return found | {"nodes": nodes}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, nargs="+", default=[4, 32, 80])
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 32])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    recipe = Recipe(name="stamp", mesh=MESH, data={"seq_len": 16})  # type: ignore[arg-type]
+    recipe = Recipe(name="depth", mesh=MESH, data={"seq_len": 16})  # type: ignore[arg-type]
     runs: dict[int, list[dict[str, Any]]] = {layers: [] for layers in options.layers}
     with fake_world(recipe.mesh.world_size) as world:
         models = {layers: author(recipe.override({"model.n_layers": layers}), world) for layers in options.layers}
@@ -55,10 +55,10 @@ def main() -> None:
                 runs[layers].append(timed(authored))
     rows = []
     for layers, each in runs.items():
-        row = {"layers": layers, "nodes": each[0]["nodes"], "stamped": each[0]["stamped"]}
+        row = {"layers": layers, "nodes": each[0]["nodes"]}
         rows.append(row | {k: statistics.median(r[k] for r in each) for k in each[0] if k.endswith("seconds")})
     sizes = " ".join(map(str, options.layers))
-    tell(f"python benchmarks/stamp.py --layers {sizes} --repeats {options.repeats}",
+    tell(f"python benchmarks/depth.py --layers {sizes} --repeats {options.repeats}",
          {"mesh": MESH, "rows": rows, "runs": runs}, options.json)
 
 
