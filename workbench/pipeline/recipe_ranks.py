@@ -21,6 +21,7 @@ from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted
 from workbench.torch_api.cuda_graphs import close_recorders
 from workbench.torch_api.distributed.gloo import one_worker_thread
+from workbench.torch_api.distributed.nccl import own_gpu
 from workbench.torch_api.supported import require_torch
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, WorldError, current_world
@@ -143,10 +144,7 @@ def joined(recipe: Recipe, kind: WorldChoice = "auto", *, timeout: float = 600.0
     if kind == "nccl":
         refuse_nccl(here)
     backend = "nccl" if kind == "nccl" or (kind == "auto" and found >= here and dist.is_nccl_available()) else "gloo"
-    device = None
-    if backend == "nccl":
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
+    device = own_gpu(backend, local)
     with one_worker_thread():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout), device_id=device)
         try:

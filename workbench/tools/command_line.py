@@ -164,7 +164,8 @@ def parser() -> argparse.ArgumentParser:
                                  "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.")
     course.add_argument("lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons")
     course.add_argument("--profile", choices=("laptop", "small", "gpu"), default="laptop",
-                        help="laptop: the notebooks' own parameters (default); small: smaller ones; gpu: on GPUs")
+                        help="laptop: the notebooks' own parameters (default); small: smaller ones; "
+                        "gpu: their own, one notebook at a time, so that measurements are undisturbed")
     _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
              "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
     course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at a time (default: one for two cores)")

@@ -162,7 +162,6 @@ def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_GRAPH_REGISTER": "0",  # CUDA graphs need it, and NCCL reads it once
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     }
     return env | dict(extra)

@@ -162,15 +162,12 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
 
 def _join(job: dict[str, Any]) -> None:
     """Initialise the default process group, through a file that only this user can read or through torchrun's store."""
-    import torch
     import torch.distributed as dist
 
     from workbench.torch_api.distributed.gloo import one_worker_thread
+    from workbench.torch_api.distributed.nccl import own_gpu
 
-    device = None
-    if job["backend"] == "nccl":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    device = own_gpu(job["backend"], int(os.environ["LOCAL_RANK"]))
     store: dist.Store
     if "store" in job:
         store = dist.FileStore(job["store"], job["size"])
@@ -276,7 +273,6 @@ def serve_remote(address: str, key_file: str | None, keeper: bool) -> None:
     _set_streams()
     hello = {"rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
     channel, job = dial(address, read_key(key_file), hello)
-    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # CUDA graphs need it, and NCCL reads it once
     faulthandler.enable(file=os.dup(2))  # torchrun's log
     parent = Parent(channel)
     parent.output = Output(parent.send)

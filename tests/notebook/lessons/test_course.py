@@ -80,6 +80,7 @@ def test_profiles() -> None:
     for name in lesson_names():
         lesson = load_lesson(name)
         assert values_of(lesson, "laptop", {}) == {k: p.default for k, p in lesson.parameters.items()}
+        assert values_of(lesson, "gpu", {}) == values_of(lesson, "laptop", {})  # for any number of GPUs
         assert values_of(lesson, "small", {}) != values_of(lesson, "laptop", {})
     with pytest.raises(LessonError, match="steps: must be from"):
         values_of(load_lesson("00_tour"), "small", {"steps": 0})

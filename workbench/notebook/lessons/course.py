@@ -41,7 +41,7 @@ class Outcome:
 
 
 def values_of(lesson: Lesson, profile: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A profile's parameters with the changes applied; laptop means the defaults. LessonError for an invalid value."""
+    """The lesson's parameters: the profile's, else defaults, with the changes. LessonError for an invalid value."""
     kept = {**lesson.profiles.get(profile, {}), **changes}  # type: ignore[call-overload]
     return dict(parameters(lesson, **kept).model_dump())
 

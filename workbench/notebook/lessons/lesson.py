@@ -115,7 +115,7 @@ class Lesson(Declared):
     prerequisites: tuple[str, ...] = Field((), description="names of lessons")
     recipe: str = "llama3"
     parameters: dict[str, Parameter] = Field(default_factory=dict)
-    profiles: dict[Literal["small", "gpu"], dict[str, int | float | str | bool]] = Field(
+    profiles: dict[Literal["small"], dict[str, int | float | str | bool]] = Field(
         default_factory=dict, description="values of parameters; small is the smallest run")
     questions: tuple[Question, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()

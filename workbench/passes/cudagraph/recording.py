@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import Body
@@ -15,9 +13,6 @@ from workbench.graph.read.replay import Replay, ReplayInput, count_launches
 from workbench.torch_api import aot, cuda_graphs
 from workbench.torch_api.distributed import symmetric_memory
 from workbench.torch_api.ops import hint, tensor_bytes
-
-REGISTER = "NCCL_GRAPH_REGISTER"
-"""Must be 0 before NCCL starts: registered buffers of a graph's pool are an illegal access with expandable segments."""
 
 
 class Replayed:
@@ -79,9 +74,6 @@ class Replayed:
 
     def _record(self, args: Sequence[Any]) -> None:
         assert self.recorder is not None
-        if dist.is_initialized() and dist.get_backend() == "nccl" and os.environ.get(REGISTER) != "0":
-            raise WorkbenchError(f"{self.where}: set {REGISTER}=0 in the ranks' environment before NCCL starts; a rank "
-                                 "pool does, under torchrun write it in front of the command")
         self._inputs = [value if fixed or not isinstance(value, torch.Tensor) else value.clone()
                         for value, fixed in zip(args, self.fixed, strict=True)]
         self._addresses = [v.data_ptr() if isinstance(v, torch.Tensor) else 0 for v in self._inputs]

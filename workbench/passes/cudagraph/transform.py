@@ -12,6 +12,7 @@ from workbench.passes.cudagraph.recording import Replayed
 from workbench.passes.effect import Effect
 from workbench.passes.registry import RegisteredPass
 from workbench.torch_api import cuda_graphs
+from workbench.torch_api.distributed.nccl import refuse_registered_buffers
 from workbench.torch_api.ops import draws
 
 
@@ -26,11 +27,12 @@ def replayed(before: Sequence[Body], after: Sequence[Any], options: CudagraphOpt
 
 
 def cudagraph(body: Body, example_inputs: list[Any], *, options: CudagraphOptions) -> Replayed:
-    """Wrap one direction of the step. Raises WorkbenchError where its graph draws random numbers."""
+    """Wrap one direction of the step. Raises WorkbenchError for random numbers, and registered buffers."""
     drawn = [node.name for node in body.graph.graph.nodes if node.op == "call_function" and draws(node)]
     if drawn:
         raise WorkbenchError(f"pass 'cudagraph' on the {body.part} graph: {drawn[0]} draws random numbers, "
                              "and a replay would draw the same ones: take the dropout out, or drop the pass")
+    refuse_registered_buffers()
     step = body.step
     step.recorder = step.recorder or cuda_graphs.Recorder()
     replayed = Replayed(body, step.recorder, warmup=options.warmup, debug=options.debug)

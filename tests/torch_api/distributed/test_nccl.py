@@ -1,0 +1,107 @@
+"""NCCL's setting for CUDA graphs: made before NCCL starts, and missed before anything is built. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workbench import author_module, capture, load_recipe, partition, run_partitioned
+from workbench.errors import WorkbenchError
+from workbench.pipeline import build as building
+from workbench.pipeline.recipe_ranks import joined
+from workbench.torch_api.distributed.nccl import REGISTER, refuse_registered_buffers
+from workbench.world import worker
+from workbench.world.mesh import World
+
+MISSED = f"NCCL was started here without {REGISTER}=0: set it in this process's environment before init_process_group"
+
+
+class Started(Exception):
+    """Stands for NCCL's start."""
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A rank of torchrun with one GPU, and the variable as NCCL's start finds it."""
+    seen = []
+
+    def start(*_, **__):
+        seen.append(os.environ.get(REGISTER))
+        raise Started
+
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
+                        "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(REGISTER, "")  # so that it is as before after the test
+    monkeypatch.delenv(REGISTER)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "init_process_group", start)
+    return seen
+
+
+def under_torchrun(folder):
+    with joined(load_recipe("llama3").override({"mesh.dp_shard": 1, "mesh.tp": 1})):
+        pytest.fail("no rank")
+
+
+def in_a_pool(folder):
+    with ExitStack() as life, patch.object(worker, "_FOR_LIFE", life):
+        worker._join({"backend": "nccl", "store": str(folder / "store"), "size": 1, "rank": 0})
+
+
+@pytest.mark.parametrize("start", [under_torchrun, in_a_pool])
+@pytest.mark.parametrize(("user", "found"), [(None, "0"), ("1", "1")])
+def test_it_is_set_before_nccl_starts_unless_the_user_set_it(machine, monkeypatch, tmp_path, start, user, found):
+    if user:
+        monkeypatch.setenv(REGISTER, user)
+    with pytest.raises(Started):
+        start(tmp_path)
+    assert machine == [found]
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """Makes this process a rank of a group, in the eyes of those who ask."""
+    def of(backend, size, value):
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_backend", lambda: backend)
+        monkeypatch.setattr(dist, "get_world_size", lambda: size)
+        monkeypatch.delenv(REGISTER, raising=False)
+        if value is not None:
+            monkeypatch.setenv(REGISTER, value)
+    return of
+
+
+@pytest.mark.parametrize(("backend", "size", "value"), [("nccl", 2, "0"), ("nccl", 1, None), ("gloo", 2, None)])
+def test_who_needs_no_setting(group, backend, size, value):
+    group(backend, size, value)
+    refuse_registered_buffers()
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_a_recipe_is_refused_before_it_is_authored(group, monkeypatch, value):
+    group("nccl", 2, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(building, "_build", lambda *_: pytest.fail("built"))
+    recipe = load_recipe("llama3_block_bucketing_cudagraph").override({"mesh.dp_shard": 2, "mesh.tp": 1})
+    world = World("nccl", 2, 0, torch.device("cuda", 0))
+    with pytest.raises(WorkbenchError, match=MISSED):
+        building.build(recipe, world)
+
+
+def test_a_pass_that_is_run_by_hand_is_refused_too(group):
+    world = World("gloo", 1, 0, torch.device("cpu"))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 1))
+    pair = partition(capture(author_module(model, world, None, batch=lambda: (torch.ones(2, 4),))))
+    group("nccl", 2, None)
+    with pytest.raises(WorkbenchError, match=MISSED):
+        run_partitioned(pair, ["cudagraph"])
