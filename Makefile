@@ -23,7 +23,7 @@ tour: venv ## train a small llama3 on 2 ranks through four passes, and see what 
 	@$(BIN)/workbench tour
 
 lab: venv ## JupyterLab on the notebooks
-	@$(BIN)/jupyter lab --notebook-dir=notebooks notebooks/00_tour.ipynb
+	@$(BIN)/jupyter lab --notebook-dir=. notebooks/00_tour.ipynb
 
 lint: venv
 	@$(BIN)/ruff check .

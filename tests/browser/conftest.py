@@ -15,16 +15,17 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def lab_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where JupyterLab finds its notebooks: a copy of them."""
-    folder = tmp_path_factory.mktemp("lab")
-    return Path(shutil.copytree(ROOT / "notebooks", folder / "notebooks"))
+    """A copy of the notebooks, in a copy of what they link to."""
+    checkout = tmp_path_factory.mktemp("lab") / "checkout"
+    shutil.copytree(ROOT / "docs", checkout / "docs")
+    return Path(shutil.copytree(ROOT / "notebooks", checkout / "notebooks"))
 
 
 @pytest.fixture(scope="module")
 def lab(lab_folder: Path) -> Iterator[str]:
     """JupyterLab's address, without the name of a notebook."""
-    with jupyterlab(lab_folder) as address:
-        yield address
+    with jupyterlab(lab_folder.parent) as address:  # as `make lab` does
+        yield address.format("notebooks/{}")
 
 
 @pytest.fixture

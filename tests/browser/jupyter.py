@@ -36,12 +36,12 @@ def _written_whole(runtime: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def jupyterlab(notebooks: Path) -> Iterator[str]:
+def jupyterlab(served: Path) -> Iterator[str]:
     """A server on the folder, its own files beside it; gives the address, with {} for the name of a notebook."""
-    folder = notebooks.parent
+    folder = served.parent
     own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
-               "--LabApp.expose_app_in_browser=True", f"--notebook-dir={notebooks}"]
+               "--LabApp.expose_app_in_browser=True", f"--notebook-dir={served}"]
     environment = {**os.environ, **own, "WORKBENCH_PROGRESS": "0", "JUPYTER_PLATFORM_DIRS": "1"}
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)

@@ -43,6 +43,17 @@ def test_the_first_result_is_on_the_screen_within_a_minute(page: Page, lab: str,
     assert errors == []
 
 
+def test_a_link_to_the_glossary_opens_it_at_its_term(page: Page, lab: str, looked_at: Look) -> None:
+    open_notebook(page, lab, "02_capture_a_joint_graph")
+    for anchor in ("reduce-scatter", "fsdp"):  # an entry in small letters, and a name
+        page.locator(f'.jp-Notebook a[href*="glossary.md"][href$="#{anchor}"]').first.click()
+        heading = page.wait_for_selector(f'.jp-MarkdownViewer [data-jupyter-id="{anchor}"]', state="attached")
+        page.wait_for_function("""each => Math.abs(each.getBoundingClientRect().top
+            - each.closest('.jp-MarkdownViewer').getBoundingClientRect().top) < 60""", arg=heading)
+        looked_at(f"glossary_{anchor}")
+        page.evaluate("() => jupyterapp.commands.execute('application:activate-previous-tab')")
+
+
 RAN = """() => {
     const { content, sessionContext } = jupyterapp.shell.currentWidget;
     const code = content.model.toJSON().cells.filter(cell => cell.cell_type === 'code');

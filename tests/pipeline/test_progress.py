@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -46,6 +47,24 @@ def test_bars_end_before_the_next_and_leave_an_empty_line(capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert out == "" and "\n" not in err and err.endswith("\r")
     assert err.index("capture                      1/2") < err.index("train  ")
+
+
+def test_a_notebook_shows_one_line_and_nothing_at_the_end(capsys: pytest.CaptureFixture[str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr, an empty pink bar would stay above a report."""
+    sent: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            sent.append(data)
+
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: Handle())
+    with bars(2, 2, True) as draw:
+        walk(Post(draw))
+    lines = [data["text/plain"] for data in sent]
+    assert capsys.readouterr() == ("", "") and lines[-1] == ""
+    assert any(line.startswith("capture                      1/2") for line in lines)
 
 
 def test_no_bars_where_none_are_wanted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

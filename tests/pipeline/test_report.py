@@ -122,6 +122,15 @@ def test_table() -> None:
     assert "no annotated node" not in brief and "NO_EFFECT" in brief
 
 
+def test_names_are_whole_beside_every_column() -> None:
+    shown = report(row(*GOOD, Verdict("order", NO_EFFECT, "Inductor"), name="transformer_block_bucketing"))
+    for color in (False, True):
+        first, *others = shown.table(reasoned=False, color=color).splitlines()[2:5]
+        assert first.split() == list(CHECKS)
+        assert [line.split("  ")[0].strip() for line in others] == ["transformer_block_bucketing", "whole step"]
+    assert "\033[33mNO_EFFECT\033[0m" in others[0] and len(first) < 100
+
+
 def test_experts_load_is_a_line_of_the_text_and_stays_in_the_json() -> None:
     load = ExpertLoad(["layers.1.moe"], [[[[3, 1], [3, 1]]], [[[2, 2], [2, 2]]]], [[[1, 1]], [[0, 0]]])
     training = Training([5.0, 4.0], [2.0, 1.5], [0.9, 0.02], 256, None, load)

@@ -19,11 +19,30 @@ Message = tuple[Any, ...]
 """The name of a method of `Bars`, and its arguments."""
 
 
+class NotebookLine:
+    """A file for tqdm that shows what was written last: stderr would leave an empty pink bar in the notebook."""
+
+    encoding = "utf-8"  # tqdm draws with blocks
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self.shown = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def write(self, text: str) -> None:
+        self.shown.update({"text/plain": text.strip()}, raw=True)
+
+    def flush(self) -> None:
+        """Each line is sent as it is written."""
+
+
 class Bars:
-    """Two bars on stderr, one after the other: the stages of the build, then the training steps."""
+    """Two bars, one after the other: the stages of the build, then the training steps. On stderr, or in a notebook."""
 
     def __init__(self, stages: int, steps: int) -> None:
         self.stages, self.steps = stages, steps
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        self.file: Any = NotebookLine() if hasattr(shell, "kernel") else sys.stderr
         self.bar: tqdm[Any] | None = None
         self.training = False
 
@@ -55,7 +74,7 @@ class Bars:
 
     def _open(self, name: str, total: int, form: str) -> None:
         self.close()
-        self.bar = tqdm(desc=name, total=total, bar_format=form, unit=" steps", file=sys.stderr, leave=False, ncols=100)
+        self.bar = tqdm(desc=name, total=total, bar_format=form, unit=" steps", file=self.file, leave=False, ncols=100)
 
 
 class Post:

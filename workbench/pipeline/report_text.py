@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import html as markup
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from workbench.checks.verdicts import FILLS, Outcome, Verdict, columns
 from workbench.pipeline.report_data import ReportData
-from workbench.recipe.wording import counted, mesh_text
+from workbench.recipe.wording import aligned, counted, mesh_text
 
 _COLORS = {Outcome.PASS: "32", Outcome.FAIL: "1;31", Outcome.NO_EFFECT: "33", Outcome.UNKNOWN: "2"}
-_CELL = 12
+_OUTCOME = re.compile(rf"\b({'|'.join(Outcome)})\b")
 _OF_PASSES = ("lint", "effect")
 """Checks that say nothing of the whole step."""
 
@@ -135,21 +136,17 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
 
 
-def grid(checks: Sequence[str], named: Sequence[tuple[str, Sequence[Outcome | None]]], *, color: bool = False,
-         width: int = 100) -> list[str]:
+def grid(checks: Sequence[str], named: Sequence[tuple[str, Sequence[Outcome | None]]], *, color: bool = False
+         ) -> list[str]:
     """A line of heads, and a line for each name with its outcome of each check."""
-    left = min(max(len(name) for name, _ in named) + 2, width - _CELL * len(checks))
-    lines = [" " * left + "".join(f"{head:<{_CELL}}" for head in checks).rstrip()]
-    for name, outcomes in named:
-        padded = [_painted(str(o), o, color) + " " * (_CELL - len(o)) if o else " " * _CELL for o in outcomes]
-        short = name if len(name) < left else name[: left - 2] + "…"
-        lines.append(f"{short:<{left}}" + "".join(padded).rstrip())
-    return lines
+    cells = [[name, *(str(outcome or "") for outcome in outcomes)] for name, outcomes in named]
+    lines = aligned([["", *checks], *cells])
+    return [_OUTCOME.sub(lambda word: _painted(word[0], Outcome(word[0]), color), line) for line in lines]
 
 
 def table(report: ReportData, *, reasoned: bool = True, color: bool = False, width: int = 100) -> str:
     """See `Report.table`."""
-    lines = [title(report), "", *grid(heads(report), rows(report), color=color, width=width)]
+    lines = [title(report), "", *grid(heads(report), rows(report), color=color)]
     for name, verdicts in reasons(report) if reasoned else []:
         if verdicts:
             lines += ["", name]

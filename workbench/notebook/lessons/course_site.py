@@ -66,7 +66,7 @@ def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = la
                   for title, text in _sections(_markdown(path))]
     for name, title in DOCS.items():
         path = notebooks_dir().parent / "docs" / f"{name}.md"
-        source = path.read_text(encoding="utf-8")
+        source = re.sub('<a id="[^"]*"></a>', "", path.read_text(encoding="utf-8"))  # for JupyterLab
         body = _local(_anchored(_html_of(source)), pages)
         for image in set(re.findall(r'<img[^>]* src="([\w.-]+)"', body)):
             (out / image).write_bytes((path.parent / image).read_bytes())

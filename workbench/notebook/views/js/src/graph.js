@@ -5,6 +5,7 @@ import { KINDS, MARKS, bytes, count, make, onTheme, table, theme } from "./dom.j
 
 const MANY = 60;
 const FONT = 12, READABLE = 0.75; // the zoom at which a label is 9 pixels high
+const LOW = "460px", HIGH = "75vh"; // least and greatest height of a drawing that grows
 const AROUND = 20; // of the layout, for frames and names of open modules
 
 function sizeOf(box) {
@@ -39,11 +40,12 @@ function arrange(view) {
   return { boxes, links, ...layout(boxes, links) };
 }
 
-export async function graph({ root, note, tell, safely, ask, atEnd, traits, extra = {}, height = "460px" }) {
+// height: of the drawing; by default it grows with the graph until all boxes are seen, as far as the window allows.
+export async function graph({ root, note, tell, safely, ask, atEnd, traits, extra = {}, height = "" }) {
   const state = { shown: [], turn: 0, focus: null };
   const laid = new WeakMap(); // by the kernel's answer
-  const stage = make("div", { class: "wb-stage", style: `height:${height}`, "data-role": "graph" });
-  const side = make("div", { class: "wb-side", style: `max-height:${height}`, "data-role": "details", hidden: true });
+  const stage = make("div", { class: "wb-stage", style: `height:${height || LOW}`, "data-role": "graph" });
+  const side = make("div", { class: "wb-side", style: `max-height:${height || LOW}`, "data-role": "details", hidden: true });
   const beside = (...facts) => {
     side.replaceChildren(make("button", { style: "float:right", title: "close", onclick: () => { side.hidden = true; } }, "×"), ...facts);
     side.hidden = false;
@@ -52,14 +54,16 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
   root.insertBefore(make("div", {}, legend, make("div", { class: "wb-split" }, stage, side)), note);
   let cy = null;
   let extent = { width: 1, height: 1 }; // of the layout; a box's name stands above it
-  // The page scrolls and hides cells behind cytoscape's back: it must measure anew before it looks for what was hit.
-  for (const event of ["pointerdown", "mousedown", "pointerenter"]) stage.addEventListener(event, () => cy?.resize(), true);
-  let wide = 0;
-  new ResizeObserver(() => {
+  // The page scrolls, hides and shows cells behind cytoscape's back, and may draw one before it stands in the page.
+  function measure() {
+    const before = cy?.width();
     cy?.resize();
-    if (!wide && stage.clientWidth) look();
-    wide = stage.clientWidth;
-  }).observe(stage);
+    if (before || !cy?.width()) return;
+    cy.style(styles());
+    look();
+  }
+  for (const event of ["pointerdown", "mousedown", "pointerenter"]) stage.addEventListener(event, measure, true);
+  new ResizeObserver(measure).observe(stage);
 
   function look() {
     if (!cy) return;
@@ -102,6 +106,8 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
     state.shown = view.opened;
     const { boxes, links, places, size } = prepare(view);
     extent = size;
+    if (!height) stage.style.height = `max(${LOW}, min(${HIGH}, ${Math.ceil(READABLE * (size.height + 2 * AROUND)) + 14}px))`;
+    cy?.resize();
     const parents  = new Set(boxes.map((box) => box.parent));
     const elements = boxes.map((box) => ({ group: "nodes", data: { ...box, parent: box.parent || undefined,
       color: KINDS[box.kind] ?? "#8a94a0", mark: Object.keys(box.marks)[0] ?? "" },
@@ -134,7 +140,7 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
   }
 
   function styles() {
-    const t = theme(root);
+    const t = theme(document.body); // of an element that is not in the page yet it would be none
     return [
       { selector: "node", style: { shape: "round-rectangle", width: "data(width)", height: "data(height)", label: "data(text)",
         "text-wrap": "wrap", "text-valign": "center", "font-size": FONT, color: t.ink, "background-color": "data(color)",
@@ -194,13 +200,8 @@ export async function graph({ root, note, tell, safely, ask, atEnd, traits, extr
     look();
   });
   await draw();
-  function restyle() { // JupyterLab hides the page for a moment: what was measured then is nothing
-    if (!stage.clientWidth) return void (stage.isConnected && setTimeout(restyle, 200));
-    cy?.resize();
-    cy?.style(styles());
-  }
-  onTheme(root, restyle);
-  new IntersectionObserver(() => { if (stage.clientWidth && !cy?.width()) cy?.resize(); }).observe(stage);
+  onTheme(root, () => cy?.style(styles()));
+  new IntersectionObserver(measure).observe(stage);
   atEnd(() => cy?.destroy()); // it would go on drawing
   return { draw: (more) => { Object.assign(extra, more); state.focus = null; return draw(); }, prepare };
 }
