@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import WorkbenchError, no_exit
 from workbench.notebook.lessons import commands
 from workbench.recipe.edits import parse_value
+from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
 from workbench.recipe.strict_toml import DeclarationError
 from workbench.recipe.wording import counted, json_text
@@ -173,7 +174,7 @@ def _export(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text, end="")
         return PASSED
-    args.out.write_text(text, encoding="utf-8")
+    write_whole(args.out, text)
     print(f"torchrun --nproc-per-node {recipe.mesh.world_size} {args.out}")
     return PASSED
 
@@ -188,7 +189,7 @@ def _bisect(args: argparse.Namespace) -> int:
     if _first_rank():
         print(found)
         if args.json is not None:
-            args.json.write_text(json_text(found.to_dict()), encoding="utf-8")
+            write_whole(args.json, json_text(found.to_dict()))
     return PASSED if found.ok else FAILED
 
 
@@ -202,7 +203,7 @@ def _explain(args: argparse.Namespace) -> int:
     found = inductor_passes(recipe, config=config)
     print(found.table(idle=not args.changed))
     if args.json is not None:
-        args.json.write_text(found.to_json(), encoding="utf-8")
+        write_whole(args.json, found.to_json())
     return PASSED
 
 
@@ -227,7 +228,7 @@ def _plan(args: argparse.Namespace) -> int:
     found = memory_plan(recipe, front=args.front)
     print(found if other is None else compared(found, memory_plan(other)))
     if args.json is not None:
-        args.json.write_text(found.to_json(), encoding="utf-8")
+        write_whole(args.json, found.to_json())
     return PASSED
 
 
