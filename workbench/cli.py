@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError, no_exit
+from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
+from workbench.recipe import listings
 from workbench.recipe.edits import parse_value
+from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
-from workbench.recipe.strict_toml import DeclarationError
 from workbench.recipe.wording import counted, json_text
-from workbench.tools import listings
+from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program, status_of
 from workbench.tools.command_line import parser
 from workbench.tools.export.source_code import import_file
 from workbench.tools.timing.timing_commands import calibrate, order, writable
@@ -31,53 +30,17 @@ from workbench.torch_api.supported import require_torch
 if TYPE_CHECKING:
     from workbench.pipeline.report import Report
 
-PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-WIDTH = 100
-FIRST_RANK_SECONDS = 3.0
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit status: 0 pass, 1 fail, 2 bad input, 130 interrupted."""
-    args = parser().parse_args(argv, argparse.Namespace(line=list(sys.argv[1:] if argv is None else argv)))
-    try:
-        with no_exit():
-            return _COMMANDS[args.command](args)
-    except WorkbenchError as error:
-        return _print_error(error)
-    except BrokenPipeError:  # the output's reader has exited, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except OSError as error:
-        if error.filename is None:
-            raise
-        return _print_error(WorkbenchError(f"{error.filename}: {error.strerror}"))
-    except KeyboardInterrupt:
-        print("workbench: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    """Run one command. Exit status: 0 pass, 1 fail, 2 bad input, 130 interrupted. argv: None for the program's own."""
+    if argv is None:
+        return run_program(lambda: main(sys.argv[1:]))
+    return status_of(lambda: _command(argv))
 
 
-def _print_error(error: WorkbenchError) -> int:
-    """Print the message on stderr, without a traceback. A rank's WorkbenchError is printed in its own words."""
-    message, status = str(error), BAD_INPUT
-    if hasattr(error, "remote_traceback"):
-        status = FAILED
-        ours = re.match(r"workbench\.[\w.]*Error: ", error.summary)  # type: ignore[attr-defined]
-        if ours:
-            message = f"rank {error.rank}: {error.summary[ours.end():]}"  # type: ignore[attr-defined]
-    if getattr(error, "failed_run", False):
-        status = FAILED
-    if not _first_rank():  # torchrun ends this rank once rank 0 has printed and exited; if rank 0 does not, print here
-        time.sleep(FIRST_RANK_SECONDS)
-        message = f"rank {os.environ['RANK']}: {message}"
-    lines = message.splitlines() if isinstance(error, DeclarationError) else [message]
-    for line in lines:
-        print(f"workbench: error: {line}", file=sys.stderr)
-    return status
-
-
-def _first_rank() -> bool:
-    """Whether this is rank 0, or no rank: a finding of all of torchrun's ranks is printed once."""
-    return os.environ.get("RANK", "0") == "0"
+def _command(argv: Sequence[str]) -> int:
+    args = parser().parse_args(argv, argparse.Namespace(line=list(argv)))
+    return _COMMANDS[args.command](args)
 
 
 def _import(files: Sequence[Path]) -> None:
@@ -115,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _tell(report: Report, args: argparse.Namespace) -> int:
-    if not _first_rank():
+    if not first_rank():
         return PASSED if report.ok else FAILED
     report = replace(report, command=shlex.join(["workbench", *args.line]))
     print(report.table(color=_colored(sys.stdout)))
@@ -141,7 +104,7 @@ def _run_artifact(args: argparse.Namespace) -> int:
     if args.recipe is not None:
         raise WorkbenchError(f"run {args.recipe} --artifact {args.artifact}: leave out {args.recipe}: the artifact was "
                              f"compiled from recipe {read(args.artifact).recipe['name']!r}")
-    if _first_rank():
+    if first_rank():
         print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust", file=sys.stderr)
     _import(args.files)
     report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout, checkpoints=args.checkpoints,
@@ -173,7 +136,7 @@ def _export(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text, end="")
         return PASSED
-    args.out.write_text(text, encoding="utf-8")
+    write_whole(args.out, text)
     print(f"torchrun --nproc-per-node {recipe.mesh.world_size} {args.out}")
     return PASSED
 
@@ -185,10 +148,10 @@ def _bisect(args: argparse.Namespace) -> int:
     from workbench.tools.bisect import bisect
 
     found = bisect(recipe, args.check, world=args.world, timeout=args.timeout, progress=sys.stderr.isatty())
-    if _first_rank():
+    if first_rank():
         print(found)
         if args.json is not None:
-            args.json.write_text(json_text(found.to_dict()), encoding="utf-8")
+            write_whole(args.json, json_text(found.to_dict()))
     return PASSED if found.ok else FAILED
 
 
@@ -202,7 +165,7 @@ def _explain(args: argparse.Namespace) -> int:
     found = inductor_passes(recipe, config=config)
     print(found.table(idle=not args.changed))
     if args.json is not None:
-        args.json.write_text(found.to_json(), encoding="utf-8")
+        write_whole(args.json, found.to_json())
     return PASSED
 
 
@@ -227,7 +190,7 @@ def _plan(args: argparse.Namespace) -> int:
     found = memory_plan(recipe, front=args.front)
     print(found if other is None else compared(found, memory_plan(other)))
     if args.json is not None:
-        args.json.write_text(found.to_json(), encoding="utf-8")
+        write_whole(args.json, found.to_json())
     return PASSED
 
 

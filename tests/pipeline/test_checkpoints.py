@@ -13,6 +13,7 @@ import cloudpickle
 import numpy
 import pytest
 import torch
+from full_disk import files_of_at_most
 from on_ranks import small
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
@@ -226,6 +227,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(WorkbenchError) as told:  # a folder that has become a file since the run began
         Checkpoints(below, authored, training.optimizer_of(authored)).save(2)
     assert str(told.value).startswith(f"checkpoint {below}/step_00000002: it cannot be written: ")
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_leaves_no_part(tmp_path):
+    authored = author(small({}), ALONE)
+    saved = Checkpoints(tmp_path, authored, training.optimizer_of(authored))
+    first = saved.save(1)
+    with files_of_at_most(20_000), pytest.raises(WorkbenchError) as told:
+        saved.save(2)
+    assert str(told.value) == (f"checkpoint {tmp_path / 'step_00000002'}: it cannot be written: File too large: free "
+                               "space there, or take another folder")
+    assert list(tmp_path.iterdir()) == [first] and saved.resume() == 1
 
 
 @pytest.mark.parametrize(("given", "told"), [

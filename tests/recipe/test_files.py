@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import errno
+import os
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
+from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
 from workbench.recipe.files import json_of, reading, write_whole
-
-
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text is written by half, and then the disk is full."""
-    def write_text(self: Path, text: str, encoding: str | None = None) -> int:
-        self.write_bytes(text.encode()[: len(text) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", write_text)
 
 
 def test_a_file_is_replaced_with_its_mode_and_through_its_link(tmp_path: Path) -> None:
@@ -32,30 +24,47 @@ def test_a_file_is_replaced_with_its_mode_and_through_its_link(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "link.json"]
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_leaves_the_old_file_and_no_part(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(b"old")
-    with pytest.raises(WorkbenchError, match="a.json: cannot be written: No space left"):
+    with files_of_at_most(4), pytest.raises(WorkbenchError, match="a.json: cannot be written: File too large"):
         write_whole(file, "new text")
     assert file.read_bytes() == b"old" and list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_loses_no_earlier_score_and_stops_no_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "scores.json"
     file.write_bytes(b'{"00_tour": {"a": {"score": 0.5}}}')
     monkeypatch.setenv(SCORES, str(file))
-    with pytest.warns(UserWarning, match="scores.json: cannot be written.*the score is not kept"):
+    with files_of_at_most(4), pytest.warns(UserWarning, match="scores.json: cannot be written.*the score is not kept"):
         keep_score("00_tour", "a", 1.0)
     assert load_scores() == {"00_tour": {"a": {"score": 0.5}}}
+
+
+def test_a_device_is_written_directly_and_its_error_is_a_sentence() -> None:
+    write_whole("/dev/null", "text")
+    with pytest.raises(WorkbenchError, match="^/dev/full: cannot be written: No space left on device$"):
+        write_whole("/dev/full", "text")
+
+
+@pytest.mark.parametrize("command", ["run", "order"])
+def test_what_may_never_end_is_not_read(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe")):
+        assert main([command, path]) == 2
+        assert capsys.readouterr().err.endswith("a device or a pipe, and no regular file\n")
+    with pytest.raises(WorkbenchError, match="not a table .a device or a pipe, and no regular file.: remove it"), \
+            reading(tmp_path / "pipe", "a table", "remove it"):
+        (tmp_path / "pipe").read_bytes()
 
 
 @pytest.mark.parametrize(("text", "why"), [
     (b"{}", "it has no 'a'"), (b"[]", "its values have other types"), (b"[" * 99_999, "nested too deeply")])
 def test_what_cannot_be_read_is_one_sentence(text: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
     with pytest.raises(WorkbenchError, match=f"x.json: not a table .{why}.: remove it"), \
-            reading(tmp_path / "x.json", "a table", "remove it"):
-        json_of(text)["a"]
+            reading(path, "a table", "remove it"):
+        json_of(path.read_bytes())["a"]

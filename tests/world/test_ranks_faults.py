@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -165,6 +166,19 @@ def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
 
     error, seconds = fails(pool, answers_then_dies)
     assert error.headline == "rank 1 died: the process exited with code 9" and seconds < SOON
+
+
+def test_what_a_call_leaves_running_ends_with_its_rank():
+    def leaves():
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        forked.start()
+        return forked.pid, subprocess.Popen(["sleep", "60"]).pid
+
+    with ranks(1, backend="gloo") as alone:
+        (left,) = alone.run(leaves)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30 and wait_until_gone(left) == []
 
 
 def test_a_hung_collective_ends_with_every_stack(short_pool):

@@ -15,6 +15,7 @@ from workbench.authoring.author import Authored
 from workbench.authoring.hugging_face import FAMILIES, Named, their_config, their_place
 from workbench.authoring.read_weights import CONFIG, INDEX
 from workbench.errors import WorkbenchError
+from workbench.recipe.files import write_whole
 
 ALONE = "model.safetensors"
 FILE_BYTES = 5 * 10**9
@@ -56,7 +57,7 @@ def save_weights(authored: Authored, folder: Path | str, *, file_bytes: int = FI
         index = {"metadata": {"total_size": written}, "weight_map": places}
         dtype = {"torch_dtype": str(next(iter(kept.values())).dtype).removeprefix("torch.")}
         for path, value in ((CONFIG, their_config(recipe.model.family, sizes) | dtype), (INDEX, index)):
-            (folder / path).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            write_whole(folder / path, json.dumps(value, indent=2) + "\n")
     if dist.is_initialized():
         dist.barrier()
     return [*files, folder / CONFIG, folder / INDEX]

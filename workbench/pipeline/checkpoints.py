@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.authoring.author import Authored
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, full_disk
 from workbench.graph.update import STATE, scalar_dtype
 from workbench.graph.whole_step import WholeStep
 from workbench.recipe.recipe import Recipe
@@ -70,14 +71,16 @@ class Checkpoints:
                 saving.mkdir(parents=True)
             self._barrier()
             dcp.save(self._state(), checkpoint_id=str(saving), no_dist=not dist.is_initialized())
-            torch.save(random_state(), saving / f"random_{rank}.pt")
+            _write(saving / f"random_{rank}.pt", random_state())
             self._barrier()
             if rank == 0:
-                torch.save(self._rates(), saving / RATES)
+                _write(saving / RATES, self._rates())
                 self._finish(saving, place, steps)
             self._barrier()
-        except OSError as error:
-            raise WorkbenchError(f"checkpoint {place}: it cannot be written: {error.strerror or error}") from error
+        except (OSError, RuntimeError, dcp.CheckpointException) as error:
+            shutil.rmtree(saving, ignore_errors=True)  # of a full disk it holds what is left
+            raise WorkbenchError(f"checkpoint {place}: it cannot be written: {_why(error)}: free space there, or take "
+                                 "another folder") from error
         return place
 
     def _finish(self, saving: Path, place: Path, steps: int) -> None:
@@ -240,6 +243,22 @@ def _read(file: Path) -> dict[str, Any]:
     except Exception as error:  # what a damaged file raises is of many types
         raise damaged(file.parent, f"{file.name} cannot be read ({type(error).__name__})") from error
     return found
+
+
+def _write(file: Path, value: dict[str, Any]) -> None:
+    """`torch.save` of a small value; the error of a full disk keeps the system's words."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    file.write_bytes(buffer.getvalue())
+
+
+def _why(error: BaseException) -> str:
+    """One line; of what torch.distributed.checkpoint gathered, the error of the first rank that failed."""
+    failures = getattr(error, "failures", {})
+    first = next((cause for cause, _ in failures.values()), error)
+    first = first.__context__ if isinstance(first.__context__, OSError) else first  # torch's writer hides it
+    said = str(first).strip().splitlines() or [type(first).__name__]
+    return getattr(first, "strerror", None) or full_disk(str(first)) or said[0]
 
 
 def _told(name: str | None) -> str:

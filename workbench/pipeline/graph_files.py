@@ -18,6 +18,7 @@ from workbench.graph.partition import PARTS
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.build import Built
 from workbench.recipe.contracts import Stage
+from workbench.recipe.files import write_whole
 from workbench.torch_api import aot
 
 Input = tuple[str, str, tuple[int, ...], tuple[int, ...]]
@@ -44,7 +45,7 @@ def dump_graphs(built: Built, folder: Path) -> list[Path]:
                 path = here / f"{number:02d}_{name}_{kind}.py"
                 title = f"{built.authored.recipe.name if built.authored.recipe else 'module'}: {kind} graph, {name}"
                 who = f"rank {world.rank} of {world.size} ({world.kind})"
-                path.write_text(module_text(graph, f"{title}, {who}", world.size, world.rank), encoding="utf-8")
+                write_whole(path, module_text(graph, f"{title}, {who}", world.size, world.rank))
                 paths.append(path)
     except OSError as error:
         raise WorkbenchError(f"{here}: the graphs cannot be written: {error.strerror}") from None

@@ -12,6 +12,7 @@ from workbench.pipeline.roofline import Roofline
 from workbench.pipeline.step_profile import StepProfile
 from workbench.pipeline.train import Training
 from workbench.recipe.contracts import Numerics, Stage
+from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
 
@@ -144,7 +145,7 @@ class ReportData:
         """The report as JSON text, also written to `path` if given."""
         text = json_text(self.to_dict())
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_whole(path, text)
         return text
 
     def __repr__(self) -> str:

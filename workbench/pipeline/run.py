@@ -37,6 +37,7 @@ from workbench.pipeline.step_profile import StepProfile, profile_step
 from workbench.pipeline.text_data import load_text
 from workbench.pipeline.train import Batches, Training, recipe_of, train
 from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.unchanged import unchanged
 from workbench.world.mesh import World, current_world
@@ -111,7 +112,7 @@ def _kept(report: Report) -> Report:
         number = len(list(Path(folder).glob("*.json"))) + 1
         path = Path(folder) / f"report_{number}_{report.recipe.name}.json"
         report.to_json(path)
-        path.with_suffix(".txt").write_text(report.table(reasoned=False) + "\n", encoding="utf-8")
+        write_whole(path.with_suffix(".txt"), report.table(reasoned=False) + "\n")
     return report
 
 

@@ -4,6 +4,7 @@
     edits        change a recipe by dotted key
     exports      public names that load on first use
     files        read users' files, write whole ones
+    listings     recipes and passes as text
     model_sizes  sizes of each family's flavors
     recipe       Recipe: read, list, compare
     rules        rules that span sections

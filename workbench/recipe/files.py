@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,14 @@ def json_of(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def regular(path: Path) -> Path:
+    """`path`. OSError where it is a device or a pipe: reading from one may never end."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a folder is an error by itself
+        raise OSError(errno.EINVAL, "a device or a pipe, and no regular file", str(path))
+    return path
+
+
 @contextmanager
 def reading(path: Path, what: str, remedy: str) -> Iterator[None]:
     """Within this block, `path` is read, and what it holds is used: an error means that it is no `what`.
@@ -28,6 +38,7 @@ def reading(path: Path, what: str, remedy: str) -> Iterator[None]:
     Raises WorkbenchError, which ends with the remedy. FileNotFoundError passes through.
     """
     try:
+        regular(path)
         yield
     except FileNotFoundError:
         raise
@@ -44,15 +55,19 @@ def reading(path: Path, what: str, remedy: str) -> Iterator[None]:
     raise WorkbenchError(f"{path}: not {what} ({why}): {remedy}")
 
 
-def write_whole(path: Path | str, text: str) -> None:
-    """Write a file, or leave the one that is there. WorkbenchError names the file that cannot be written."""
+def write_whole(path: Path | str, content: str | bytes) -> None:
+    """Write a file beside `path` and rename it, so that an error leaves the one that is there.
+
+    WorkbenchError names the file that cannot be written. A device or a pipe, such as /dev/stdout, is written directly.
+    """
+    data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():  # /dev/stdout, or a pipe
-        target.write_text(text, encoding="utf-8")
-        return
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        part.write_bytes(data)
         if target.exists():
             shutil.copymode(target, part)
         part.replace(target)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.files import regular
 
 
 class Declared(BaseModel):
@@ -100,7 +101,7 @@ def toml_of(text: str) -> dict[str, Any]:
 def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
     """The tables of a TOML file, lists as tuples; raises `error` where it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+        text = regular(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         return freeze(toml_of(text))
     except FileNotFoundError:
         message = "no such file"

@@ -4,13 +4,13 @@
     as_backend       our passes under `torch.compile`
     as_graph_pass    our passes in other compilers' pipelines
     bisect           build a recipe, find the first pass that fails
+    command_end      a command's exit status, its errors, and what it leaves running
     command_line     commands and their arguments
     compatibility    tables of tests by torch version
     doctor           what this machine can do
     export           a recipe as a script, or as a compiled step
     fingerprint      fingerprints of code and data
     inductor_passes  which passes Inductor ran on a recipe
-    listings         recipes and passes as text
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
     propose          a contract from a pass's first run

@@ -15,6 +15,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
+from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe, RecipeError, load_recipe
 from workbench.recipe.strict_toml import suggestion
 from workbench.recipe.wording import aligned, counted
@@ -155,7 +156,7 @@ def ablate(
         if isinstance(variant, Recipe):
             slug = f"{number:02}_{''.join(c if c.isalnum() else '_' for c in name)}"
             paths[name] = folder / "recipes" / f"{slug}.toml"
-            paths[name].write_text(variant.model_copy(update={"name": slug}).to_toml(), encoding="utf-8")
+            write_whole(paths[name], variant.model_copy(update={"name": slug}).to_toml())
     entries = run_matrix(paths.values(), folder, files=_own(recipe, folder / "own_passes.py"), world=world,
                          repeats=repeats, timeout=timeout, tell=tell)
     runs = {name: [e for e in entries if e.name == path.stem] for name, path in paths.items()}
@@ -174,7 +175,7 @@ def _own(recipe: Recipe, path: Path) -> list[Path]:
     if text and path.exists() and path.read_text(encoding="utf-8") != text:
         raise WorkbenchError(f"{path} holds another version of your passes, with its runs: use another folder")
     if text:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     return [path] if text else []
 
 

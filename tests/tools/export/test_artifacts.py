@@ -7,17 +7,17 @@ import errno
 import io
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from full_disk import files_of_at_most
 
 from workbench import Recipe, WorkbenchError, compile_recipe, load_recipe, run, run_artifact
 from workbench.cli import main
@@ -244,21 +244,10 @@ def test_a_disk_that_fills_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-@contextlib.contextmanager
-def _files_of_at_most(size: int) -> Iterator[None]:
-    """Inside, the system refuses to make a file of this process longer: a disk that is really full, for its writers."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_disk_that_fills_with_constants_leaves_nothing(tmp_path: Path) -> None:
     code = Code("forward", "graph", "", (), (), constants={"t": torch.zeros(10_000)})
     with (pytest.raises(WorkbenchError, match="out: the artifact cannot be written: File too large$"),
-          artifact.new_folder(tmp_path / "out") as folder, _files_of_at_most(4096)):
+          artifact.new_folder(tmp_path / "out") as folder, files_of_at_most(4096)):
         artifact.write_code(folder, "one", code)
     assert list(tmp_path.iterdir()) == []
 
@@ -269,7 +258,7 @@ CACHE_FULL = r"Inductor's cache in .* cannot be written: {}: free space there, o
 @pytest.mark.nightly
 def test_a_disk_that_fills_with_inductors_cache_leaves_nothing(tmp_path: Path) -> None:
     recipe = tiny("llama3_full_inductor", mesh__dp_shard=1, mesh__tp=1)
-    with pytest.raises(WorkbenchError, match=CACHE_FULL.format("File too large")), _files_of_at_most(20_000):
+    with pytest.raises(WorkbenchError, match=CACHE_FULL.format("File too large")), files_of_at_most(20_000):
         compile_recipe(recipe, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -18,6 +18,7 @@ from workbench.graph.read.collectives import Collective, axis_names, list_collec
 from workbench.graph.read.cost import DeviceSpec, device_spec
 from workbench.graph.read.nodes import kind_of, module_path
 from workbench.graph.read.timeline import Clock, Costs, costs_of
+from workbench.recipe.files import write_whole
 
 COMPUTE = "compute"
 HIDDEN = "hidden"
@@ -98,7 +99,7 @@ class StepTimeline:
             events.append({"ph": "X", "pid": 0, "tid": lanes[span.lane], "name": span.name, "args": about,
                            "ts": round(span.begin * 1e3, 3), "dur": round(span.ms * 1e3, 3)})
         target = Path(path)
-        target.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+        write_whole(target, json.dumps({"traceEvents": events}))
         return target
 
 

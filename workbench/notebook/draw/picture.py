@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from workbench.notebook.draw.colors import INK, PAPER
+from workbench.recipe.files import write_whole
 from workbench.recipe.wording import aligned
 
 DPI = 120
@@ -37,7 +38,7 @@ class Picture:
     def save(self, path: Path | str) -> Path:
         """Write the PNG to `path`."""
         target = Path(path)
-        target.write_bytes(self.png)
+        write_whole(target, self.png)
         return target
 
     def __repr__(self) -> str:

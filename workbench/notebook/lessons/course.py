@@ -25,6 +25,7 @@ from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
 from workbench.notebook.recorded_figures import RECORD
 from workbench.pipeline.machine import gpus
+from workbench.recipe.files import write_whole
 from workbench.tools.matrix import end_group, ending_on_sigterm, signal_group
 
 _NEEDED = {"cpu": 0, "gpu": 1, "multi_gpu": 2}
@@ -91,7 +92,7 @@ def run_course(
             while not running.empty():
                 signal_group(running.get(), signal.SIGTERM)  # the thread that waits for it returns
             raise
-    (out / "index.html").write_text(_index(found, profile, out), encoding="utf-8")
+    write_whole(out / "index.html", _index(found, profile, out))
     return found
 
 

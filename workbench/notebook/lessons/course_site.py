@@ -12,6 +12,7 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.headless import notebooks_dir, page_of
 from workbench.notebook.lessons.lesson import Lesson, load_lesson
 from workbench.notebook.lessons.scores import Scores, load_scores
+from workbench.recipe.files import write_whole
 
 MARK = "workbench-site"
 """A file of this name says that a folder is a site, which may be written again."""
@@ -61,7 +62,7 @@ def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = la
     for each in lessons:
         tell(each.name)
         path = notebooks_dir() / f"{each.name}.ipynb"
-        (out / f"{each.name}.html").write_text(_lesson_page(path, pages), encoding="utf-8")
+        write_whole(out / f"{each.name}.html", _lesson_page(path, pages))
         texts += [(f"{each.title}: {title}", f"{each.name}.html#{title.replace(' ', '-')}", text)
                   for title, text in _sections(_markdown(path))]
     for name, title in DOCS.items():
@@ -69,7 +70,7 @@ def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = la
         source = re.sub('<a id="[^"]*"></a>', "", path.read_text(encoding="utf-8"))  # for JupyterLab
         body = _local(_anchored(_html_of(source)), pages)
         for image in set(re.findall(r'<img[^>]* src="([\w.-]+)"', body)):
-            (out / image).write_bytes((path.parent / image).read_bytes())
+            write_whole(out / image, (path.parent / image).read_bytes())
         _write(out / f"{name}.html", title, body)
         texts += [(head, f"{name}.html#{_slug(head)}", text) for head, text in _sections(source)]
     _write(out / "museum.html", "Museum", _museum(lessons))
@@ -81,8 +82,8 @@ def write_site(names: Sequence[str], out: Path, tell: Callable[[str], None] = la
 
 
 def _write(path: Path, title: str, body: str) -> None:
-    path.write_text(f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-                    f"<style>{STYLE}</style>{_nav()}{body}</html>\n", encoding="utf-8")
+    write_whole(path, f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+                    f"<style>{STYLE}</style>{_nav()}{body}</html>\n")
 
 
 def _nav() -> str:

@@ -21,6 +21,7 @@ from unittest import mock
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.lesson import load_lesson, parameters
 from workbench.pipeline.progress import PROGRESS, REPORTS
+from workbench.recipe.files import write_whole
 from workbench.recipe.strict_toml import toml_of
 
 
@@ -81,7 +82,7 @@ def run_lesson(
     with _reports() as folder:
         _execute(source, target, checked, progress)
         tables = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
-    page.write_text(page_of(target), encoding="utf-8")
+    write_whole(page, page_of(target))
     return Executed(target, page, tables)
 
 

@@ -12,6 +12,7 @@ from workbench.graph.read.collectives import Collective
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.simulated_run import StepTimeline
 from workbench.notebook.lessons.grading import close
+from workbench.recipe.files import write_whole
 from workbench.torch_api.devices.profile import MeasuredSpec
 
 PROBE = 2**25
@@ -41,7 +42,7 @@ def linked(spec: MeasuredSpec, gbps: float, folder: Path) -> str:
     slower = tuple(row.model_copy(update={"ms": start + max(0.0, row.ms - start) * longer})
                    for row in spec.profile.collectives for start in [latency[row.kind, row.ranks]])
     path = folder / f"{spec.name}_{gbps:g}_gbps.json"
-    spec.profile.model_copy(update={"collectives": slower, "errors": {}}).to_json(path)
+    write_whole(path, spec.profile.model_copy(update={"collectives": slower, "errors": {}}).to_json())
     return str(path)
 
 

@@ -34,6 +34,8 @@ def import_file(path: Path) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
+            if isinstance(error, WorkbenchError) and str(path) in str(error):
+                raise
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
             where = f"{path}, line {lines[-1]}" if lines else str(path)
             raise WorkbenchError(f"{where}: {type(error).__name__}: {error}") from error

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.files import write_whole
 
 
 def writable(path: Path | None, option: str = "--json") -> None:
@@ -24,7 +25,7 @@ def order(args: argparse.Namespace) -> int:
     found = read_order(args.traces, args.step, args.device)
     print(found)
     if args.json is not None:
-        args.json.write_text(found.to_json(), encoding="utf-8")
+        write_whole(args.json, found.to_json())
     return 0
 
 
@@ -35,6 +36,6 @@ def calibrate(args: argparse.Namespace) -> int:
 
     with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
         found = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
-    found.to_json(args.out)
+    write_whole(args.out, found.to_json())
     print(f"{args.out}: {found.summary()}")
     return 0

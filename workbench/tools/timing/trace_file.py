@@ -15,6 +15,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.pipeline.gpu_communication import kind_of
+from workbench.recipe.files import regular
 
 NAME = 20
 """Letters of a process group's name that are kept: some are hashes."""
@@ -92,7 +93,7 @@ def read_trace(path: Path | str, device: int | None = None) -> TraceFile:
 
 def _parsed(path: Path) -> Any:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with gzip.open(regular(path)) if path.suffix == ".gz" else regular(path).open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise WorkbenchError(f"{path}: not a whole gzip file ({error}): copy or {EXPORT}") from None

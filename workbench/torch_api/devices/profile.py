@@ -100,8 +100,9 @@ class MachineProfile(_Data):
         return (f"{what}, torch {self.versions['torch']}: {len(self.matmuls)} matmuls, {len(self.attentions)} "
                 f"attentions, {len(self.moves)} moves, {len(self.collectives)} collectives")
 
-    def to_json(self, path: Path) -> None:
-        path.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
+    def to_json(self) -> str:
+        """What `load_profile` reads."""
+        return json.dumps(self.model_dump(), indent=1) + "\n"
 
 
 def load_profile(path: Path) -> MachineProfile:

@@ -1,0 +1,127 @@
+"""The end of a command: its status, an error as one sentence, and nothing that a user's file left to wait for."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from workbench.errors import WorkbenchError, full_disk, is_library, no_exit
+from workbench.recipe.strict_toml import DeclarationError
+
+PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+FIRST_RANK_SECONDS = 3.0
+END_SECONDS = 2.0
+"""How long threads and processes that a user's file left may go on once the command is done."""
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def status_of(command: Callable[[], int]) -> int:
+    """Run a command: its exit status. An error is printed on stderr, as one sentence."""
+    try:
+        try:
+            with no_exit(), _no_hard_exit():
+                return command()
+        finally:
+            sys.stdout.flush()  # now: at the interpreter's end an error here could not be told
+    except WorkbenchError as error:
+        return _print_error(error)
+    except OSError as error:
+        return _print_error_of_system(error)
+    except KeyboardInterrupt:
+        print("workbench: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _print_error_of_system(error: OSError) -> int:
+    """A file's error has its name; without one it is standard output's, which is then dropped."""
+    if error.filename is not None:
+        return _print_error(WorkbenchError(f"{error.filename}: {error.strerror}"))
+    left = isinstance(error, BrokenPipeError)  # the output's reader has exited, as in `| head`
+    if not left and not full_disk(str(error)):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not left:
+        print(f"workbench: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+    return FAILED
+
+
+def _print_error(error: WorkbenchError) -> int:
+    """Print the message on stderr, without a traceback. A rank's WorkbenchError is printed in its own words."""
+    message, status = str(error), BAD_INPUT
+    if hasattr(error, "remote_traceback"):
+        status = FAILED
+        ours = re.match(r"workbench\.[\w.]*Error: ", error.summary)  # type: ignore[attr-defined]
+        if ours:
+            message = f"rank {error.rank}: {error.summary[ours.end():]}"  # type: ignore[attr-defined]
+    if getattr(error, "failed_run", False):
+        status = FAILED
+    if not first_rank():  # torchrun ends this rank once rank 0 has printed and exited; if rank 0 does not, print here
+        time.sleep(FIRST_RANK_SECONDS)
+        message = f"rank {os.environ['RANK']}: {message}"
+    lines = message.splitlines() if isinstance(error, DeclarationError) else [message]
+    for line in lines:
+        print(f"workbench: error: {line}", file=sys.stderr)
+    return status
+
+
+def first_rank() -> bool:
+    """Whether this is rank 0, or no rank: a finding of all of torchrun's ranks is printed once."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def _no_hard_exit() -> Iterator[None]:
+    """Within this block a user's file that calls `os._exit` in this process gets a WorkbenchError: no status 0.
+
+    A library that calls it for the user, such as a `threading.Timer`, still ends the process.
+    """
+    hard_exit, owner = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        file = caller.f_code.co_filename
+        if os.getpid() != owner or file.startswith(_PACKAGE) or is_library(file):  # a fork may end as it likes
+            hard_exit(status)
+        raise WorkbenchError(f"{file}, line {caller.f_lineno}: os._exit({status}) would end the whole process: raise "
+                             "an error instead, or return")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = hard_exit
+
+
+def run_program(main: Callable[[], int]) -> int:
+    """Run the whole program: its exit status, with which the process then ends in at most END_SECONDS.
+
+    Python itself would wait for each thread and each process of `multiprocessing` that a user's file left. The
+    children that are still there at the end are killed; a child's own children are not found, unless it is a rank.
+    """
+    atexit.register(_kill_children)  # first, so that it runs last
+    status = main()
+    bound = threading.Timer(END_SECONDS, _end, (status,))
+    bound.daemon = True
+    bound.start()
+    return status
+
+
+def _end(status: int) -> None:
+    _kill_children()
+    os._exit(status)
+
+
+def _kill_children() -> None:
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread or a child that has just ended
+            for pid in children.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
