@@ -159,7 +159,8 @@ def test_parameters_guesses_and_checkpoints_are_those_of_the_lesson(path: Path) 
 @each_notebook
 def test_terms_are_in_the_glossary_and_minutes_are_the_lessons(path: Path) -> None:
     text = "\n".join(map(source, cells(path, "markdown")))
-    found = re.findall(r'^## (?:<a id="([\w-]+)"></a>)?(.+)$', (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    found = re.findall(r'^## (?:<a id="([\w-]+)"></a>)?(.+)$', glossary, re.MULTILINE)
     known = {anchor or term.replace(" ", "-") for anchor, term in found}  # as JupyterLab looks for it
     assert known == {term.lower().replace(" ", "-") for _, term in found}  # as GitHub does
     assert set(re.findall(r"glossary\.md#([\w-]+)", text)) <= known
