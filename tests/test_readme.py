@@ -177,10 +177,9 @@ def broken_links(path: Path, text: str, served: Path = ROOT) -> list[str]:
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
-        there = path.parent / name
-        if not there.exists() or not there.resolve().is_relative_to(served.resolve()):
-            found.append(target)
-        elif anchor and anchor not in anchors(there.read_text() if name else text):
+        there = (path.parent / name).resolve()
+        inside = there.exists() and there.is_relative_to(served.resolve())
+        if not inside or (anchor and anchor not in anchors(there.read_text() if name else text)):
             found.append(target)
     return found
 
