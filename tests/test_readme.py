@@ -165,20 +165,21 @@ def test_a_document_without_markers_is_refused() -> None:
 
 def anchors(text: str) -> set[str]:
     """The names that a forge, or JupyterLab, gives to a document's headings."""
-    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    heads = re.findall(r"^#+ (?:<.*>)?(.+)$", text, re.MULTILINE)
     return {name for head in heads
             for name in (re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-"), head.replace(" ", "-"))}
 
 
-def broken_links(path: Path, text: str) -> list[str]:
-    """The targets of a document's links that name no file, or no heading of it."""
+def broken_links(path: Path, text: str, served: Path = ROOT) -> list[str]:
+    """The targets of a document's links that name no file below the folder that is served, or no heading of it."""
     found = []
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
-        there = path.parent / name
-        if not there.exists() or (anchor and anchor not in anchors(there.read_text() if name else text)):
+        there = (path.parent / name).resolve()
+        inside = there.exists() and there.is_relative_to(served.resolve())
+        if not inside or (anchor and anchor not in anchors(there.read_text() if name else text)):
             found.append(target)
     return found
 
@@ -191,12 +192,16 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_links_of_a_notebook_lead_somewhere(path: Path) -> None:
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "markdown"]
-    assert not broken_links(path, "\n".join("".join(cell["source"]) for cell in cells))
+    served = re.search(r"jupyter lab --notebook-dir=(\S+)", (ROOT / "Makefile").read_text())
+    assert served is not None
+    assert not broken_links(path, "\n".join("".join(cell["source"]) for cell in cells), ROOT / served[1])
 
 
 def test_a_broken_link_is_told() -> None:
     text = "# One head\n[a](#one-head) [b](#two) [c](README.md) [d](gone.md) [e](http://x)"
     assert broken_links(ROOT / "x.md", text) == ["#two", "gone.md"]
+    beyond = "[f](../docs/glossary.md)"
+    assert broken_links(ROOT / "notebooks" / "x", beyond, ROOT / "notebooks") == ["../docs/glossary.md"]
 
 
 def sentences(text: str) -> int:

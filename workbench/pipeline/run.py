@@ -80,7 +80,7 @@ def run(
     or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
     seconds for all of it, a pool's own where one is given. dump: a folder for each rank's graphs, as runnable files.
     checkpoints: a folder, which all ranks share: the run resumes from the newest checkpoint there, and saves one every
-    `save_every` steps and at the end. progress: bars on stderr, unless WORKBENCH_PROGRESS is 0.
+    `save_every` steps and at the end. progress: bars on stderr or in the notebook, unless WORKBENCH_PROGRESS is 0.
 
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
