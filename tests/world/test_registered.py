@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 import cloudpickle
 import pytest
@@ -25,6 +26,27 @@ FACTOR = 2
 def pool():
     with ranks(2, timeout=120, echo="none", backend="gloo") as running:
         yield running
+
+
+class SlowToLoad:
+    """Unpickling it takes a second and a half, as an import does."""
+
+    def __reduce__(self):
+        return time.sleep, (1.5,)
+
+
+def test_a_registration_that_imports_is_no_part_of_the_calls_time(pool):
+    slow = SlowToLoad()
+
+    @register_pass("slow_to_load", stage="joint", numerics="exact", changes="nothing")
+    def slow_to_load(gm, example_inputs, *, options, held=slow):
+        return gm
+
+    pool.timeout = 1
+    try:
+        assert pool.run(contract, "slow_to_load") == [contract("slow_to_load")] * 2
+    finally:
+        pool.timeout = 120
 
 
 class Net(nn.Module):

@@ -27,6 +27,7 @@ from workbench.world.remote import Listener
 START_SECONDS = 120.0
 ASK_SECONDS = 1.0
 _STREAM_KEYS = itertools.count()
+_NOTHING = pickle.dumps((int, (), {}))
 Call = tuple[bytes, bytes]
 """Two pickles: what is registered in this process, and the function with its arguments."""
 
@@ -243,9 +244,11 @@ class RankPool:
         path = [entry or os.getcwd() for entry in sys.path]
         (own, payload), processes = call, self._processes[0]
         processes.tick, processes.progress = tick, progress
-        news = own if any(processes.own.get(rank, b"") != own for rank in some) else b""
-        answers = self._gather(self._timeout, ("run", path, news, payload), some)
-        processes.own |= dict.fromkeys(some, own)
+        if any(processes.own.get(rank, b"") != own for rank in some):
+            # by itself: what a registration imports is no part of the call's time
+            self._gather(START_SECONDS, ("run", path, own, _NOTHING), some)
+            processes.own |= dict.fromkeys(some, own)
+        answers = self._gather(self._timeout, ("run", path, b"", payload), some)
         return [_unpickle(rank, answers[rank]) for rank in some]
 
     def _start(self) -> None:
