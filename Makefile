@@ -41,8 +41,9 @@ small: venv
 test: lint ## linter, types, tests and notebooks: what to run before a commit
 	@$(BIN)/pytest tests notebooks -m "not nightly" $(NBVAL) $(TWO)  # one run: no worker waits for the other in between
 
-other-cpu: ## the notebooks as a CPU without AVX-512 executes them: other last bits, the same outputs
+other-cpu: ## the notebooks as CPUs without AVX-512, and without AVX, execute them: other last bits, the same outputs
 	@ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory notebooks
+	@ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(MAKE) --no-print-directory notebooks
 
 test-all: test small other-cpu ## and all that is nightly
 	@$(BIN)/pytest tests -m nightly $(TWO)

@@ -36,8 +36,8 @@ def seen():
 
 
 def test_the_next_pool_forks_the_same_template(own, monkeypatch):
-    fork, forked = own.fork, []
-    monkeypatch.setattr(own, "fork", lambda *args: forked.append(fork(*args)) or forked[-1])
+    fork, forked = template.Template.fork, []
+    monkeypatch.setattr(template.Template, "fork", lambda *args: forked.append(fork(*args)) or forked[-1])
     with ranks(2, backend="gloo", echo="none") as pool:
         assert pool.pids == [rank.pid for rank in forked]
         assert alive(own.pid) and own.pid not in pool.pids

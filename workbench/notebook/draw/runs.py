@@ -87,6 +87,6 @@ def curves(runs: Mapping[str, Sequence[float]], title: str, label: str = "loss",
     axes.set_title(title, fontsize=10, color=INK)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)  # never on a curve
     points = {name: ", ".join(f"{y:.0f} at {x:,}" for x, y in zip(at, values, strict=True)) if at
-              else f"{len(values)} steps" for name, values in runs.items()}
+              else f"{len(values)} {axis}s" for name, values in runs.items()}
     text = f"{title}: " + "; ".join(f"{name}, {said}" for name, said in points.items())
     return finish(figure, f"Curves of the {label}. {text}.", text, colors=64)
