@@ -163,6 +163,7 @@ def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_GRAPH_REGISTER": "0",  # CUDA graphs need it, and NCCL reads it once
+        "WORKBENCH_PROGRESS": "0",  # a rank posts its stages to this process
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     }
     return env | dict(extra)
