@@ -1,6 +1,6 @@
-"""What runs now: on a terminal and in a notebook one line, rewritten every second; elsewhere a line a stage on stderr.
+"""What runs now: one line that ticks, on a terminal or in a notebook; else a line a stage on stderr.
 
-Each rank posts what it starts, and the process that called it tells rank 0's posts. Imports no torch.
+Each rank posts what it starts; the process that called it tells rank 0's posts. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workbench.torch_api.supported import require_torch
 PROGRESS = "WORKBENCH_PROGRESS"
 """Environment variable: "0" shows no progress, for notebooks whose output is compared or kept."""
 REPORTS = "WORKBENCH_REPORTS"
-"""Environment variable: a folder for all reports of this process, for a program that executes a notebook."""
+"""Environment variable: a folder for all reports, for a program that executes a notebook."""
 TICK_SECONDS = 1.0
 Progress = bool | Callable[[str], Any]
 """Whether to show progress, or a function to call with the name of each stage before it runs."""
@@ -70,7 +70,10 @@ class Lines(Teller):
 
 
 class Ticking(Teller):
-    """One line with the stage and its seconds, which a thread draws again every TICK_SECONDS. draw: "" removes it."""
+    """One line with the stage and its seconds, which a thread draws again every TICK_SECONDS.
+
+    draw: shows a text in the place of the one before; "" removes it.
+    """
 
     def __init__(self, draw: Callable[[str], None]) -> None:
         self._draw, self._lock, self._ended = draw, threading.Lock(), threading.Event()
@@ -107,7 +110,7 @@ class Ticking(Teller):
 
 
 def on_terminal(text: str) -> None:
-    """Rewrite the last line of the terminal behind stderr. The cursor stays at its beginning, for other output."""
+    """Rewrite the last line of the terminal behind stderr. The cursor stays at its beginning."""
     width = shutil.get_terminal_size().columns - 1
     with suppress(OSError):  # a terminal that is gone ends no run
         sys.stderr.write(f"\r{text[:width]}\033[K\r")
@@ -115,7 +118,7 @@ def on_terminal(text: str) -> None:
 
 
 class InNotebook:
-    """A line below the cell, which leaves nothing: no stream is written. A call of less than a tick shows none."""
+    """A line below the cell, which leaves nothing: no stream is written. Short calls show none."""
 
     def __init__(self) -> None:
         self._began, self._handle = time.monotonic(), None
@@ -139,7 +142,7 @@ def _teller() -> Teller:
 
 @contextmanager
 def telling(progress: Progress = True) -> Iterator[Teller]:
-    """What to call with the name of each stage. Nothing is left of it at the end, but for lines of a file.
+    """What to call with the name of each stage. A ticking line is removed at the end.
 
     Shows nothing where `progress` is False or WORKBENCH_PROGRESS is 0, and on ranks other than 0.
     """
@@ -156,7 +159,10 @@ def telling(progress: Progress = True) -> Iterator[Teller]:
 
 @contextmanager
 def loading_torch() -> Iterator[None]:
-    """Around imports that import torch, which takes seconds. WorkbenchError where torch is missing or unsupported."""
+    """Around imports that import torch, which takes seconds.
+
+    WorkbenchError where torch is missing or unsupported.
+    """
     require_torch()
     with telling() as tell:
         tell("load torch")
@@ -166,13 +172,13 @@ def loading_torch() -> Iterator[None]:
 class Post:
     """The progress of a rank, passed to `send`: `Teller.hear`, the channel to the pool, or nothing.
 
-    steps: of the training. began: when the run began, by `time.perf_counter`. start: (joining, seconds from there to
-    the end of the first training step). joining: seconds that this rank took to join the others before, with its wait
-    for them.
+    steps: of the training. began: when the run began, by `time.perf_counter`. start: (joining,
+    seconds from there to the end of the first training step). joining: seconds that this rank took
+    to join the others before, with its wait for them.
     """
 
-    def __init__(self, send: Callable[[Message], None] | None = None, steps: int = 0, began: float | None = None,
-                 joining: float = 0.0) -> None:
+    def __init__(self, send: Callable[[Message], None] | None = None, steps: int = 0,
+                 began: float | None = None, joining: float = 0.0) -> None:
         self._send, self._steps = send or (lambda _: None), steps
         self.began = time.perf_counter() if began is None else began
         self.joining = joining
