@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
+from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.edits import parse_value
 from workbench.recipe.files import write_whole
@@ -25,7 +26,6 @@ from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program,
 from workbench.tools.command_line import parser
 from workbench.tools.export.source_code import import_file
 from workbench.tools.timing.timing_commands import calibrate, order, writable
-from workbench.torch_api.supported import require_torch
 
 if TYPE_CHECKING:
     from workbench.pipeline.report import Report
@@ -44,8 +44,10 @@ def _command(argv: Sequence[str]) -> int:
 
 
 def _import(files: Sequence[Path]) -> None:
-    for file in files:
-        import_file(file)
+    with telling() as tell:
+        for file in files:
+            tell(f"import {file.name}")
+            import_file(file)
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
@@ -69,11 +71,11 @@ def _run(args: argparse.Namespace) -> int:
         raise WorkbenchError(f"--dump {args.dump}: is a file: give a folder")
     if args.save_every is not None and args.checkpoints is None:
         raise WorkbenchError(f"--save-every {args.save_every}: give --checkpoints DIR too")
-    require_torch()
-    from workbench.pipeline.run import run
+    with loading_torch():
+        from workbench.pipeline.run import run
 
     report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, dump=args.dump,
-                 checkpoints=args.checkpoints, save_every=args.save_every, progress=sys.stderr.isatty())
+                 checkpoints=args.checkpoints, save_every=args.save_every)
     return _tell(report, args)
 
 
@@ -97,9 +99,9 @@ def _run_artifact(args: argparse.Namespace) -> int:
         raise WorkbenchError(f"run --artifact {args.artifact}: leave out {wrong[0]}: an artifact has its recipe, built "
                              "for one kind of ranks")
     writable(args.json)
-    require_torch()
-    from workbench.tools.export.artifact import read
-    from workbench.tools.export.run_artifact import run_artifact
+    with loading_torch():
+        from workbench.tools.export.artifact import read
+        from workbench.tools.export.run_artifact import run_artifact
 
     if args.recipe is not None:
         raise WorkbenchError(f"run {args.recipe} --artifact {args.artifact}: leave out {args.recipe}: the artifact was "
@@ -108,17 +110,16 @@ def _run_artifact(args: argparse.Namespace) -> int:
         print(f"workbench: running the code in {args.artifact}: run only artifacts that you trust", file=sys.stderr)
     _import(args.files)
     report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout, checkpoints=args.checkpoints,
-                          save_every=args.save_every, verify=args.verify, progress=sys.stderr.isatty())
+                          save_every=args.save_every, verify=args.verify)
     return _tell(report, args)
 
 
 def _compile(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
-    require_torch()
-    from workbench.tools.export.compiled import compile_recipe
+    with loading_torch():
+        from workbench.tools.export.compiled import compile_recipe
 
-    made = compile_recipe(recipe, args.out, world=args.world,
-                          progress=lambda line: print(line, file=sys.stderr, flush=True))
+    made = compile_recipe(recipe, args.out, world=args.world)
     lowered = len(made.programs)
     print(f"{args.out}: the step of {counted(len(made.ranks), 'rank')} as {counted(lowered, 'program')}, and its "
           f"verdicts\nworkbench run --artifact {args.out}")
@@ -128,8 +129,8 @@ def _compile(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     writable(args.out, "--out")
-    require_torch()
-    from workbench.tools.export.script import export_script
+    with loading_torch():
+        from workbench.tools.export.script import export_script
 
     file = args.out.name if args.out is not None else f"{recipe.name}.py"
     text = export_script(recipe, file=file, command=shlex.join(["workbench", *args.line]))
@@ -144,10 +145,10 @@ def _export(args: argparse.Namespace) -> int:
 def _bisect(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     writable(args.json)
-    require_torch()
-    from workbench.tools.bisect import bisect
+    with loading_torch():
+        from workbench.tools.bisect import bisect
 
-    found = bisect(recipe, args.check, world=args.world, timeout=args.timeout, progress=sys.stderr.isatty())
+    found = bisect(recipe, args.check, world=args.world, timeout=args.timeout)
     if first_rank():
         print(found)
         if args.json is not None:
@@ -159,8 +160,8 @@ def _explain(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     config = {key: parse_value(text) for key, text in args.config}
     writable(args.json)
-    require_torch()
-    from workbench.tools.inductor_passes import inductor_passes
+    with loading_torch():
+        from workbench.tools.inductor_passes import inductor_passes
 
     found = inductor_passes(recipe, config=config)
     print(found.table(idle=not args.changed))
@@ -172,8 +173,8 @@ def _explain(args: argparse.Namespace) -> int:
 def _schedule(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     named = all(part.strip().isdecimal() for part in args.ranks.split(","))
-    require_torch()
-    from workbench.tools.schedule import compare_schedules
+    with loading_torch():
+        from workbench.tools.schedule import compare_schedules
 
     found = compare_schedules(recipe, [int(rank) for rank in args.ranks.split(",")] if named else args.ranks)
     print(found)
@@ -184,8 +185,8 @@ def _plan(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     other = load_recipe(args.against) if args.against else None
     writable(args.json)
-    require_torch()
-    from workbench.tools.timing.memory_plan import compared, memory_plan
+    with loading_torch():
+        from workbench.tools.timing.memory_plan import compared, memory_plan
 
     found = memory_plan(recipe, front=args.front)
     print(found if other is None else compared(found, memory_plan(other)))
@@ -230,17 +231,19 @@ def _colored(stream: Any) -> bool:
 def _doctor(args: argparse.Namespace) -> int:
     from workbench.tools.doctor import findings, look, text
 
-    found = findings(look())
+    with telling() as tell:
+        tell("look at this machine")
+        found = findings(look())
     print(text(found, color=_colored(sys.stdout)))
     return FAILED if any(f.mark == "bad" for f in found) else PASSED
 
 
 def _tour(args: argparse.Namespace) -> int:
-    require_torch()
-    from workbench.notebook.lessons.headless import from_text, run_lesson
+    with loading_torch():
+        from workbench.notebook.lessons.headless import from_text, run_lesson
 
     values = from_text("00_tour", dict(args.set))
-    done = run_lesson("00_tour", values, args.out, progress=True)
+    done = run_lesson("00_tour", values, args.out)
     for table in done.tables[:1]:  # of the four passes; the others are of passes that the lesson breaks
         print(f"\n{table.rstrip()}")
     print(f"\nexecuted notebook: {done.notebook}\nas a page:         {done.page}")

@@ -1,27 +1,40 @@
-"""Progress bars: what rank 0 posts is drawn, once, and nothing where none are wanted."""
+"""Progress: a line that ticks on a terminal and in a notebook, a line a stage elsewhere, or nothing."""
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
 import sys
-from types import SimpleNamespace
+import time
+from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
 
-from workbench.pipeline.progress import PROGRESS, Post, bars
+from workbench.pipeline import progress
+from workbench.pipeline.progress import PROGRESS, InNotebook, Lines, Post, Ticking, telling
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user: the tests themselves show no progress."""
+    monkeypatch.delenv(PROGRESS)
+    monkeypatch.delenv("RANK", raising=False)
 
 
 def walk(post: Post) -> None:
     post.stage("author")
-    post.stage("capture")
+    post.stage("train")
     post.step(0, 5.5)
-    post.step(1, 4.25)
 
 
 def walk_on_rank(recipe: Recipe, post: Post) -> None:
@@ -30,48 +43,125 @@ def walk_on_rank(recipe: Recipe, post: Post) -> None:
 
 
 @pytest.mark.ranks
-def test_what_rank_0_of_a_pool_posts_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = Recipe.model_validate({"name": "two", "mesh": {"dp_shard": 2}})
+def test_the_stages_of_rank_0_of_a_pool_are_told() -> None:
+    recipe, heard = Recipe.model_validate({"name": "two", "mesh": {"dp_shard": 2}}), list[str]()
     with ranks(2, backend="gloo") as pool:
-        for shown in (True, False):
-            on_ranks(recipe, pool, walk_on_rank, stages=2, steps=2, timeout=60, progress=shown)
-            out, err = capsys.readouterr()
-            drawn = [text in err for text in ("author on rank 0             0/2", "capture                      2/2",
-                                              "train                        0/2", "author on rank 1")]
-            assert out == "" and drawn == [shown, shown, shown, False] and (shown or err == "")
+        on_ranks(recipe, pool, walk_on_rank, timeout=60, progress=heard.append)
+        assert heard == ["start 2 ranks", "author on rank 0", "author", "train"]
+        assert pool.run(os.environ.get, PROGRESS) == ["0", "0"]
 
 
-def test_bars_end_before_the_next_and_leave_an_empty_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with bars(2, 2, True) as draw:
-        walk(Post(draw))
-    out, err = capsys.readouterr()
-    assert out == "" and "\n" not in err and err.endswith("\r")
-    assert err.index("capture                      1/2") < err.index("train  ")
+def test_a_line_ticks_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "TICK_SECONDS", 0.005)
+    drawn: list[str] = []
+    line = Ticking(drawn.append)
+    line.close()
+    assert drawn == []  # nothing was told
+    line = Ticking(drawn.append)
+    walk(Post(line.hear, steps=3))
+    while drawn.count("train, step 1 of 3, loss 5.500  0 s") < 3:
+        time.sleep(0.005)
+    line.close()
+    assert drawn[:2] == ["author  0 s", "train  0 s"] and drawn[-1] == ""
+    count = len(drawn)
+    time.sleep(0.05)
+    assert len(drawn) == count
 
 
-def test_a_notebook_shows_one_line_and_nothing_at_the_end(capsys: pytest.CaptureFixture[str],
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, an empty pink bar would stay above a report."""
-    sent: list[dict[str, str]] = []
+@pytest.mark.usefixtures("shown")
+def test_without_a_terminal_each_stage_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with telling() as tell:
+        assert type(tell) is Lines
+        walk(Post(tell.hear, steps=3))
+        tell.of("rank 3")("capture")
+    assert capsys.readouterr() == ("", "workbench: author\nworkbench: train\nworkbench: rank 3: capture\n")
+
+
+@pytest.mark.usefixtures("shown")
+def test_nothing_is_shown_where_nothing_is_wanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with telling(False) as tell:
+        walk(Post(tell.hear))
+    for name, value in (("RANK", "1"), (PROGRESS, "0")):
+        monkeypatch.setenv(name, value)
+        with telling() as tell:
+            walk(Post(tell.hear))
+        monkeypatch.delenv(name)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_shows_long_calls_alone_and_keeps_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[dict[str, str]] = []
 
     class Handle:
         def update(self, data: dict[str, str], raw: bool) -> None:
-            sent.append(data)
+            drawn.append(data)
 
-    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
-    monkeypatch.setattr("IPython.display.display", lambda *_, **__: Handle())
-    with bars(2, 2, True) as draw:
-        walk(Post(draw))
-    lines = [data["text/plain"] for data in sent]
-    assert capsys.readouterr() == ("", "") and lines[-1] == ""
-    assert any(line.startswith("capture                      1/2") for line in lines)
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        drawn.append(data)
+        return Handle()
 
-
-def test_no_bars_where_none_are_wanted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with bars(2, 2, False) as draw:
-        assert draw is None
-        walk(Post(draw))
-    monkeypatch.setenv(PROGRESS, "0")
-    with bars(2, 2, True) as draw:
-        walk(Post(draw))
+    monkeypatch.setattr("IPython.display.display", display)
+    draw = InNotebook()
+    draw("short")
+    draw("")
+    assert drawn == []
+    monkeypatch.setattr(progress, "TICK_SECONDS", 0.0)
+    for text in ("long", "longer", ""):
+        draw(text)
+    assert drawn == [{"text/plain": "long"}, {"text/plain": "longer"}, {}]
     assert capsys.readouterr() == ("", "")
+
+
+def on_a_terminal(*command: str) -> tuple[str, float]:
+    """What a command writes to a terminal, and the longest time in seconds without a change there."""
+    own, theirs = pty.openpty()
+    began, longest, text = time.monotonic(), 0.0, b""
+    child = subprocess.Popen([sys.executable, "-m", "workbench", *command], stdout=theirs, stderr=theirs, cwd=ROOT)
+    os.close(theirs)
+    try:
+        while data := os.read(own, 1 << 16):
+            longest, began = max(longest, time.monotonic() - began), time.monotonic()
+            text += data
+    except OSError:  # the command has closed the terminal
+        pass
+    os.close(own)
+    child.wait(60)
+    return text.decode(), longest
+
+
+@pytest.mark.usefixtures("shown")
+def test_a_terminal_shows_what_takes_long_before_torch_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "own_slow.py"
+    file.write_text("import time\ntime.sleep(1.5)\n")
+    told, _ = on_a_terminal("run", "nope", "--import", str(file))
+    line, wiped = "\rimport own_slow.py  {} s\033[K\r", "\r\033[K\r"
+    assert told.startswith(line.format(0) + line.format(1) + wiped + "workbench: error: recipe 'nope'")
+    done = subprocess.run([sys.executable, "-m", "workbench", "run", "nope", "--import", str(file)], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.stderr.startswith("workbench: import own_slow.py\nworkbench: error: recipe 'nope'")
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("shown")
+def test_no_stage_of_a_command_is_silent() -> None:
+    small = ["--set", "model.n_layers=1", "mesh.dp_shard=2", "mesh.tp=1"]
+    for command, stages in ((["schedule", "llama3"], ("load torch", "rank 1, 2 of 2: capture")),
+                            (["run", "llama3", "--world", "fake"], ("load torch", "capture", "partition"))):
+        told, longest = on_a_terminal(*command, *small)
+        assert all(f"\r{stage}  0 s\033[K" in told for stage in stages) and longest < 5
+
+
+def test_a_kernel_gets_no_stream() -> None:
+    """In a real kernel: which line it is."""
+    code = ("import os, sys\nfrom ipykernel.inprocess.manager import InProcessKernelManager\n"
+            "manager = InProcessKernelManager()\nmanager.start_kernel()\n"
+            "from workbench.pipeline import progress\n"
+            "def look():\n    print(type(progress._teller()._draw).__name__, file=sys.__stdout__)\n"
+            "manager.kernel.shell.user_ns['look'] = look\nclient = manager.client()\nclient.start_channels()\n"
+            "client.execute('look()')\n")
+    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "InNotebook\n", done.stderr

@@ -29,7 +29,7 @@ def late(recipe, post):
 
 
 def test_a_start_counts_on_each_rank_from_the_call_that_asked(pool2):
-    ask = partial(on_ranks, RECIPE, pool2, late, stages=1, timeout=200, progress=False)
+    ask = partial(on_ranks, RECIPE, pool2, late, timeout=200, progress=False)
     pool2.run(int)  # the first call has the time to join, too
     now, earlier = ask()[1], ask(began=time.perf_counter() - 100)[1]
     assert [joining for joining, _ in now] == [0, 0] and now[1][1] >= 1 and now[0][1] < 100

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import files_of_at_most
 
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
+from workbench.errors import WorkbenchError
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
 from workbench.pipeline.report_data import Expectation, PassRow, median_step
@@ -149,6 +151,14 @@ def test_html_holds_facts_and_no_measured_figures() -> None:
     assert "15.7" not in page and "2.2e-07" not in page and "tokens/s" not in page
     assert "&lt;evil&gt;" in page and "<evil>" not in page
     assert page.count("norm-relative tolerance 1e-05") == 1
+
+
+def test_a_full_disk_keeps_the_report_before(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    before = report(row(*GOOD)).to_json(path)
+    with files_of_at_most(100), pytest.raises(WorkbenchError, match="r.json: cannot be written: File too large"):
+        report(row(*GOOD)).to_json(path)
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_json(tmp_path: Path) -> None:

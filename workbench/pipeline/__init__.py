@@ -7,7 +7,7 @@
     graph_files     graphs of a build as Python files
     machine         machine and versions of a figure
     measured_run    a profiled step, compared with the simulated one
-    progress        progress bars of runs
+    progress        what runs now, on a terminal, in a notebook or line by line
     proofs          verdicts that run a step on real ranks
     recipe_ranks    whose ranks a recipe runs on
     report          Report: what `run` returns

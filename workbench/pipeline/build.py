@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -18,8 +19,9 @@ from workbench.graph.read.cost import flops
 from workbench.graph.whole_step import WholeStep
 from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
+from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.proofs.numerics_proof import prove_numerics
-from workbench.pipeline.route import TIMED, Progress, route, upto, walk
+from workbench.pipeline.route import TIMED, route, upto, walk
 from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
 from workbench.pipeline.train import deterministic, optimizer_of
 from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
@@ -96,23 +98,23 @@ def build(
     world: World,
     *,
     level: Level = "light",
-    progress: Progress = lambda _: None,
+    progress: Progress = True,
     captured: Callable[[JointGraph], None] | None = None,
 ) -> Built:
     """Author, capture, transform, partition and compile `recipe` on this rank of `world`.
 
     Every rank calls it. level "full" also runs each pass's graph against the one it received, on real ranks.
-    `progress` hears the name of each stage before it starts. `captured` gets the joint graph before its first pass, to
-    be read and forked.
+    progress: as for `run`. `captured` gets the joint graph before its first pass, to be read and forked.
 
     Raises WorkbenchError where a pass is unknown, the ranks' collectives differ, or the recipe is strict and a pass
     had no effect.
     """
     check_buildable(recipe, world.kind)
-    with deterministic(recipe.training.deterministic):  # the backward refuses to run under another setting
-        built = _build(recipe, world, progress, captured)
+    # the backward refuses to run under another setting
+    with deterministic(recipe.training.deterministic), telling(progress) as tell:
+        built = _build(recipe, world, tell, captured)
         if level == "full":
-            progress("numerics")
+            tell("numerics")
             started = time.perf_counter()
             built.pipeline += prove_numerics(built.records, built.step)
             built.seconds["numerics"] = time.perf_counter() - started
@@ -121,15 +123,16 @@ def build(
 
 
 @uncollected()
-def _build(recipe: Recipe, world: World, progress: Progress, note: Callable[[JointGraph], None] | None) -> Built:
+def _build(recipe: Recipe, world: World, tell: Callable[[str], Any], note: Callable[[JointGraph], None] | None
+           ) -> Built:
     seconds = dict.fromkeys(TIMED, 0.0)
     stages = route(recipe, world)
     until_capture = upto(stages, Stage.JOINT)
-    state = walk(stages[:until_capture], progress=progress, seconds=seconds)
+    state = walk(stages[:until_capture], progress=tell, seconds=seconds)
     with state.joint_graph as joint:
         if note is not None:
             note(joint)
-        walk(stages[until_capture:], state, progress=progress, seconds=seconds)
+        walk(stages[until_capture:], state, progress=tell, seconds=seconds)
     pair = state.forward_backward
     whole = hasattr(state, "joined")
     step = WholeStep(state.joined, optimizer_of(state.authored)) if whole else CompiledStep(pair)

@@ -1,115 +1,195 @@
-"""Progress bars of a run: each rank posts what it starts, and the process that called it draws rank 0's posts."""
+"""What runs now: one line that ticks, on a terminal or in a notebook; else a line a stage on stderr.
+
+Each rank posts what it starts; the process that called it tells rank 0's posts. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from tqdm import tqdm
+from workbench.torch_api.supported import require_torch
 
 PROGRESS = "WORKBENCH_PROGRESS"
-"""Environment variable: "0" draws no bars, for notebooks whose output is compared or kept."""
+"""Environment variable: "0" shows no progress, for notebooks whose output is compared or kept."""
 REPORTS = "WORKBENCH_REPORTS"
-"""Environment variable: a folder for all reports of this process, for a program that executes a notebook."""
-Message = tuple[Any, ...]
-"""The name of a method of `Bars`, and its arguments."""
+"""Environment variable: a folder for all reports, for a program that executes a notebook."""
+TICK_SECONDS = 1.0
+Progress = bool | Callable[[str], Any]
+"""Whether to show progress, or a function to call with the name of each stage before it runs."""
+Message = tuple[str, str]
+"""("stage", its name) or ("at", how far it is)."""
 
 
-class NotebookLine:
-    """A file for tqdm that shows what was written last: stderr would leave an empty pink bar in the notebook."""
+class Teller:
+    """Called with the name of each stage before it starts. This one shows nothing."""
 
-    encoding = "utf-8"  # tqdm draws with blocks
+    def __call__(self, stage: str) -> None:
+        pass
 
-    def __init__(self) -> None:
-        from IPython.display import display
+    def of(self, who: str) -> Callable[[str], None]:
+        """What to call with the stages of one of several, such as "rank 3"."""
+        return lambda stage: self(f"{who}: {stage}")
 
-        self.shown = display({"text/plain": ""}, raw=True, display_id=True)
+    def at(self, where: str) -> None:
+        """How far the stage is, such as "step 3 of 20"."""
 
-    def write(self, text: str) -> None:
-        self.shown.update({"text/plain": text.strip()}, raw=True)
-
-    def flush(self) -> None:
-        """Each line is sent as it is written."""
-
-
-class Bars:
-    """Two bars, one after the other: the stages of the build, then the training steps. On stderr, or in a notebook."""
-
-    def __init__(self, stages: int, steps: int) -> None:
-        self.stages, self.steps = stages, steps
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        self.file: Any = NotebookLine() if hasattr(shell, "kernel") else sys.stderr
-        self.bar: tqdm[Any] | None = None
-        self.training = False
-
-    def draw(self, message: Message) -> None:
-        """Draw one message of a `Post`."""
-        kind, *values = message
-        getattr(self, kind)(*values)
-
-    def stage(self, name: str) -> None:
-        if self.bar is None or self.training:
-            self._open(name, self.stages, "{desc:<28} {n}/{total} |{bar:30}| {elapsed}")
-            return
-        self.bar.set_description_str(name, refresh=False)
-        self.bar.n = min(self.bar.n + 1, self.stages)
-        self.bar.refresh()
-
-    def step(self, index: int, loss: float) -> None:
-        if not self.training:
-            self._open("train", self.steps, "{desc:<28} {n}/{total} |{bar:30}| {elapsed}, {rate_fmt}")
-            self.training = True
-        assert self.bar is not None
-        self.bar.set_description_str(f"train, loss {loss:.3f}", refresh=False)
-        self.bar.update()
+    def rest(self) -> None:
+        """Something else is to be printed now."""
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-        self.bar, self.training = None, False
+        """No stage runs any more."""
 
-    def _open(self, name: str, total: int, form: str) -> None:
-        self.close()
-        self.bar = tqdm(desc=name, total=total, bar_format=form, unit=" steps", file=self.file, leave=False, ncols=100)
+    def hear(self, message: Message) -> None:
+        """A message of a `Post`."""
+        kind, text = message
+        (self if kind == "stage" else self.at)(text)
+
+
+class Given(Teller):
+    """Passes each stage on to a function."""
+
+    def __init__(self, given: Callable[[str], Any]) -> None:
+        self._given = given
+
+    def __call__(self, stage: str) -> None:
+        self._given(stage)
+
+
+class Lines(Teller):
+    """Prints each stage as a line on stderr."""
+
+    def __call__(self, stage: str) -> None:
+        print(f"workbench: {stage}", file=sys.stderr, flush=True)
+
+
+class Ticking(Teller):
+    """One line with the stage and its seconds, which a thread draws again every TICK_SECONDS.
+
+    draw: shows a text in the place of the one before; "" removes it.
+    """
+
+    def __init__(self, draw: Callable[[str], None]) -> None:
+        self._draw, self._lock, self._ended = draw, threading.Lock(), threading.Event()
+        self._stage, self._at, self._began = "", "", 0.0
+        self._thread = threading.Thread(target=self._tick, daemon=True, name="progress")
+
+    def __call__(self, stage: str) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+        with self._lock:
+            self._stage, self._at, self._began = stage, "", time.monotonic()
+            self._show()
+
+    def at(self, where: str) -> None:
+        self._at = f", {where}"  # drawn with the next tick: steps may be short
+
+    def rest(self) -> None:
+        with self._lock:
+            self._draw("")
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._ended.set()
+            self._thread.join()
+            self._draw("")
+
+    def _show(self) -> None:
+        self._draw(f"{self._stage}{self._at}  {time.monotonic() - self._began:.0f} s")
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            with self._lock:
+                self._show()
+
+
+def on_terminal(text: str) -> None:
+    """Rewrite the last line of the terminal behind stderr. The cursor stays at its beginning."""
+    width = shutil.get_terminal_size().columns - 1
+    with suppress(OSError):  # a terminal that is gone ends no run
+        sys.stderr.write(f"\r{text[:width]}\033[K\r")
+        sys.stderr.flush()
+
+
+class InNotebook:
+    """A line below the cell, which leaves nothing: no stream is written. Short calls show none."""
+
+    def __init__(self) -> None:
+        self._began, self._handle = time.monotonic(), None
+
+    def __call__(self, text: str) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": text} if text else {}
+        if self._handle is not None:
+            self._handle.update(data, raw=True)
+        elif text and time.monotonic() - self._began > TICK_SECONDS:
+            self._handle = display(data, raw=True, display_id=True)
+
+
+def _teller() -> Teller:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is not None:
+        return Ticking(InNotebook())
+    return Ticking(on_terminal) if sys.stderr.isatty() else Lines()
+
+
+@contextmanager
+def telling(progress: Progress = True) -> Iterator[Teller]:
+    """What to call with the name of each stage. A ticking line is removed at the end.
+
+    Shows nothing where `progress` is False or WORKBENCH_PROGRESS is 0, and on ranks other than 0.
+    """
+    teller = Teller()
+    if callable(progress):
+        teller = Given(progress)
+    elif progress and os.environ.get(PROGRESS) != "0" and os.environ.get("RANK", "0") == "0":
+        teller = _teller()
+    try:
+        yield teller
+    finally:
+        teller.close()
+
+
+@contextmanager
+def loading_torch() -> Iterator[None]:
+    """Around imports that import torch, which takes seconds.
+
+    WorkbenchError where torch is missing or unsupported.
+    """
+    require_torch()
+    with telling() as tell:
+        tell("load torch")
+        yield
 
 
 class Post:
-    """The progress of a rank, passed to `send`: `Bars.draw`, the channel to the pool, or nothing.
+    """The progress of a rank, passed to `send`: `Teller.hear`, the channel to the pool, or nothing.
 
-    began: when the run began, by `time.perf_counter`. start: (joining, seconds from there to the end of the first
-    training step). joining: seconds that this rank took to join the others before, with its wait for them.
+    steps: of the training. began: when the run began, by `time.perf_counter`. start: (joining,
+    seconds from there to the end of the first training step). joining: seconds that this rank took
+    to join the others before, with its wait for them.
     """
 
-    def __init__(self, send: Callable[[Message], None] | None = None, began: float | None = None,
-                 joining: float = 0.0) -> None:
-        self._send = send or (lambda _: None)
+    def __init__(self, send: Callable[[Message], None] | None = None, steps: int = 0,
+                 began: float | None = None, joining: float = 0.0) -> None:
+        self._send, self._steps = send or (lambda _: None), steps
         self.began = time.perf_counter() if began is None else began
         self.joining = joining
         self.start: tuple[float, float] | None = None
 
     def stage(self, name: str) -> None:
-        """A stage of the build starts."""
+        """A stage starts."""
         self._send(("stage", name))
 
     def step(self, index: int, loss: float) -> None:
         """A training step has ended."""
         if self.start is None:
             self.start = self.joining, time.perf_counter() - self.began
-        self._send(("step", index, loss))
-
-
-@contextmanager
-def bars(stages: int, steps: int, shown: bool) -> Iterator[Callable[[Message], None] | None]:
-    """`Bars.draw`, or None if no bars are wanted: `shown` is False, or WORKBENCH_PROGRESS is 0."""
-    if not shown or os.environ.get(PROGRESS) == "0":
-        yield None
-        return
-    drawn = Bars(stages, steps)
-    try:
-        yield drawn.draw
-    finally:
-        drawn.close()
+        self._send(("at", f"step {index + 1} of {self._steps}, loss {loss:.3f}"))

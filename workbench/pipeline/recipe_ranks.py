@@ -16,7 +16,7 @@ from workbench.checks.collectives import gathered
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import gpus
-from workbench.pipeline.progress import Post, bars
+from workbench.pipeline.progress import Post, Progress, Teller, telling
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted
 from workbench.torch_api.cuda_graphs import close_recorders
@@ -43,38 +43,39 @@ def runnable(recipe: Recipe | str | os.PathLike[str], world: WorldChoice | RankP
 
 def on_ranks(
     recipe: Recipe, world: WorldChoice | RankPool, function: Callable[..., Answer], *args: Any,
-    stages: int, steps: int = 0, timeout: float, progress: bool, began: float | None = None,
+    timeout: float, progress: Progress, began: float | None = None,
 ) -> tuple[World, list[Answer]]:
     """Call `function(recipe, *args, post)` on every rank of the recipe's mesh; the world, and the ranks' answers.
 
     A fake world has the answer of one rank. In a process that is a rank already, every rank gets all answers. post:
-    hears of `stages` stages and `steps` training steps; it draws bars for rank 0 if `progress` asks for them, and
-    times the start from `began` on, without starting new processes. timeout: seconds for all of it. Raises
-    WorkbenchError for what this world cannot do, RankError where a rank fails.
+    tells the stages of rank 0 to `progress`, and times the start from `began` on, without starting new processes.
+    timeout: seconds for all of it. Raises WorkbenchError for what this world cannot do, RankError where a rank fails.
     """
-    began = time.perf_counter() if began is None else began
+    began, steps = time.perf_counter() if began is None else began, recipe.training.steps
     check_buildable(recipe, world.backend if isinstance(world, RankPool) else world)
     if world == "fake":
-        with fake_world(recipe.mesh.world_size) as here, bars(stages, steps, progress) as draw:
-            return here, [function(recipe, *args, Post(draw, began))]
+        with fake_world(recipe.mesh.world_size) as here, telling(progress) as tell:
+            return here, [function(recipe, *args, Post(tell.hear, steps, began))]
     if among_ranks(world):
         with joined(recipe, world, timeout=timeout) as here:
-            with bars(stages, steps, progress and here.rank == 0) as draw:
-                mine = function(recipe, *args, Post(draw, began))
+            with telling(here.rank == 0 and progress) as tell:
+                mine = function(recipe, *args, Post(tell.hear, steps, began))
             return here, gathered(mine)
     before = time.perf_counter() - began
-    with bars(stages, steps, progress) as draw, pool_of(recipe, world, timeout) as pool:
-        given = function, recipe, args, draw is not None, before
-        answers = pool.run_on(range(pool.size), _with_post, given, progress=draw)
+    with telling(progress) as tell:
+        tell(f"start {counted(recipe.mesh.world_size, 'rank')}")
+        with pool_of(recipe, world, timeout) as pool:
+            given = function, recipe, args, type(tell) is not Teller, before
+            answers = pool.run_on(range(pool.size), _with_post, given, progress=tell.hear)
         device = torch.device("cuda" if pool.backend == "nccl" else "cpu")
         return World(pool.backend, pool.size, 0, device), answers  # type: ignore[arg-type]
 
 
-def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], drawn: bool, before: float
+def _with_post(function: Callable[..., Answer], recipe: Recipe, args: Sequence[Any], told: bool, before: float
                ) -> Answer:
-    send = send_progress if drawn and current_world().rank == 0 else None
+    send = send_progress if told and current_world().rank == 0 else None
     began, joining = call_began()
-    return function(recipe, *args, Post(send, began - before, joining))
+    return function(recipe, *args, Post(send, recipe.training.steps, began - before, joining))
 
 
 @contextmanager

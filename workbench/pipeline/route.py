@@ -56,7 +56,6 @@ from workbench.torch_api import aot
 from workbench.torch_api.inductor import lowering
 from workbench.world.mesh import World
 
-Progress = Callable[[str], None]
 TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
 Kind = Stage | Literal["author", "capture", "partition", "join", "lower"]
 _LATER: dict[str, Any] = {
@@ -159,7 +158,7 @@ def walk(
     stages: Sequence[RouteStage],
     state: StepState | None = None,
     *,
-    progress: Progress = lambda _: None,
+    progress: Callable[[str], Any] = lambda _: None,
     seconds: dict[str, float] | None = None,
 ) -> StepState:
     """Run `stages` in order on `state`, by default a new one.

@@ -25,7 +25,7 @@ from workbench.pipeline.build import Built, build
 from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import graphs_of, measured
-from workbench.pipeline.progress import REPORTS, Post
+from workbench.pipeline.progress import REPORTS, Post, Progress
 from workbench.pipeline.proofs.executed_proof import prove_executed
 from workbench.pipeline.proofs.time_proof import prove_time
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
@@ -71,7 +71,7 @@ def run(
     dump: Path | str | None = None,
     checkpoints: Path | str | None = None,
     save_every: int | None = None,
-    progress: bool = True,
+    progress: Progress = True,
 ) -> Report:
     """Build `recipe` on every rank, train it, and report what each pass did and proved.
 
@@ -80,7 +80,8 @@ def run(
     or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
     seconds for all of it, a pool's own where one is given. dump: a folder for each rank's graphs, as runnable files.
     checkpoints: a folder, which all ranks share: the run resumes from the newest checkpoint there, and saves one every
-    `save_every` steps and at the end. progress: bars on stderr or in the notebook, unless WORKBENCH_PROGRESS is 0.
+    `save_every` steps and at the end. progress: whether to show what runs, or a function to
+    call with each stage's name; WORKBENCH_PROGRESS=0 shows nothing.
 
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
@@ -91,12 +92,10 @@ def run(
         raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
     check_saving(recipe, checkpoints, save_every)
     folder, kept = (Path(each).absolute() if each is not None else None for each in (dump, checkpoints))
-    stages = 3 + len(recipe.pass_names) + (recipe.training.step == "whole")
-    stages += 0 if level == "light" else 1 if world == "fake" else 2
     if world != "fake":
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
-    here, results = on_ranks(recipe, world, on_rank, level, folder, (kept, save_every), stages=stages,
-                             steps=recipe.training.steps, timeout=timeout, progress=progress, began=began)
+    here, results = on_ranks(recipe, world, on_rank, level, folder, (kept, save_every), timeout=timeout,
+                             progress=progress, began=began)
     report = report_of(recipe, here, level, results)
     return report if world != "fake" and among_ranks(world) else _kept(report)
 
@@ -132,7 +131,9 @@ def on_rank(recipe: Recipe, level: Level, folder: Path | None, saving: tuple[Pat
         if level == "full":
             post.stage("time")
             prove_time(built.records, built.step)
+        post.stage("train")
         training = train(built.authored, built.step, progress=post.step, folder=saving[0], save_every=saving[1])
+        post.stage("measure")
     return replace(_result(built, recipe, level, training), start=post.start)
 
 

@@ -20,7 +20,7 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.lower import compile_step
 from workbench.graph.partition import saved_order
 from workbench.pipeline.build import Built, build
-from workbench.pipeline.progress import Post
+from workbench.pipeline.progress import Post, Progress
 from workbench.pipeline.proofs.numerics_proof import (
     compare_graphs,
     group_size,
@@ -48,7 +48,7 @@ def bisect(
     *,
     world: WorldChoice | RankPool = "auto",
     timeout: float = 600.0,
-    progress: bool = True,
+    progress: Progress = True,
 ) -> Bisection:
     """Build `recipe` on every rank, and find the first pass that fails `check`, and the first node in its graphs.
 
@@ -56,8 +56,8 @@ def bisect(
     estimate than before the pass; "no_effect"; "all", any verdict that fails (lint, effect, collectives, memory), and
     numerics where the world has values. Each of them also finds a graph that no later stage can use. world: as for
     `run`, also a pool; "auto" is a fake world for memory and no_effect. In a process that torchrun started, or in a
-    rank, its ranks are used, and each gets the result. timeout: seconds for the whole call. progress: a bar,
-    unless WORKBENCH_PROGRESS is 0.
+    rank, its ranks are used, and each gets the result. timeout: seconds for the whole call. progress: as for
+    `run`.
 
     For numerics, every value of the pass's two graphs is on the host at once, on every rank: reduce a large model
     first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.
@@ -73,8 +73,7 @@ def bisect(
                              "check all, memory or no_effect")
     if world == "auto" and check in ("memory", "no_effect") and not among_ranks(world):
         world = "fake"
-    stages = 3 + len(recipe.pass_names) + (check == "numerics" or (check == "all" and world != "fake"))
-    return on_ranks(recipe, world, on_rank, check, stages=stages, timeout=timeout, progress=progress)[1][0]
+    return on_ranks(recipe, world, on_rank, check, timeout=timeout, progress=progress)[1][0]
 
 
 def on_rank(recipe: Recipe, check: Check, post: Post) -> Bisection:

@@ -1,4 +1,4 @@
-"""The end of a command: its status, an error as one sentence, and nothing that a user's file left to wait for."""
+"""The end of a command: its status, an error as one sentence, nothing that a user's file left."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ def _print_error_of_system(error: OSError) -> int:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not left:
-        print(f"workbench: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        what = f"standard output cannot be written: {error.strerror}"
+        print(f"workbench: error: {what}", file=sys.stderr)
     return FAILED
 
 
 def _print_error(error: WorkbenchError) -> int:
-    """Print the message on stderr, without a traceback. A rank's WorkbenchError is printed in its own words."""
+    """Print the message on stderr, without a traceback; a rank's WorkbenchError in its own words."""
     message, status = str(error), BAD_INPUT
     if hasattr(error, "remote_traceback"):
         status = FAILED
@@ -64,7 +65,7 @@ def _print_error(error: WorkbenchError) -> int:
             message = f"rank {error.rank}: {error.summary[ours.end():]}"  # type: ignore[attr-defined]
     if getattr(error, "failed_run", False):
         status = FAILED
-    if not first_rank():  # torchrun ends this rank once rank 0 has printed and exited; if rank 0 does not, print here
+    if not first_rank():  # torchrun ends this rank once rank 0 has printed and exited
         time.sleep(FIRST_RANK_SECONDS)
         message = f"rank {os.environ['RANK']}: {message}"
     lines = message.splitlines() if isinstance(error, DeclarationError) else [message]
@@ -80,7 +81,7 @@ def first_rank() -> bool:
 
 @contextmanager
 def _no_hard_exit() -> Iterator[None]:
-    """Within this block a user's file that calls `os._exit` in this process gets a WorkbenchError: no status 0.
+    """Within this block `os._exit` in a user's file is a WorkbenchError, so no status 0.
 
     A library that calls it for the user, such as a `threading.Timer`, still ends the process.
     """
@@ -89,10 +90,11 @@ def _no_hard_exit() -> Iterator[None]:
     def refuse(status: int) -> NoReturn:
         caller = sys._getframe(1)
         file = caller.f_code.co_filename
-        if os.getpid() != owner or file.startswith(_PACKAGE) or is_library(file):  # a fork may end as it likes
+        ours = file.startswith(_PACKAGE) or is_library(file)
+        if ours or os.getpid() != owner:  # a fork may end as it likes
             hard_exit(status)
-        raise WorkbenchError(f"{file}, line {caller.f_lineno}: os._exit({status}) would end the whole process: raise "
-                             "an error instead, or return")
+        raise WorkbenchError(f"{file}, line {caller.f_lineno}: os._exit({status}) would end the "
+                             "whole process: raise an error instead, or return")
 
     os._exit = refuse
     try:
@@ -102,10 +104,11 @@ def _no_hard_exit() -> Iterator[None]:
 
 
 def run_program(main: Callable[[], int]) -> int:
-    """Run the whole program: its exit status, with which the process then ends in at most END_SECONDS.
+    """Run the whole program: its exit status, with which the process ends within END_SECONDS.
 
-    Python itself would wait for each thread and each process of `multiprocessing` that a user's file left. The
-    children that are still there at the end are killed; a child's own children are not found, unless it is a rank.
+    Python itself would wait for each thread and each process of `multiprocessing` that a user's
+    file left. The children that are still there at the end are killed; a child's own children are
+    not found, unless it is a rank.
     """
     atexit.register(_kill_children)  # first, so that it runs last
     status = main()

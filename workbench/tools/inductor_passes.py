@@ -15,6 +15,7 @@ from workbench.graph.partition import PARTS, ForwardBackward
 from workbench.passes.full_inductor_compilation.transform import compile_graph
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import versions
+from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
 from workbench.pipeline.run_passes import copy_graph
 from workbench.recipe.contracts import CONTRACTS, Stage
@@ -115,10 +116,12 @@ def _changes(p: InductorPass) -> list[str]:
     return [*found, *(["put nodes into another order"] if p.reordered else [])]
 
 
-def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) -> Explanation:
+def inductor_passes(
+    recipe: Recipe, *, config: Mapping[str, Any] | None = None, progress: Progress = True
+) -> Explanation:
     """Capture `recipe` on a fake world, and run Inductor's passes on each of its graphs; nothing is compiled.
 
-    config: options of Inductor in addition to those of the recipe's full_inductor_compilation.
+    config: options of Inductor in addition to those of the recipe's full_inductor_compilation. progress: as for `run`.
 
     Raises WorkbenchError for an unknown option, a step in one graph, and where the recipe cannot be built on a fake
     world.
@@ -129,13 +132,18 @@ def inductor_passes(recipe: Recipe, *, config: Mapping[str, Any] | None = None) 
                              'training.step to "pair", and drop its passes of the step stage')
     reached, left_out = _before_inductor(recipe)
     check_buildable(reached, "fake")
-    with fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}):
+    with (fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}),
+          telling(progress) as tell):
         stages = route(reached, world)
         first, last = upto(stages, "capture"), upto(stages, "partition")
-        state = walk(stages[:first])
+        state = walk(stages[:first], progress=tell)
+        tell("Inductor's passes before the capture")
         passes = pre_grad(state.authored.module, state.authored.example_batch())
-        passes += _on_joint(walk(stages[first:last], state).joint_graph)
+        joint = walk(stages[first:last], state, progress=tell).joint_graph
+        tell("Inductor's passes on the joint graph")
+        passes += _on_joint(joint)
         pair = _pair(state, stages)
+        tell("Inductor's passes on forward and backward")
         passes += _on_pair(pair, TITLES)
     return Explanation(recipe, passes, left_out, versions(), pair, state)
 

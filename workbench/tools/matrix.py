@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.pipeline.progress import Progress, telling
 from workbench.recipe.files import json_of, reading
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import aligned
@@ -74,6 +76,7 @@ def run_matrix(
     repeats: int = 1,
     timeout: float = 300.0,
     tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = True,
 ) -> list[Entry]:
     """Run each recipe `repeats` times, in turn, and keep each report in `folder`.
 
@@ -81,7 +84,7 @@ def run_matrix(
 
     changes: as for Recipe.override, for all recipes. files: Python files that register passes or models, for each run.
     timeout: seconds for one run. A report is reused if recipe, world, level and torch are the same; the contents of
-    `files` are not compared. `tell` is called with a line for each run.
+    `files` are not compared. `tell` is called with a line for each run. progress: as for `pipeline.run.run`.
 
     Raises RecipeError, before anything runs, if a recipe is wrong, and WorkbenchError if two have the same name.
     """
@@ -94,15 +97,17 @@ def run_matrix(
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Entry] = []
     refused: dict[str, Entry] = {}
-    for repeat in range(1, repeats + 1):
-        for name, (given, recipe) in changed.items():
+    with telling(progress) as stage:
+        for repeat, (name, (given, recipe)) in product(range(1, repeats + 1), changed.items()):
             path = folder / f"{name}.{repeat}.json"
             entry = refused.get(name) or _kept(path, recipe, world, level)
             if entry is None:
                 arguments = [given, *(["--set", *(f"{k}={v}" for k, v in changes.items())] if changes else []),
                              *(word for file in files for word in ("--import", str(file))),
                              "--world", world, "--level", level, "--timeout", f"{timeout:g}", "--json", str(path)]
+                stage(f"run {name}, {repeat} of {repeats}")
                 entry = _run(name, arguments, path, timeout)
+                stage.rest()
                 if entry.refused:  # a repeat would be, too
                     refused[name] = entry
                 tell(f"{name} ({repeat} of {repeats}): {_outcome(entry)}")

@@ -17,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import provenance
 from workbench.passes.registry import find_pass
+from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.route import route, upto, walk
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
@@ -48,14 +49,15 @@ class Schedules:
 
 @uncollected()
 def compare_schedules(
-    recipe: Recipe, ranks: str | Sequence[int] = "roles", progress: Callable[[str], None] = lambda _: None
+    recipe: Recipe, ranks: str | Sequence[int] = "roles", progress: Progress = True
 ) -> Schedules:
     """Capture `recipe` as each of `ranks` on a fake world, run its passes, and compare the ordered collectives.
 
     ranks: "roles", the first rank of each role and the last rank; "all", at most 256; or a list of ranks. Ranks have
     the same role where all their parameters have the same local shapes; uneven shards make several roles. A model or
     pass of your own may act differently on ranks of one role: then the verdict is UNKNOWN unless all ranks were
-    captured. Lowering and replay passes are skipped. The ranks are captured one by one, in this process.
+    captured. Lowering and replay passes are skipped. The ranks are captured one by one, in this process. progress: as
+    for `run`.
 
     Raises WorkbenchError for a rank that does not exist, for too many ranks, and where the recipe cannot be captured.
     """
@@ -63,17 +65,19 @@ def compare_schedules(
     if ranks == "all" and size > MOST:
         raise WorkbenchError(f"ranks all: the mesh has {size} ranks, and at most {MOST} are captured, one after the "
                              "other: name some, such as 0,3, or make the mesh smaller")
-    with fake_world(size) as world:
-        authored = author(recipe, world)
-        refuse_padding(authored.module)
-        roles = roles_of(authored)
-    chosen = _chosen(ranks, size, roles)
     entries, sources = [], []
-    for rank in chosen:
-        progress(f"rank {rank}")
-        launched, lines = _scheduled(recipe, size, rank)
-        entries.append(launched)
-        sources.append(lines)
+    with telling(progress) as tell:
+        tell("roles")
+        with fake_world(size) as world:
+            authored = author(recipe, world)
+            refuse_padding(authored.module)
+            roles = roles_of(authored)
+        chosen = _chosen(ranks, size, roles)
+        for number, rank in enumerate(chosen, 1):
+            told = tell.of(f"rank {rank}, {number} of {len(chosen)}")
+            launched, lines = _scheduled(recipe, size, rank, told)
+            entries.append(launched)
+            sources.append(lines)
     verdict = _verdict(chosen, entries, sources)
     own = _own(recipe)
     if verdict.outcome is Outcome.PASS and own and len(chosen) < size:
@@ -120,11 +124,11 @@ def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tup
     return tuple(sorted(set(ranks)))
 
 
-def _scheduled(recipe: Recipe, size: int, rank: int) -> tuple[list[Entry], list[str]]:
+def _scheduled(recipe: Recipe, size: int, rank: int, told: Callable[[str], None]) -> tuple[list[Entry], list[str]]:
     """The ordered collectives of one rank, and the source line of each."""
     with fake_world(size, rank) as world:
         stages = route(recipe, world)
-        graphs = walk(stages[: upto(stages, Stage.LOWERING)]).graphs
+        graphs = walk(stages[: upto(stages, Stage.LOWERING)], progress=told).graphs
         lines = []
         for graph in graphs:
             nodes = {node.name: node for node in graph.graph.nodes}

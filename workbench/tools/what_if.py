@@ -21,7 +21,8 @@ from workbench.graph.capture import JointGraph
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import device_spec
 from workbench.pipeline.build import check_buildable
-from workbench.pipeline.route import Progress, StepState, route, upto
+from workbench.pipeline.progress import Progress, telling
+from workbench.pipeline.route import StepState, route, upto
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe, diff_recipes
@@ -153,10 +154,10 @@ class Study:
         previous = {stage.name: stage for stage in self._stages}
         state: StepState | None = None
         ran: list[Ran] = []
-        with deterministic(recipe.training.deterministic):
+        with deterministic(recipe.training.deterministic), telling(self.progress) as tell:
             for stage in stages:
                 if stage.key not in self._kept:
-                    self.progress(stage.name)
+                    tell(stage.name)
                     started = time.perf_counter()
                     self._kept[stage.key] = _after(stage, state)
                     why = _why(stage, previous.get(stage.name), ran)
@@ -193,13 +194,13 @@ class Study:
                           f"{self.device}, {device_spec(self.device).trust})", *aligned(rows, range(1, 7))])
 
 
-def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = lambda _: None) -> Study:
+def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Progress = True) -> Study:
     """Run the recipe's stages on this rank of `world`, up to the last pass, and cache each stage's result.
 
     `study.change({"passes.NAME.OPTION": value})` then runs again from the first stage that the change affects, and
     returns the difference in verdicts (level light), collectives, estimated memory and the time simulated on `device`;
-    `study.revert()` goes back. On real ranks, each rank makes the same changes. `progress` is called with each stage's
-    name before it runs. Raises WorkbenchError as `build` does, except for passes without effect, which get a verdict.
+    `study.revert()` goes back. On real ranks, each rank makes the same changes. progress: as for
+    `run`. Raises WorkbenchError as `build` does, except for passes without effect, which get a verdict.
     """
     return Study(recipe, world, device, progress)
 

@@ -162,6 +162,7 @@ def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        "WORKBENCH_PROGRESS": "0",  # a rank posts its stages to this process
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     }
     return env | dict(extra)

@@ -12,15 +12,15 @@ from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.grading import percent
 from workbench.notebook.lessons.lesson import Checkpoint, Lesson, lesson_named, lesson_names, load_lesson
 from workbench.notebook.lessons.scores import Scores, load_scores, take_hint
-from workbench.torch_api.supported import require_torch
+from workbench.pipeline.progress import loading_torch, telling
 
 WIDTH = 100
 
 
 def course(args: argparse.Namespace) -> int:
-    require_torch()
-    from workbench.notebook.lessons.course import run_course
-    from workbench.notebook.lessons.headless import from_text
+    with loading_torch():
+        from workbench.notebook.lessons.course import run_course
+        from workbench.notebook.lessons.headless import from_text
 
     if args.record is not None and args.record.exists() and not args.record.is_dir():
         raise WorkbenchError(f"--record {args.record}: is a file: give a folder")
@@ -28,7 +28,9 @@ def course(args: argparse.Namespace) -> int:
     if args.site is not None:
         from workbench.notebook.lessons.course_site import write_site
 
-        print(f"site: {write_site(names, args.site, tell=lambda name: print(name, file=sys.stderr, flush=True))}")
+        with telling() as tell:
+            page = write_site(names, args.site, tell=tell)
+        print(f"site: {page}")
         return 0
     texts: dict[str, dict[str, str]] = {}
     for key, text in args.set:
@@ -81,8 +83,8 @@ def _effort(point: Checkpoint) -> str:
 
 
 def check(args: argparse.Namespace) -> int:
-    require_torch()
-    from workbench.notebook.lessons.course import check_lesson
+    with loading_torch():
+        from workbench.notebook.lessons.course import check_lesson
 
     if args.notebook is not None and not args.notebook.is_file():
         raise WorkbenchError(f"--notebook {args.notebook}: {'a folder' if args.notebook.is_dir() else 'no such file'}")

@@ -25,6 +25,7 @@ from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores
 from workbench.notebook.recorded_figures import RECORD
 from workbench.pipeline.machine import gpus
+from workbench.pipeline.progress import Progress, telling
 from workbench.recipe.files import write_whole
 from workbench.tools.matrix import end_group, ending_on_sigterm, signal_group
 
@@ -58,12 +59,14 @@ def run_course(
     record: Path | None = None,
     timeout: float = 900.0,
     tell: Callable[[str], None] = lambda _: None,
+    progress: Progress = True,
 ) -> list[Outcome]:
     """Execute the notebooks of these lessons into `out`, each in its own process, and write out/index.html.
 
     jobs: how many run at once (default: one for every two cores; with the profile gpu only one, so that measurements do
     not disturb each other). changes: parameters by lesson. record: a folder for figures measured on GPUs. timeout:
-    seconds for one notebook. Raises LessonError for an invalid parameter before anything runs.
+    seconds for one notebook. tell: called with a line for each that is done. progress: as for `run`. Raises LessonError
+    for an invalid parameter before anything runs.
     """
     lessons = [load_lesson(name) for name in names]
     values = {each.name: values_of(each, profile, (changes or {}).get(each.name, {})) for each in lessons}
@@ -80,11 +83,13 @@ def run_course(
         if have < _NEEDED[lesson.needs]:
             done = Outcome(lesson, 0.0, f"needs {_NEEDED[lesson.needs]} GPU(s), and this machine has {have}", True)
         else:
+            stage(f"run {lesson.name}")
             done = _run(lesson, values[lesson.name], out, record, timeout, running)
+        stage.rest()
         tell(f"{lesson.name}: {done.problem or 'done'}" + (f" ({done.seconds:.0f} s)" if done.seconds else ""))
         return done
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with telling(progress) as stage, ThreadPoolExecutor(jobs) as pool:
         try:
             found = list(pool.map(one, lessons))
         except BaseException:
@@ -141,7 +146,7 @@ def check_lesson(name: str, notebook: Path | None = None) -> dict[str, float]:
     with temporary(lambda: tempfile.TemporaryDirectory(prefix="workbench-check-")) as folder:
         path = Path(folder) / "scores.json"  # scores of this run only
         with mock.patch.dict(os.environ, {SCORES: str(path)}):
-            run_lesson(name, None, Path(folder), source=notebook, progress=sys.stderr.isatty())
+            run_lesson(name, None, Path(folder), source=notebook)
         found = load_scores(path).get(name, {})
     if lesson.checkpoints and not found:
         raise WorkbenchError(f"{notebook or name}: it checks nothing of lesson {name!r}: is it the notebook of another "

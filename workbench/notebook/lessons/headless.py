@@ -20,7 +20,7 @@ from unittest import mock
 
 from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.lesson import load_lesson, parameters
-from workbench.pipeline.progress import PROGRESS, REPORTS
+from workbench.pipeline.progress import PROGRESS, REPORTS, Progress, Teller, telling
 from workbench.recipe.files import write_whole
 from workbench.recipe.strict_toml import toml_of
 
@@ -58,12 +58,13 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def run_lesson(
-    name: str, values: Mapping[str, Any] | None, out: Path, *, source: Path | None = None, progress: bool = True
+    name: str, values: Mapping[str, Any] | None, out: Path, *, source: Path | None = None, progress: Progress = True
 ) -> Executed:
     """Execute notebooks/NAME.ipynb, or the copy `source`, with `values` for its parameters, into the folder `out`.
 
-    values: None keeps those in the notebook. Raises LessonError for an invalid parameter before the first cell, and
-    NotebookError where a cell fails: the notebook is kept, with the failing cell marked.
+    values: None keeps those in the notebook. progress: as for `run`; a cell is a stage. Raises LessonError for an
+    invalid parameter before the first cell, and NotebookError where a cell fails: the notebook is kept, with the
+    failing cell marked.
     """
     checked = parameters(load_lesson(name), **values).model_dump() if values is not None else {}
     source = source or notebooks_dir() / f"{name}.ipynb"
@@ -79,8 +80,8 @@ def run_lesson(
         raise WorkbenchError(f"{out}: cannot be created: {error.strerror}") from None
     target, page = out / source.name, out / f"{name}.html"
     page.unlink(missing_ok=True)  # of an earlier run
-    with _reports() as folder:
-        _execute(source, target, checked, progress)
+    with telling(progress) as tell, _reports() as folder:
+        _execute(source, target, checked, tell)
         tables = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
     write_whole(page, page_of(target))
     return Executed(target, page, tables)
@@ -94,7 +95,8 @@ def _reports() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool) -> None:
+def _execute(source: Path, target: Path, values: dict[str, Any], tell: Teller) -> None:
+    tell(f"start the kernel of {source.stem}")
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
     with warnings.catch_warnings():
@@ -103,13 +105,17 @@ def _execute(source: Path, target: Path, values: dict[str, Any], progress: bool)
         from papermill.clientwrap import PapermillNotebookClient
         from papermill.exceptions import PapermillExecutionError
 
-        bar: Any = {"desc": source.stem, "file": sys.stderr, "ncols": 80} if progress else False
+        def begins(cell: Any, cell_index: int) -> None:
+            if cell.cell_type == "code":
+                tell(f"{source.stem}, cell {cell_index}")
+
         try:
             # nbclient's issue 312: to answer interact's Output widget may hang; its outputs become the cell's
             with mock.patch.object(PapermillNotebookClient, "on_comm_open_jupyter_widget", lambda *_: None):
                 done = papermill.execute_notebook(
                     str(source), str(target), values, kernel_name="python3", language="python", cwd=str(source.parent),
-                    progress_bar=bar, extra_arguments=["--log-level=CRITICAL"])  # no word of an interrupt at its end
+                    progress_bar=False, on_cell_start=begins,
+                    extra_arguments=["--log-level=CRITICAL"])  # no word of an interrupt at its end
             _refuse_exit(done)
         except PapermillExecutionError as error:
             raise NotebookError(_failure(source, target, error)) from None

@@ -17,6 +17,7 @@ from workbench.checks.numerics import compare_one
 from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import Built, build
+from workbench.pipeline.progress import Progress
 from workbench.pipeline.recipe_ranks import WorldChoice, on_ranks, runnable
 from workbench.pipeline.run_passes import Level
 from workbench.pipeline.train import train
@@ -59,7 +60,7 @@ class ComparedCaptures:
 
 def compare_captures(
     recipe: Recipe | str | os.PathLike[str], *, world: WorldChoice | RankPool = "auto", steps: int = 3,
-    timeout: float = 600.0, progress: bool = True,
+    timeout: float = 600.0, progress: Progress = True,
 ) -> ComparedCaptures:
     """Build `recipe` from both captures on every rank, align the two graphs, and train `steps` steps with each.
 
@@ -68,9 +69,7 @@ def compare_captures(
     capture, RankError where a rank fails.
     """
     recipe = runnable(recipe, world).override({"training.steps": steps})
-    stages = 2 * (3 + len(recipe.pass_names) + (recipe.training.step == "whole"))
-    answers = on_ranks(recipe, world, on_rank, stages=stages, steps=2 * steps, timeout=timeout, progress=progress)[1]
-    return answers[0]
+    return on_ranks(recipe, world, on_rank, timeout=timeout, progress=progress)[1][0]
 
 
 @dataclass
@@ -116,6 +115,7 @@ def _trained(recipe: Recipe, post: Any) -> _Trained:
 
 
 def _values(built: Built, post: Any) -> tuple[dict[str, Any], list[float]]:
+    post.stage("train")
     seen = train(built.authored, built.step, progress=post.step)
     module = built.authored.module
     named: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in module.named_parameters()}

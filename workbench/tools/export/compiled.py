@@ -17,6 +17,7 @@ from workbench.graph.partition import saved_order
 from workbench.graph.read.cost import flops
 from workbench.pipeline.build import check_buildable, refuse_no_effect
 from workbench.pipeline.machine import gpus
+from workbench.pipeline.progress import Progress, Teller, telling
 from workbench.pipeline.recipe_ranks import refuse_nccl
 from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
 from workbench.pipeline.run import pass_row
@@ -47,7 +48,7 @@ _WHY = {check: "an artifact is compiled without running anything" for check in (
 
 def compile_recipe(
     recipe: Recipe, out: Path | str, *, world: Literal["auto", "gloo", "nccl"] = "auto",
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = True,
 ) -> Manifest:
     """Write the compiled step of every rank of `recipe` to the new folder `out`; returns its manifest.
 
@@ -70,27 +71,27 @@ def compile_recipe(
     if kind == "nccl" and SYMMETRIC in recipe.pass_names:
         raise WorkbenchError(f"pass {SYMMETRIC!r} reserves memory that GPUs share, and an artifact is compiled on one "
                              "GPU: drop the pass, or build on the ranks")
-    with new_folder(out) as folder:
+    with new_folder(out) as folder, telling(progress) as tell:
         with kernels_kept(folder / KERNELS):
-            manifest = _compile(recipe, folder, kind, progress)
+            manifest = _compile(recipe, folder, kind, tell)
         if kind == "nccl" and (folder / KERNELS).exists():
-            progress("kernels")
+            tell("kernels")
             rebuild(folder / KERNELS, [sys.executable, "-m", load_once.__name__, str(folder)])
         return seal(folder, manifest)
 
 
-def _compile(recipe: Recipe, folder: Path, kind: Backend, progress: Callable[[str], None]) -> Manifest:
+def _compile(recipe: Recipe, folder: Path, kind: Backend, tell: Teller) -> Manifest:
     size, programs = recipe.mesh.world_size, dict[str, dict[str, Any]]()
     ranks, entries, verdicts = [], [], dict[str, Any]()
     for rank in range(size):
-        progress(f"rank {rank} of {size}")
+        told = tell.of(f"rank {rank} of {size}")
         with (deterministic(recipe.training.deterministic), fake_world(size, rank, _DEVICE[kind]) as world,
               uncollected()):
-            made = transform(recipe, world)
+            made = transform(recipe, world, told)
             state, graphs = made.state, made.digest
             entries.append(schedule(state.graphs))
             if graphs not in programs:
-                codes = _lowered(made)
+                codes = _lowered(made, told)
                 files = {code.part: write_code(folder, f"{code.part}_{len(programs)}", code) for code in codes}
                 programs[graphs] = {"graphs": graphs, "files": files, "groups": made.groups,
                                     "step": _step(recipe, state)}
@@ -123,22 +124,22 @@ class Transformed:
         return hashlib.sha256("\n".join(map(text_of, self.state.graphs)).encode()).hexdigest()
 
 
-def transform(recipe: Recipe, world: World) -> Transformed:
+def transform(recipe: Recipe, world: World, told: Callable[[str], Any] = lambda _: None) -> Transformed:
     """Walk the route before any lowering, on this rank of a real world, or of a fake one as if it were real."""
     stages, state = route(recipe, world), StepState()
     captured, until_lowered = upto(stages, Stage.JOINT), upto(stages, Stage.LOWERING)
-    walk(stages[:captured], state)
+    walk(stages[:captured], state, progress=told)
     facts_of(state.joint.graph).world = "nccl" if world.device.type == "cuda" else "gloo"
     with state.joint_graph:
-        walk(stages[captured:until_lowered], state)
+        walk(stages[captured:until_lowered], state, progress=told)
     return Transformed(state, stages[until_lowered:-1], rename_groups(state.graphs, state.authored))
 
 
-def _lowered(made: Transformed) -> list[Code]:
+def _lowered(made: Transformed, told: Callable[[str], Any]) -> list[Code]:
     """The code of each lowered graph. The replay passes run last, to be refused here if at all; loading does it again.
     """
     state, replay = made.state, upto(made.left, Stage.REPLAY)
-    walk(made.left[:replay], state)
+    walk(made.left[:replay], state, progress=told)
     bodies = state.bodies or (None,) * len(state.graphs)
     codes = [written_out(graph, body) for graph, body in zip(state.graphs, bodies, strict=True)]
     if state.authored.world.device.type == "cuda" and any(code.kind == "inductor" or code.regions for code in codes):

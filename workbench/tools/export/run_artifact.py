@@ -15,7 +15,7 @@ from workbench.checks.collectives import gathered
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.pipeline.checkpoints import check_saving
-from workbench.pipeline.progress import Post
+from workbench.pipeline.progress import Post, Progress
 from workbench.pipeline.recipe_ranks import on_ranks, ranks_there
 from workbench.pipeline.report import Report, complete
 from workbench.pipeline.report_data import PassRow
@@ -49,7 +49,7 @@ def run_artifact(
     checkpoints: Path | str | None = None,
     save_every: int | None = None,
     verify: bool = False,
-    progress: bool = True,
+    progress: Progress = True,
 ) -> Report:
     """Train the recipe of an artifact, and report; the verdicts on its passes are those of its compilation.
 
@@ -71,8 +71,8 @@ def run_artifact(
     _require_size(recipe, folder, ranks_there(world or kind))
     check_saving(recipe, checkpoints, save_every)
     kept = Path(checkpoints).absolute() if checkpoints is not None else None
-    here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, stages=3 + verify,
-                             steps=recipe.training.steps, timeout=timeout, progress=progress, began=began)
+    here, results = on_ranks(recipe, world or kind, _on_rank, folder, (kept, save_every), verify, timeout=timeout,
+                             progress=progress, began=began)
     return report_of(recipe, here, "light when it was compiled", results)
 
 
@@ -116,6 +116,7 @@ def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None
         authored = author(recipe, world)
     with _timed("load", post, seconds):
         step, records = load_step(authored, folder, manifest)
+    post.stage("train")
     training = train(authored, step, progress=post.step, folder=saving[0], save_every=saving[1])
     prove_replay(records)
     step.close()

@@ -13,6 +13,7 @@ from workbench.graph.saving.partitioner import Cut, torch_cut
 from workbench.graph.saving.plan import Choice, MemoryPlan, alike
 from workbench.passes.memory_budget import BudgetOptions
 from workbench.passes.memory_budget.transform import plan_of
+from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.route import route, upto, walk
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned, json_text
@@ -81,11 +82,12 @@ class Planned:
 
 
 @uncollected()
-def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = False) -> Planned:
+def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = False,
+                progress: Progress = True) -> Planned:
     """Capture `recipe` on `world`, by default a fake one of its mesh, and plan what is saved. Nothing is run.
 
-    front: also plan budgets from all that the backward reads down to the least, and torch's own budgets. Raises
-    WorkbenchError for a recipe without memory_budget, and as the pass does.
+    front: also plan budgets from all that the backward reads down to the least, and torch's own budgets. progress: as
+    for `run`. Raises WorkbenchError for a recipe without memory_budget, and as the pass does.
     """
     spec = next((each for each in recipe.joint_passes if each.name == NAME), None)
     if spec is None:
@@ -93,10 +95,11 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
                              f'joint_passes = [{{ name = "{NAME}", fraction = 0.5 }}]')
     options = BudgetOptions.model_validate(dict(spec.options))
     opened: AbstractContextManager[Any] = nullcontext(world) if world else fake_world(recipe.mesh.world_size)
-    with opened as here:
+    with opened as here, telling(progress) as tell:
         stages = route(recipe, here)
         before = next(i for i, stage in enumerate(stages[: upto(stages, "partition")]) if stage.name == NAME)
-        gm = walk(stages[:before]).joint.graph
+        gm = walk(stages[:before], progress=tell).joint.graph
+        tell("plan")
         producers, plan = plan_of(gm, options)
         now = torch_cut(gm, producers)
         cuts = () if now.share is None else tuple(torch_cut(gm, producers, share) for share in SHARES)

@@ -7,7 +7,9 @@ import shlex
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe.files import write_whole
+from workbench.recipe.wording import counted
 
 
 def writable(path: Path | None, option: str = "--json") -> None:
@@ -22,7 +24,9 @@ def order(args: argparse.Namespace) -> int:
     from workbench.tools.timing.order import read_order
 
     writable(args.json)
-    found = read_order(args.traces, args.step, args.device)
+    with telling() as tell:
+        tell("read the traces")
+        found = read_order(args.traces, args.step, args.device)
     print(found)
     if args.json is not None:
         write_whole(args.json, found.to_json())
@@ -31,11 +35,15 @@ def order(args: argparse.Namespace) -> int:
 
 def calibrate(args: argparse.Namespace) -> int:
     writable(args.out, "--out")
-    from workbench.tools.timing.calibrate import measure
-    from workbench.world.ranks import ranks
+    with loading_torch():
+        from workbench.tools.timing.calibrate import measure
+        from workbench.world.ranks import ranks
 
-    with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
-        found = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
+    with telling() as tell:
+        tell(f"start {counted(args.ranks, 'rank')}")
+        with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
+            tell("measure")
+            found = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
     write_whole(args.out, found.to_json())
     print(f"{args.out}: {found.summary()}")
     return 0
