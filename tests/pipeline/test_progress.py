@@ -53,6 +53,7 @@ def test_the_stages_of_rank_0_of_a_pool_are_told() -> None:
 
 def test_a_line_ticks_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "TICK_SECONDS", 0.005)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)  # no second passes, however slow the machine is
     drawn: list[str] = []
     line = Ticking(drawn.append)
     line.close()
@@ -62,7 +63,7 @@ def test_a_line_ticks_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     while drawn.count("train, step 1 of 3, loss 5.500  0 s") < 3:
         time.sleep(0.005)
     line.close()
-    assert drawn[:2] == ["author  0 s", "train  0 s"] and drawn[-1] == ""
+    assert list(dict.fromkeys(drawn)) == ["author  0 s", "train  0 s", "train, step 1 of 3, loss 5.500  0 s", ""]
     count = len(drawn)
     time.sleep(0.05)
     assert len(drawn) == count

@@ -81,11 +81,11 @@ class Ticking(Teller):
         self._thread = threading.Thread(target=self._tick, daemon=True, name="progress")
 
     def __call__(self, stage: str) -> None:
-        if not self._thread.is_alive():
-            self._thread.start()
         with self._lock:
             self._stage, self._at, self._began = stage, "", time.monotonic()
             self._show()
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def at(self, where: str) -> None:
         self._at = f", {where}"  # drawn with the next tick: steps may be short
