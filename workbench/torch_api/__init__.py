@@ -6,7 +6,6 @@
     determinism      deterministic algorithms and seeds, as contexts
     devices          devices that the cost model simulates; what a device lacks or holds outside its memory
     distributed      DTensor, process groups, gloo, NCCL's flight recorder
-    fast_partition   torch's partitioner in less time
     flex             FlexAttention and block masks
     garbage          pause Python's garbage collector
     inductor         lowering, kernels, regions, bucketing

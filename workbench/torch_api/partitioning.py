@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench.torch_api.aot import LateBound, clone, parameter_of, written_by
-from workbench.torch_api.fast_partition import faster
 from workbench.torch_api.ops import aliased_inputs, draws
 
 PARTITIONERS: dict[str, Callable[..., tuple[GraphModule, GraphModule]]] = {
@@ -65,7 +64,7 @@ def compile_joint(joint: Any, by: str = "min_cut") -> tuple[Callable[..., Any], 
             save_old_values(graph)
         return PARTITIONERS[by](graph, *given, **options)
 
-    with settings(joint):
+    with settings():
         function = aot_compile_joint_with_descriptors(
             joint, partition_fn=cut, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
     return function, found["forward"], found["backward"]
@@ -110,13 +109,13 @@ def save_old_values(graph: GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def settings(joint: Any = None) -> Iterator[None]:
-    """Around each call of a partitioner: one decision differs from torch's, and the rest takes less time.
+def settings() -> Iterator[None]:
+    """Around each call of a partitioner: two decisions differ from torch's.
 
     torch decides by the operator's tag, and would save the generator's state for attention without dropout. On 2.13
-    that state follows the saved meshes, where the runtime expects no tensors. joint: as in `fast_partition.faster`.
+    that state follows the saved meshes, where the runtime expects no tensors.
     """
-    with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws), faster(joint),
+    with (mock.patch.object(partitioners, "has_recomputable_rng_ops", recomputes_draws),
           mock.patch.object(partitioners, "classify_nodes", _classified)):
         yield
 

@@ -16,7 +16,6 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.inductor.bucket_copies import fold_casts
 from workbench.torch_api.inductor.lowering import accepted
 from workbench.torch_api.ops import collective_kind
 
@@ -47,10 +46,7 @@ def bucket_by_module(
         return [] if collective_kind(node.target) == "all_reduce" else module_stack(node)
 
     with mock.patch.object(scheduling, "is_fsdp_all_gather", of_parameter):
-        made = scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False,
-                                                   module_stack_fn=modules)
-    fold_casts(made.graph)
-    return made
+        return scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=modules)
 
 
 def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
