@@ -246,6 +246,7 @@ def test_five_of_five_unequal_jobs_went_the_same_way_on_gpus() -> None:
     assert all("The ranks part" in row["report"] for row in found)
 
 
+@pytest.mark.nightly
 def test_ranks_that_sum_unequal_dtypes_return_and_are_reported() -> None:
     row = unequal_collectives.observed(unequal_collectives.dtypes, 2)
     assert row["backend"] == "gloo" and row["returned"] == {

@@ -149,6 +149,7 @@ def test_one_worker_gets_a_group(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("gw*"))) == 1  # two where xdist's marks do not reach it
 
 
+@pytest.mark.nightly
 def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
     target = tmp_path / "r.json"
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",

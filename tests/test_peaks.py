@@ -34,6 +34,7 @@ def test_of_eight_steps_and_more_the_prediction_is_within_five_percent():
         assert peaks.highest(line) == row["recorded_gib"]
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_a_row_is_what_the_code_predicts():
     row = next(row for row in HELD if row["variant"] == QUICK)

@@ -120,6 +120,7 @@ def test_precision_gathers_in_one_dtype_and_stores_in_another():
         assert stored_weight(authored.module, "output").grad.dtype == torch.float32
 
 
+@pytest.mark.nightly
 def test_large_models_take_no_memory_on_a_fake_world():
     code = """if True:
         from pathlib import Path
@@ -245,6 +246,7 @@ def test_stored_precision_is_at_least_float32():
     assert Precision(torch.float64).stored == torch.float64
 
 
+@pytest.mark.nightly
 def test_671b_is_authored_without_memory():
     changes = {"model.flavor": "671b", "mesh.dp_shard": 64, "mesh.tp": 8, "mesh.ep": 64}
     big = load_recipe("deepseek_v3").override(changes)

@@ -212,6 +212,7 @@ def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch, dispatch):
     assert storages(cached.graph.graph) == storages(plain.graph.graph)
 
 
+@pytest.mark.nightly
 def test_sizes_from_the_device_are_traced_without_the_cache(authored):
     recipe = small(FSDP_TP).override({"model.family": "deepseek_v3", "model.n_layers": 2, "model.n_heads": 4,
                                       "model.dispatch": "dropless"})

@@ -210,6 +210,7 @@ def with_values(mesh):
     return fused, found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", [TP2, pytest.param(FSDP_TP, marks=pytest.mark.nightly)], ids=str)
 def test_the_values_are_those_of_the_plain_graph(request, mesh):
     pool = request.getfixturevalue("pool2" if mesh is TP2 else "pool4")

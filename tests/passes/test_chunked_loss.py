@@ -104,6 +104,7 @@ def test_only_one_piece_of_the_logits_exists_and_the_forward_has_all_of_it(joint
                 and n.op == "call_function"]
 
 
+@pytest.mark.nightly
 def test_with_llama3s_vocabulary_the_estimated_peak_is_less_than_half(fake4):
     recipe = small(FSDP).override({"model.vocab_size": 128_256, "precision.param": "bfloat16",
                                    "data.seq_len": 2048, "data.batch_per_rank": 4})

@@ -282,6 +282,7 @@ COMBINED = {
 QUICK = ("recomputed",)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in COMBINED])
 def test_other_passes_take_the_result(pool2, name):

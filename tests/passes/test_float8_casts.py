@@ -117,6 +117,7 @@ a cast has no kernel to join. Rowwise casts each of them twice.
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("scaling", "every", "kernels", "only_cast"), [
     ("tensorwise", 21, 45, 4), pytest.param("rowwise", 36, 46, 5, marks=pytest.mark.nightly)])
 def test_casts_fuse_into_their_producers_where_a_kernel_is_generated(compiled, scaling, every, kernels, only_cast):

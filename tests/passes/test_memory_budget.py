@@ -83,6 +83,7 @@ def test_the_plan_is_kept(two, by, fraction):
     assert plan.bound_ms <= plan.ms
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dispatch", ["capacity", pytest.param("dropless", marks=pytest.mark.nightly)])
 def test_equal_nodes_of_experts_are_planned_once(fake4, dispatch):
     """torch merges equal nodes before it cuts, and a gradient's scaling has no tag of the backward."""

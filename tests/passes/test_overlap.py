@@ -242,6 +242,7 @@ def test_what_this_pass_hides_stays_hidden_in_inductors_code(fake4):
     assert kept.verdict("order").evidence["hidden"] > 5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("anything_fuses", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_no_fusion_delays_a_gradients_collective_behind_later_products(fake4, anything_fuses, monkeypatch):
     """In a whole step of one layer, the sums of all norms' gradients read alike enough to become one late kernel.

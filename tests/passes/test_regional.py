@@ -57,6 +57,7 @@ def calls(graph):
     return [n for n in graph.graph.nodes if COMPILED_REGION in n.meta]
 
 
+@pytest.mark.nightly
 def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch):
     """As torch 2.11 sorts after it has cut regions out: what is ready last comes first."""
     fuse = regions.fuse_by_partitions
@@ -108,6 +109,7 @@ def test_regions_are_calls_of_functions_and_the_rest_stays(pair):
     assert any("silu" in call.name for k in kernels for call in k.kernels)
 
 
+@pytest.mark.nightly
 def test_attention_with_its_masks_is_a_region(fake4, uncompiled):
     """Its node gives a tuple and takes graphs: both travel with it, in both directions."""
     flex = {"model.attention": "flex", "model.mask": "document", "model.document_token": 10, "model.n_layers": 2}

@@ -377,6 +377,7 @@ def test_a_run_on_ranks_saves_resumes_and_tells_so(pool2, tmp_path):
     assert whole.training.losses[2:] == report.training.losses
 
 
+@pytest.mark.nightly
 def test_the_command_saves_and_resumes(tmp_path, capsys):
     command = ["run", "llama3_whole_step", "--world", "gloo", "--checkpoints", str(tmp_path), "--save-every", "1",
                "--set", "model.n_layers=1", "data.seq_len=16", "mesh.dp_shard=1", "expect.loss_falls=false",

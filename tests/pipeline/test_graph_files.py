@@ -55,6 +55,7 @@ def test_they_run(dumped: Path) -> None:
     assert "outputs: float32[], float32[64, 128]" in played(dumped / "00_captured_joint.py")
 
 
+@pytest.mark.nightly
 def test_a_broken_copy_does_not_run(dumped: Path, tmp_path: Path) -> None:
     text = (dumped / "05_transformer_block_bucketing_forward.py").read_text()
     broken = tmp_path / "broken.py"

@@ -108,6 +108,7 @@ def test_passes_that_leave_no_graph_are_left_out_and_told():
     assert "left out, since they leave Inductor no graph: regional_inductor, cudagraph" in found.table()
 
 
+@pytest.mark.nightly
 def test_command_line(capsys, tmp_path):
     args = ["explain", "llama3", "--set", "mesh.dp_shard=2", "mesh.tp=1", "model.n_layers=1", "data.seq_len=16"]
     assert main([*args, "--changed", "--json", str(tmp_path / "x.json")]) == 0

@@ -43,6 +43,7 @@ def test_local_shapes_need_no_mesh():
     assert local_shape((9, 4), (4, 2), (3, 1), (Shard(0), Replicate())) == (0, 4)
 
 
+@pytest.mark.nightly
 def test_an_even_mesh_has_one_role_and_its_first_and_last_rank_agree():
     found = compare_schedules(small(FSDP_TP, (), ("transformer_block_bucketing",)))
     assert found.roles == {0: 4} and found.checked == (0, 3)
@@ -60,6 +61,7 @@ def test_uneven_shards_agree_on_a_mesh_larger_than_this_machine():
     assert [stage for stage in heard if stage.endswith("capture")] == told and found.checked[-1] == 47
 
 
+@pytest.mark.nightly
 def test_a_pass_that_swaps_two_on_one_rank_is_told_with_both_lines():
     with user_pass("swap", swap_on_rank_1, stage="partitioned"):
         recipe = small({"dp_shard": 4}).override({"passes": ["swap"]})

@@ -50,6 +50,7 @@ def study(started):
     return own
 
 
+@pytest.mark.nightly
 def test_what_was_read_of_other_variants_goes(study):
     for horizon in (1, 2, 3):
         study.change({"passes.overlap_collectives.horizon": horizon})
@@ -189,6 +190,7 @@ def test_whole_lists_and_their_order(study):
     assert listing(study.pair.graphs) == listing(fresh(study).graphs)
 
 
+@pytest.mark.nightly
 def test_what_was_asked_before_is_kept(study):
     first = listing(study.pair.graphs)
     shared = study.pair.facts.fork()
@@ -198,6 +200,7 @@ def test_what_was_asked_before_is_kept(study):
     assert facts_of(study.pair.forward).step is facts_of(study.pair.backward).step is study.pair.facts
 
 
+@pytest.mark.nightly
 def test_a_chosen_order_stays_with_its_variant(study):
     study.change({"passes.overlap_collectives.device": "h200"})
     study.change(passes=["transformer_block_bucketing"])
@@ -206,6 +209,7 @@ def test_a_chosen_order_stays_with_its_variant(study):
     assert facts_of(study.pair.forward).step.order.device.startswith("h100,")
 
 
+@pytest.mark.nightly
 def test_revert_goes_back_at_once(study):
     first, graphs = study.now, study.pair.graphs
     study.change({"passes.overlap_collectives.horizon": 2})
@@ -218,6 +222,7 @@ def test_revert_goes_back_at_once(study):
     assert [d.reverted for d in study.history] == [False, False, True, True]
 
 
+@pytest.mark.nightly
 def test_what_is_no_longer_kept_runs_again(study, monkeypatch):
     monkeypatch.setattr(studies, "_VARIANTS", 2)
     for horizon in (2, 3):
@@ -289,6 +294,7 @@ def test_a_joint_pass_registered_again_partitions_again(study, own):
     assert listing(study.pair.graphs) == listing(fresh(study).graphs)
 
 
+@pytest.mark.nightly
 def test_an_error_leaves_the_study_as_it_was(study, own):
     before, graphs = study.now, study.pair.graphs
     own(more="raise ValueError('no')")

@@ -83,6 +83,7 @@ def test_a_fake_world_that_no_process_can_lay_out_is_refused_at_once(ask):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.nightly
 def test_a_fake_world_of_a_million_ranks_is_laid_out_in_seconds():
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 1, "mesh.dp_replicate": 1_000_000})
     start = time.process_time()

@@ -139,9 +139,18 @@ GROUPS = [
     pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
     pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
 ]
-CASES = [pytest.param(backend, n, name, fault, id=f"{name}, {n} {backend}", marks=param.marks)
-         for param in GROUPS for backend, n in [param.values]
-         for name, fault in (FAULTS | (ON_GLOO if backend == "gloo" else {})).items()]
+NIGHTLY = "different shapes, checked", "different dtypes, checked"  # as "different collectives, checked"
+
+
+def cases(group):
+    """Each fault as a parameter of one group of ranks."""
+    backend, n = group.values
+    for name, fault in (FAULTS | (ON_GLOO if backend == "gloo" else {})).items():
+        marks = [*group.marks, pytest.mark.nightly] if name in NIGHTLY else group.marks
+        yield pytest.param(backend, n, name, fault, id=f"{name}, {n} {backend}", marks=marks)
+
+
+CASES = [case for group in GROUPS for case in cases(group)]
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +229,7 @@ def test_a_result_that_cannot_be_pickled(pools, row, backend, n):
     row(f"{n} {backend}", "a result that cannot be pickled", seconds, [], pool.run(total) == [float(n)] * n)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_a_result_of_1_gb(pools, row, backend, n):
     pool = pools(backend, n)

@@ -94,6 +94,7 @@ def notebook():
         each.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
     book = notebook(backend, n)

@@ -302,6 +302,7 @@ def test_a_forgotten_pool_ends_with_its_last_reference():
     assert wait_until_gone(pids, 0) == []
 
 
+@pytest.mark.nightly
 def test_a_pool_left_open_ends_with_the_interpreter(tmp_path):
     script = "from workbench.world.ranks import ranks\npool = ranks(2)\nprint(*pool.pids)"
     done = subprocess.run(

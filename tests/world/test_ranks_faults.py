@@ -168,6 +168,7 @@ def test_a_rank_that_dies_after_it_answered_is_noticed(pool, short_grace):
     assert error.headline == "rank 1 died: the process exited with code 9" and seconds < SOON
 
 
+@pytest.mark.nightly
 def test_what_a_call_leaves_running_ends_with_its_rank():
     def leaves():
         threading.Thread(target=time.sleep, args=(60,)).start()
@@ -363,6 +364,7 @@ def test_an_interrupt_ends_the_ranks_and_says_where_they_were(private_folder):
     assert list(private_folder.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_ipython_shows_our_report_and_not_the_pools_frames(private_folder):
     pytest.importorskip("IPython")
     cell = "def f():\n    1 / 0\nfrom workbench.world.ranks import ranks\npool = ranks(1, backend='gloo')\npool.run(f)"

@@ -79,6 +79,7 @@ def end_of_one(what):
     time.sleep(60)
 
 
+@pytest.mark.nightly
 def test_kill_9_of_the_owner_ends_the_template_and_the_ranks(tmp_path):
     script = ("from workbench.world import template\nfrom workbench.world.ranks import ranks\nimport time\n"
               "pool = ranks(2, backend='gloo')\nprint(template._TEMPLATES[0].pid, *pool.pids, flush=True)\n"
@@ -211,6 +212,7 @@ def test_an_editors_link_to_nowhere_is_no_module(tmp_path, monkeypatch):
 # from here on templates end: each costs seconds, so all that one serves comes before
 
 
+@pytest.mark.nightly
 def test_what_an_import_may_read_takes_another_template(own, monkeypatch):
     monkeypatch.setenv("TORCH_LOGS", "-all")
     with ranks(1, backend="gloo", echo="none") as pool:
@@ -262,6 +264,7 @@ def test_nothing_is_prepared_where_ranks_are_no_forks(monkeypatch):
     assert template._TEMPLATES == []
 
 
+@pytest.mark.nightly
 def test_a_folder_made_after_the_template_started_can_be_imported_from(tmp_path, monkeypatch):
     folder = tmp_path / "later"
     monkeypatch.syspath_prepend(folder)
@@ -273,6 +276,7 @@ def test_a_folder_made_after_the_template_started_can_be_imported_from(tmp_path,
         assert pool.run(eval, "__import__('made_later').value") == [1]
 
 
+@pytest.mark.nightly
 def test_imports_that_print_much_do_not_stop_a_template(monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # some 200 KB
     with ranks(1, backend="gloo", echo="none") as pool:

@@ -118,6 +118,7 @@ def test_a_builds_timeline_charges_what_runs(built, more):
     assert (wanted.total_ms > 2 * bare.total_ms) is (REPLAYED not in more)
 
 
+@pytest.mark.nightly
 def test_a_builds_timeline_has_the_step_that_the_accuracy_table_simulates(built):
     run = accuracy.simulated_step(RECIPE, "h200x1", launches=True)
     shown = unpacked(outputs(replace(built), "timeline", device="h200x1")[1].data)["runs"]

@@ -49,6 +49,7 @@ def test_one_page_of_what_ran_and_what_failed(
                                               "02_capture_a_joint_graph.html", "index.html"}
 
 
+@pytest.mark.nightly
 def test_a_run_over_its_limit_is_ended(notebooks: Path, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     notebook(notebooks, f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
@@ -95,6 +96,7 @@ def test_what_needs_gpus_is_left_out(notebooks: Path, tmp_path: Path, monkeypatc
     assert found.left_out and found.problem == "needs 2 GPU(s), and this machine has 1"
 
 
+@pytest.mark.nightly
 def test_check_hint_and_lessons(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notebook(notebooks, CHECK)
     assert main(["check", "0"]) == 1

@@ -79,6 +79,7 @@ def test_wrong_parameters_are_refused_before_the_first_cell(
         run_lesson("00_tour", {"steps": 1}, tmp_path / "out")
 
 
+@pytest.mark.nightly
 def test_an_unknown_parameter_given_to_papermill_alone_fails(notebooks: Path, tmp_path: Path) -> None:
     notebook(notebooks, "from workbench import load_lesson, parameters\n"
                         "parameters(load_lesson('00_tour'), dp_shard=dp_shard, steps=steps, tp=tp)")
@@ -125,6 +126,7 @@ def test_no_page_of_an_earlier_run_stands_for_one_that_failed(notebooks: Path, t
     assert not page.exists()
 
 
+@pytest.mark.nightly
 def test_what_a_magic_refuses_is_told(
     notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

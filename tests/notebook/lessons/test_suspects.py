@@ -170,6 +170,7 @@ def test_stones_keep_gathered_weights() -> None:
     assert gathered_parameters_kept(*examined("stones", edit=tag_views)[1].graphs) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_bisect_finds_bass_by_values() -> None:
     found = bisect(pipeline("voices"), world="gloo", progress=False).found
@@ -182,6 +183,7 @@ def test_voices_are_sound_without_bass() -> None:
     assert bisect(pipeline("voices", without="bass"), world="gloo", progress=False).ok
 
 
+@pytest.mark.nightly
 def test_metals_differ_between_ranks() -> None:
     verdict = compare_schedules(pipeline("metals"), ranks="all").verdict
     assert verdict.outcome == "FAIL" and "the ranks would hang" in verdict.message

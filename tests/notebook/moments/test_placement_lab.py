@@ -84,6 +84,7 @@ def test_factors_that_do_not_multiply_are_refused():
         PlacementLab((4, 8), (4, 8))
 
 
+@pytest.mark.nightly
 def test_making_it_prints_no_warnings_and_leaves_logging_as_it_was():
     code = ("import logging; from workbench.notebook.moments.placement_lab import PlacementLab; PlacementLab();"
             "assert logging.root.manager.disable == 0; logging.warning('seen')")

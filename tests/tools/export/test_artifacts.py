@@ -128,6 +128,7 @@ def test_training_resumes_and_takes_another_learning_rate(compiled: Path, tmp_pa
     assert other_losses[0] == losses[0] and other_losses[1:] != losses[1:]
 
 
+@pytest.mark.nightly
 def test_a_program_of_another_rank_is_told_by_each_rank_s_own_capture(mine: Path, pool2: RankPool) -> None:
     resealed(mine, ranks=[1, 0])
     with pytest.raises(RankError, match="rank 0 captures other graphs here than those that the artifact was made of"):
@@ -213,6 +214,7 @@ def test_a_change_to_the_package_is_refused_where_the_step_depends_on_it(
         artifact.require_same(manifest, artifact.made_of(recipe, "gloo"), compiled)
 
 
+@pytest.mark.nightly
 def test_ranks_that_would_launch_other_collectives_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "odd_launches.py"
     file.write_text(OWN.format(about="Rank 1 reduces otherwise.", code="""import torch.distributed as dist
@@ -234,6 +236,7 @@ def test_what_no_file_can_hold_is_refused_and_nothing_is_left(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, *_: Any, **__: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
@@ -378,6 +381,7 @@ def _twice(folder: str) -> str:
     return "nothing was raised"
 
 
+@pytest.mark.nightly
 def test_the_commands(by_command: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks whose graphs are equal share a program."""
     out, said = by_command

@@ -69,6 +69,7 @@ def default_again():
     _FOR_LIFE.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.compat
 def test_one_worker_thread_in_each_group():
     with ranks(4, backend="gloo", timeout=60, echo="none") as pool:

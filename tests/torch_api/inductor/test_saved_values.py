@@ -23,6 +23,7 @@ def norm_in_a_bucket(x, weight):
     return [(forward @ forward) * norm]
 
 
+@pytest.mark.nightly
 @pytest.mark.compat
 @pytest.mark.parametrize("once", [True, False], ids=["computed once", "the fault"])
 def test_a_small_part_does_not_keep_its_bucket(once):
