@@ -14,6 +14,8 @@ import torch.distributed._symmetric_memory  # noqa: F401  registers operators th
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+import workbench.torch_api.inductor.bucket_copies  # noqa: F401  registers the copy into a bucket
+
 
 def name_groups(sizes: dict[str, int]) -> None:
     """For each name, make a group of ranks 0 to size - 1. A group that had the name loses it."""

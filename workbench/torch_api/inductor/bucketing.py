@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
+from workbench.torch_api.inductor.bucket_copies import fold_casts
 from workbench.torch_api.inductor.lowering import accepted
 from workbench.torch_api.ops import collective_kind
 
@@ -46,7 +47,10 @@ def bucket_by_module(
         return [] if collective_kind(node.target) == "all_reduce" else module_stack(node)
 
     with mock.patch.object(scheduling, "is_fsdp_all_gather", of_parameter):
-        return scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False, module_stack_fn=modules)
+        made = scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False,
+                                                   module_stack_fn=modules)
+    fold_casts(made.graph)
+    return made
 
 
 def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
