@@ -251,7 +251,6 @@ def test_no_effect_warns_and_fails_where_strict(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.ranks
-@pytest.mark.compat
 def test_a_run_under_torchrun_and_what_it_leaves(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
                "workbench", "run", "llama3_block_bucketing", *SMALL, "mesh.tp=1", "--level", "full", "--json",

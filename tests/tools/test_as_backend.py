@@ -249,14 +249,13 @@ def test_groups_are_those_of_the_meshes_with_or_without_names():
         assert _groups([torch.ones(1)]) == ({}, {})
 
 
-@pytest.mark.compat
 @pytest.mark.parametrize(("mesh", "joint", "passes", "told"), [
     ({"dp_shard": 2}, ("reshard_after_forward",), ("transformer_block_bucketing", "graph_cleanup"), True),
     pytest.param({"dp_shard": 2}, ("activation_checkpointing", "reshard_after_forward"),
                  ({"name": "transformer_block_bucketing", "buckets": ("layers.0",)},), False,
                  marks=pytest.mark.nightly),
     pytest.param(FSDP_TP, ("reshard_after_forward",), ("transformer_block_bucketing", "overlap_collectives"), True,
-                 marks=pytest.mark.nightly),
+                 marks=[pytest.mark.compat, pytest.mark.nightly]),
 ], ids=["fsdp", "fsdp, groups from the DTensors", "fsdp x tp"])
 def test_a_module_of_dtensors_on_real_ranks(pool2, pool4, mesh, joint, passes, told):
     for found in (pool4 if mesh is FSDP_TP else pool2).run(under_compile, mesh, joint, passes, told):

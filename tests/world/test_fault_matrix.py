@@ -134,7 +134,7 @@ ON_GLOO = {
         other_dtype, r"rank \d (died: the process was killed by SIGABRT|failed: RuntimeError: )", "EnforceNotMet"),
 }
 GROUPS = [
-    pytest.param("gloo", 2, id="2 gloo", marks=pytest.mark.compat),
+    pytest.param("gloo", 2, id="2 gloo"),
     pytest.param("gloo", 4, id="4 gloo", marks=pytest.mark.nightly),
     pytest.param("nccl", 2, id="2 nccl", marks=pytest.mark.multi_gpu(2)),
     pytest.param("nccl", 4, id="4 nccl", marks=pytest.mark.multi_gpu(4)),
