@@ -18,5 +18,5 @@ def one_part(region: Any) -> Callable[..., Any]:
 
 
 def bitwise() -> dict[str, Any]:
-    """silu and its gradient are formulas. Outside, they cut the forward once, and the backward twice."""
-    return {"names": ["silu", "silu_backward"], "parts": (2, 3)}
+    """A softmax and its gradient are formulas. Outside, they cut each direction once."""
+    return {"names": ["_softmax", "_softmax_backward_data"], "parts": (2, 2)}

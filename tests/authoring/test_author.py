@@ -105,7 +105,7 @@ def test_simulated_losses_are_those_of_the_unsharded_model(vocab_size, mesh):
         losses, tokens, targets = (shards(value) for value in (authored.module(*batch), *batch))
     alone = author(recipe({"vocab_size": vocab_size}), ALONE).module
     for rank in range(4):
-        torch.testing.assert_close(losses[rank], alone(tokens[rank], targets[rank]).detach(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(losses[rank], alone(tokens[rank], targets[rank]).detach(), rtol=1e-5, atol=0)
     assert torch.equal(tokens[0], tokens[1]) == ("tp" in mesh)
     assert not torch.equal(tokens[0], tokens[2])
 

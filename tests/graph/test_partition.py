@@ -89,7 +89,7 @@ def test_any_module_without_a_recipe_and_without_ranks(passes, by):
     loss, expected = step(*batch), reference(*batch)
     loss.backward()
     expected.backward()
-    assert torch.allclose(loss, expected, rtol=1e-6)
+    assert torch.allclose(loss, expected, rtol=1e-5)
     for ours, theirs in zip(step.module.parameters(), reference.parameters(), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-5, atol=1e-8)
     with torch.no_grad():  # the module's own parameters are read at each call

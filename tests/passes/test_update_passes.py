@@ -55,7 +55,7 @@ def test_clipping_is_part_of_the_update_and_each_gradient_is_read_twice():
     assert effect.evidence == {"scaled_before": 12, "scaled_after": 0, "reads_before": 3, "reads_after": 2}
     (losses, norms), parameters = trained(found)
     (wanted, wanted_norms), eager = trained(built(**{"training.clip": 0.1}))
-    assert losses == pytest.approx(wanted, rel=1e-6) and norms == pytest.approx(wanted_norms, rel=1e-5)
+    assert losses == pytest.approx(wanted, rel=1e-5) and norms == pytest.approx(wanted_norms, rel=1e-5)
     assert all(float((a - b).norm() / b.norm()) < 1e-5 for a, b in zip(parameters, eager, strict=True))
 
 

@@ -71,7 +71,7 @@ def trained(recipe):
     FSDP_TP, pytest.param({"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.nightly)], ids=str)
 def test_the_norm_is_the_whole_gradients(pool4, mesh):
     for ours, theirs in pool4.run(norms, small(mesh)):
-        assert ours == pytest.approx(theirs, rel=1e-6)
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 @pytest.mark.ranks

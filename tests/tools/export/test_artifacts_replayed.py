@@ -126,7 +126,7 @@ def _on_gpus(recipe: Recipe, out: Path) -> None:
         ours = run_artifact(out, world=pool, verify=True, progress=False)
         theirs = run(recipe, world=pool, progress=False)
     assert ours.training is not None and theirs.training is not None
-    assert torch.allclose(torch.tensor(ours.training.losses), torch.tensor(theirs.training.losses), rtol=1e-6)
+    assert torch.allclose(torch.tensor(ours.training.losses), torch.tensor(theirs.training.losses), rtol=1e-5)
     if "cudagraph" in recipe.pass_names:
         found = ours.pass_row("cudagraph").verdict("effect")
         assert found.outcome is Outcome.PASS and min(found.evidence["replays"]) > 0
