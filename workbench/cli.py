@@ -38,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status_of(lambda: _command(argv))
 
 
+_GONE = {"worker": "torchrun ... -m workbench run RECIPE"}  # refused with what to use, for one release
+
+
 def _command(argv: Sequence[str]) -> int:
+    if argv and argv[0] in _GONE:
+        raise WorkbenchError(f"{argv[0]}: this command is gone: use {_GONE[argv[0]]}")
     args = parser().parse_args(argv, argparse.Namespace(line=list(argv)))
     return _COMMANDS[args.command](args)
 
@@ -250,16 +255,9 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-def _worker(args: argparse.Namespace) -> int:
-    from workbench.world.worker import serve_remote
-
-    serve_remote(args.connect, args.key_file, keeper=not args.rank)
-    return PASSED
-
-
 # handlers by name, and no set_defaults(func=): the parser is in `tools`, which may not import this file
 _COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
              "ablate": _ablate, "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
-             "calibrate": calibrate, "worker": _worker, "recipes": listings.recipes, "passes": listings.passes,
+             "calibrate": calibrate, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

@@ -141,13 +141,6 @@ def parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
                            help="seconds for all of it (default 600)")
 
-    worker = commands.add_parser("worker", help="one rank of a pool that listens: start it with torchrun",
-                                 description="One rank of a pool that `ranks(n, listen=...)` opened elsewhere. Start "
-                                 "it with torchrun, once for each rank: torchrun ... -m workbench worker --connect ...")
-    worker.add_argument("--connect", required=True, metavar="HOST:PORT", help="where the pool listens")
-    worker.add_argument("--key-file", metavar="PATH", help="the shared key (default: the variable WORKBENCH_KEY)")
-    worker.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # the rank itself, under its keeper
-
     commands.add_parser("recipes", help="list the recipes")
     commands.add_parser("passes", help="list the passes with their contracts")
     commands.add_parser("doctor", help="what works on this machine, and how to fix the rest")
