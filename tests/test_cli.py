@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str, status: int = 2) -> 
 
 
 @pytest.mark.parametrize("command", [
-    ["--help"], ["run", "--help"], ["export", "--help"], ["matrix", "--help"], ["explain", "--help"],
+    ["--help"], ["run", "--help"], ["matrix", "--help"], ["explain", "--help"],
     ["bisect", "--help"], ["ablate", "--help"], ["recipes"], ["passes"]])
 def test_listings_import_no_torch(command: list[str]) -> None:
     code = ("import sys\nfrom workbench.cli import main\n"

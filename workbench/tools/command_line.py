@@ -35,11 +35,6 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--save-every", type=_count, metavar="N", help="with --checkpoints: save every N steps too")
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
-    export = commands.add_parser("export", help="write a script that trains a recipe under torchrun, without notebooks",
-                                 description="Write one Python script that trains a recipe on the ranks that torchrun "
-                                 "starts, prints each step's loss and the verdicts, and needs this package alone.")
-    _add_recipe(export, "change the recipe, such as mesh.tp=2; may be repeated")
-    export.add_argument("--out", type=Path, metavar="FILE.py", help="the script's path (default: standard output)")
     compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
                                    description="Capture, transform and lower a recipe as each of its ranks, in one "
                                    "process without any other rank, and write the code that runs, as "
