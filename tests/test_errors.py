@@ -22,7 +22,7 @@ from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
 from workbench.recipe.model_sizes import SIZES
 from workbench.recipe.recipe import load_recipe
-from workbench.tools.export.source_code import import_file
+from workbench.tools.own_files import import_file
 from workbench.world.ranks import RankError
 
 HERE = Path(__file__)

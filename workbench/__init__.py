@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from workbench.tools.bisect import bisect
     from workbench.tools.export.compiled import compile_recipe
     from workbench.tools.export.run_artifact import run_artifact
-    from workbench.tools.export.script import export_script
     from workbench.tools.inductor_passes import Explanation, inductor_passes
     from workbench.tools.look_inside import look_inside
     from workbench.tools.propose import propose_contract

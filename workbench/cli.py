@@ -24,7 +24,7 @@ from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
 from workbench.recipe.wording import counted, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program, status_of
 from workbench.tools.command_line import parser
-from workbench.tools.export.source_code import import_file
+from workbench.tools.own_files import import_file
 from workbench.tools.timing.timing_commands import calibrate, order, writable
 
 if TYPE_CHECKING:
@@ -38,7 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status_of(lambda: _command(argv))
 
 
+_GONE = {"worker": "torchrun ... -m workbench run RECIPE",  # refused with what to use, for one release
+         "export": "torchrun ... -m workbench run RECIPE --import FILE.py"}
+
+
 def _command(argv: Sequence[str]) -> int:
+    if argv and argv[0] in _GONE:
+        raise WorkbenchError(f"{argv[0]}: this command is gone: use {_GONE[argv[0]]}")
     args = parser().parse_args(argv, argparse.Namespace(line=list(argv)))
     return _COMMANDS[args.command](args)
 
@@ -123,22 +129,6 @@ def _compile(args: argparse.Namespace) -> int:
     lowered = len(made.programs)
     print(f"{args.out}: the step of {counted(len(made.ranks), 'rank')} as {counted(lowered, 'program')}, and its "
           f"verdicts\nworkbench run --artifact {args.out}")
-    return PASSED
-
-
-def _export(args: argparse.Namespace) -> int:
-    recipe = _recipe(args)
-    writable(args.out, "--out")
-    with loading_torch():
-        from workbench.tools.export.script import export_script
-
-    file = args.out.name if args.out is not None else f"{recipe.name}.py"
-    text = export_script(recipe, file=file, command=shlex.join(["workbench", *args.line]))
-    if args.out is None:
-        print(text, end="")
-        return PASSED
-    write_whole(args.out, text)
-    print(f"torchrun --nproc-per-node {recipe.mesh.world_size} {args.out}")
     return PASSED
 
 
@@ -250,16 +240,9 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-def _worker(args: argparse.Namespace) -> int:
-    from workbench.world.worker import serve_remote
-
-    serve_remote(args.connect, args.key_file, keeper=not args.rank)
-    return PASSED
-
-
 # handlers by name, and no set_defaults(func=): the parser is in `tools`, which may not import this file
-_COMMANDS = {"run": _run, "bisect": _bisect, "export": _export, "compile": _compile, "matrix": _matrix,
+_COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile, "matrix": _matrix,
              "ablate": _ablate, "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
-             "calibrate": calibrate, "worker": _worker, "recipes": listings.recipes, "passes": listings.passes,
+             "calibrate": calibrate, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

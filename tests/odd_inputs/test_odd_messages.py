@@ -1,15 +1,13 @@
-"""Odd messages: of a page to its view, of a rank to its pool, of a caller to a pool that listens."""
+"""Odd messages: of a page to its view, and of a rank to its pool."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import socket
-import threading
 import time
 from contextlib import suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -18,14 +16,10 @@ from odd import damaged, edited, edits, holds, is_a_sentence, json_values, pytho
 
 from workbench import build, fake_world, load_recipe
 from workbench.notebook.views import GraphView, PassStepper
-from workbench.world.handshakes import Handshakes
 from workbench.world.rank_output import Echo
 from workbench.world.rank_processes import KINDS, RankProcesses
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
-
-KEY = b"0123456789abcdef"
-HELLO = {"rank": 1, "size": 2, "pid": 4711}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +56,7 @@ def test_a_view_answers_any_message(views: list[Any]) -> None:
 
 
 MESSAGES = [("ready", None, False), ("ok", None, True), ("error", {"summary": "s", "traceback": "t"}, False),
-            ("aside", (1, {"launches": []}), False), ("output", b"text\n", False), ("progress", 0.5, False)]
+            ("aside", (1, {"launches": []}), False), ("progress", 0.5, False)]
 framed = st.one_of(  # as a rank may send it, with its length before it; or whatever else it writes there
     st.sampled_from(MESSAGES).map(pickle.dumps).flatmap(lambda sound: st.one_of(st.just(sound), damaged(sound))).map(
         lambda data: len(data).to_bytes(4, "big") + data),
@@ -91,33 +85,3 @@ def test_a_pool_takes_any_message_of_a_rank() -> None:
             is_a_sentence(why)
 
     holds(5000, check, st.lists(framed, max_size=4))
-
-
-def test_a_pool_that_listens_takes_ranks_alone() -> None:
-    """Of callers that have the key, those with a rank's hello; the others are closed and counted."""
-    def call(port: int, sent: bytes) -> None:
-        with suppress(OSError, EOFError, AuthenticationError), Connection(
-                socket.create_connection(("127.0.0.1", port), timeout=5).detach()) as channel:
-            answer_challenge(channel, KEY)
-            deliver_challenge(channel, KEY)
-            channel.send_bytes(sent)
-            channel.poll(5)
-
-    def check(sent: bytes) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener, Handshakes(KEY, 2) as handshakes:
-            caller = threading.Thread(target=call, args=(listener.getsockname()[1], sent), daemon=True)
-            caller.start()
-            found, limit = [], time.monotonic() + 30
-            while not found and not handshakes.refused() and time.monotonic() < limit:
-                found = handshakes.wait(listener, 0.1)
-                if handshakes._open and not found:
-                    handshakes.wait(listener, 0.1)
-            for channel, hello in found:
-                assert {type(hello[name]) for name in HELLO} == {int} and 0 <= hello["rank"] < hello["size"]
-                channel.close()
-            assert found or "1 connection was closed" in handshakes.refused()
-        caller.join(5)
-        assert not caller.is_alive()
-
-    hellos = st.one_of(edits(python_values).map(lambda changes: edited(HELLO, changes)), python_values)
-    holds(1000, check, st.one_of(hellos.map(pickle.dumps), damaged(pickle.dumps(HELLO))))

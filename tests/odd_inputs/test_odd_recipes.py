@@ -11,7 +11,6 @@ import tomli_w
 from hypothesis import strategies as st
 from odd import damaged, edited, edits, holds, is_a_sentence, json_values, python_values, toml_values, words
 
-from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import all_keys
@@ -72,31 +71,3 @@ def test_an_override_is_taken_or_refused_with_its_key() -> None:
 
     holds(5000, check, names, st.dictionaries(keys, st.one_of(words, json_values, python_values), min_size=1,
                                                   max_size=3))
-
-
-def test_set_on_the_command_line_ends_with_the_work_done_or_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`export` is the command that ends soonest: its script has the recipe that the overrides give."""
-    out = tmp_path / "train.py"
-
-    def check(name: str, changes: dict[str, str]) -> None:
-        out.unlink(missing_ok=True)
-        line = ["export", name, "--out", str(out), *(["--set", *(f"{k}={v}" for k, v in changes.items())])]
-        try:
-            status = main(line)
-        except SystemExit as error:  # argparse's own
-            status = error.code  # type: ignore[assignment]
-        said = capsys.readouterr().err
-        assert status in (0, 2), (status, said)
-        assert out.exists() == (status == 0)
-        if status:
-            is_a_sentence(said, "error: ")
-        else:
-            wanted = load_recipe(name).override(changes)
-            space: dict[str, Any] = {"__name__": "exported"}
-            exec(compile(out.read_text(), str(out), "exec"), space)
-            assert parse_recipe(tomllib.loads(space["RECIPE"]), "the script") == wanted
-
-    holds(2000, check, names, st.dictionaries(keys.filter(lambda k: "\0" not in k), words.filter(
-        lambda v: "\0" not in v), min_size=1, max_size=2))

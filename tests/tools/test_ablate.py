@@ -11,8 +11,8 @@ from workbench.errors import WorkbenchError
 from workbench.notebook import draw
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.tools.ablate import Ablation, Row, _row, ablate, variants
-from workbench.tools.export.source_code import import_file
 from workbench.tools.matrix import Entry
+from workbench.tools.own_files import import_file
 
 TOUR = load_recipe("tour")
 

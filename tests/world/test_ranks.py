@@ -355,6 +355,8 @@ def test_threads_are_shared_out_among_the_ranks(monkeypatch):
         ({"n": 2.0}, 0, "ranks(n=2.0): n must be a whole number, 1 or more."),
         ({"timeout": 0}, 0, "ranks(timeout=0): timeout must be a number of seconds above 0."),
         ({"timeout": None}, 0, "ranks(timeout=None): timeout must be a number of seconds above 0."),
+        ({"listen": "10.0.0.1:29600"}, 0, "ranks(listen=..., key_file=...): a pool is on this machine alone. On "
+         "several machines, run a recipe: torchrun ... -m workbench run RECIPE"),
         ({"backend": "mpi"}, 0, "ranks(backend='mpi'): backend must be one of auto, gloo, nccl."),
         ({"echo": "loud"}, 0, "ranks(echo='loud'): echo must be one of live, grouped, rank0, none."),
         (

@@ -8,11 +8,12 @@
     command_line     commands and their arguments
     compatibility    tables of tests by torch version
     doctor           what this machine can do
-    export           a recipe as a script, or as a compiled step
+    export           a recipe as a compiled step
     fingerprint      fingerprints of code and data
     inductor_passes  which passes Inductor ran on a recipe
     look_inside      what Inductor makes of a function
     matrix           recipes times repeats, in one table
+    own_files        import the user's files
     propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives
     timing           calibrate a machine; exposed communication of a traced job; memory against time

@@ -35,11 +35,6 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--save-every", type=_count, metavar="N", help="with --checkpoints: save every N steps too")
     run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
-    export = commands.add_parser("export", help="write a script that trains a recipe under torchrun, without notebooks",
-                                 description="Write one Python script that trains a recipe on the ranks that torchrun "
-                                 "starts, prints each step's loss and the verdicts, and needs this package alone.")
-    _add_recipe(export, "change the recipe, such as mesh.tp=2; may be repeated")
-    export.add_argument("--out", type=Path, metavar="FILE.py", help="the script's path (default: standard output)")
     compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
                                    description="Capture, transform and lower a recipe as each of its ranks, in one "
                                    "process without any other rank, and write the code that runs, as "
@@ -140,13 +135,6 @@ def parser() -> argparse.ArgumentParser:
                            help="ranks, one for each GPU; collectives are measured from 2 on (default 1)")
     calibrate.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
                            help="seconds for all of it (default 600)")
-
-    worker = commands.add_parser("worker", help="one rank of a pool that listens: start it with torchrun",
-                                 description="One rank of a pool that `ranks(n, listen=...)` opened elsewhere. Start "
-                                 "it with torchrun, once for each rank: torchrun ... -m workbench worker --connect ...")
-    worker.add_argument("--connect", required=True, metavar="HOST:PORT", help="where the pool listens")
-    worker.add_argument("--key-file", metavar="PATH", help="the shared key (default: the variable WORKBENCH_KEY)")
-    worker.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # the rank itself, under its keeper
 
     commands.add_parser("recipes", help="list the recipes")
     commands.add_parser("passes", help="list the passes with their contracts")

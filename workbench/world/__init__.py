@@ -6,7 +6,6 @@
     divergence      the first collective on which ranks differ
     exchange        one call to the ranks, and their answers or failures
     fake            a world of any size, with shapes and no values
-    handshakes      authenticate the ranks that connect, in parallel
     local           ranks on this machine
     mesh            World and device meshes
     pickling        functions and tensors between parent and ranks
@@ -15,7 +14,6 @@
     rank_processes  the processes behind a pool
     ranks           `ranks(n)`: open a pool
     registered      send the user's passes and models to the ranks
-    remote          ranks on other machines, started by torchrun
     simulated       every rank's values in one process
     template        ranks forked from a process that has imported torch
     worker          the process of one rank

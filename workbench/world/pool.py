@@ -22,7 +22,6 @@ from workbench.world.pickling import dumps
 from workbench.world.rank_output import ECHOES, Echo
 from workbench.world.rank_processes import RankProcesses
 from workbench.world.registered import packed
-from workbench.world.remote import Listener
 
 START_SECONDS = 120.0
 ASK_SECONDS = 1.0
@@ -42,15 +41,13 @@ def checked_timeout(seconds: float) -> float:
 class RankPool:
     """`size` ranks with an initialised default process group. Create one with `ranks`."""
 
-    def __init__(
-        self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str], listener: Listener | None
-    ) -> None:
-        self._size, self._backend, self._env, self._listener = size, backend, dict(env), listener
+    def __init__(self, size: int, backend: str, timeout: float, echo: str, env: Mapping[str, str]) -> None:
+        self._size, self._backend, self._env = size, backend, dict(env)
         self.timeout, self.echo = timeout, echo
         self._processes: list[RankProcesses] = []  # none or one
         self._closed = False
         self._busy = threading.Lock()
-        self._finalizer = weakref.finalize(self, _stop, self._processes, listener)  # also at interpreter exit
+        self._finalizer = weakref.finalize(self, _stop, self._processes)  # also at interpreter exit
         try:
             self._start()
         except BaseException:
@@ -181,8 +178,6 @@ class RankPool:
         """End the ranks: destroy the process group, then kill what is left. May be called twice."""
         self._closed = True
         self._end()
-        if self._listener is not None:
-            self._listener.close()
         self._finalizer.detach()
 
     def __enter__(self) -> RankPool:
@@ -253,11 +248,7 @@ class RankPool:
 
     def _start(self) -> None:
         echo = Echo(self._echo, self._size)
-        if self._listener is not None:
-            processes: RankProcesses = self._listener.admit(self._size, self._backend, START_SECONDS, echo)
-        else:
-            processes = LocalRanks(self._size, self._backend, self._env, echo)
-        self._processes[:] = [processes]
+        self._processes[:] = [LocalRanks(self._size, self._backend, self._env, echo)]
         self._gather(START_SECONDS, None, range(self._size))
         echo.quiet = False
 
@@ -295,8 +286,6 @@ def _unpickle(rank: int, answer: bytes) -> Any:
         ) from None
 
 
-def _stop(running: list[RankProcesses], listener: Listener | None = None) -> None:
+def _stop(running: list[RankProcesses]) -> None:
     while running:
         running.pop().stop()
-    if listener is not None:
-        listener.close()

@@ -18,7 +18,7 @@ STOP_SECONDS = 5.0
 DEAD_CHECK_SECONDS = 0.25
 DRAIN_SECONDS = 1.0
 STACK_SECONDS = 2.0
-KINDS = "ready", "ok", "error", "load", "unsent", "aside", "output", "progress"
+KINDS = "ready", "ok", "error", "load", "unsent", "aside", "progress"
 """What a rank sends."""
 
 
@@ -60,8 +60,6 @@ class RankProcesses:
                     question, answer = event[2]
                     if question == self._question:  # an earlier one timed out
                         self._asides[rank] = answer
-                elif event[1] == "output":
-                    self.echo.feed(rank, event[2])
                 elif event[1] == "progress":
                     if self.progress is not None:
                         self.progress(event[2])

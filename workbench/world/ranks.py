@@ -8,14 +8,12 @@ An error names the failing rank, a call that hangs ends with every rank's stack,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from workbench.errors import WorkbenchError
 from workbench.world.bounds import refuse_too_many
 from workbench.world.diagnosis import RankError
 from workbench.world.pool import RankPool
-from workbench.world.remote import Listener, read_key
 
 __all__ = ["RankError", "RankPool", "ranks"]
 
@@ -29,8 +27,7 @@ def ranks(
     echo: str = "live",
     env: Mapping[str, str] | None = None,
     check: bool = False,
-    listen: str | None = None,
-    key_file: str | os.PathLike[str] | None = None,
+    listen: object = None, key_file: object = None,  # refused, for one release
 ) -> RankPool:
     """Start `n` ranks on this machine and return their pool; use it in a `with`, or call `close()`.
 
@@ -40,28 +37,17 @@ def ranks(
     OMP_NUM_THREADS is the cores divided by `n`, unless it is set. `check`: torch compares each collective's operator
     and shapes among the ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL): slower, and names a mismatch at once.
 
-    `listen`: start no ranks here, but accept ranks that torchrun starts, on any machines, at this address
-    ("HOST:PORT"; "PORT" listens on loopback). Both sides read a shared key from `key_file` or WORKBENCH_KEY:
-    `torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench worker --connect HOST:PORT`.
-
     Raises WorkbenchError for arguments that cannot work here, RankError if the ranks do not start.
     """
-    here = resolve(backend, n, listen is None)
+    if listen is not None or key_file is not None:
+        raise WorkbenchError("ranks(listen=..., key_file=...): a pool is on this machine alone. On several machines, "
+                             "run a recipe: torchrun ... -m workbench run RECIPE")
     env = dict(env or {}) | ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if check else {})
-    if listen is None:
-        return RankPool(n, here, timeout, echo, env, None)
-    if env:
-        raise WorkbenchError(f"ranks(listen={listen!r}): the ranks have torchrun's environment: set "
-                             f"{', '.join(env)} where you start torchrun.")
-    if backend == "auto":
-        raise WorkbenchError(f"ranks(listen={listen!r}): give backend='nccl' or 'gloo': this machine's GPUs tell "
-                             "nothing about the other machines.")
-    key = read_key(key_file)
-    return RankPool(n, backend, timeout, echo, env, Listener(listen, key))
+    return RankPool(n, resolve(backend, n), timeout, echo, env)
 
 
-def resolve(backend: str, n: int, here: bool = True) -> str:
-    """The backend of `n` ranks, with `auto` resolved to gloo or nccl. `here`: whether they run on this machine.
+def resolve(backend: str, n: int) -> str:
+    """The backend of `n` ranks on this machine, with `auto` resolved to gloo or nccl.
 
     Raises WorkbenchError for arguments that cannot work.
     """
@@ -69,8 +55,6 @@ def resolve(backend: str, n: int, here: bool = True) -> str:
         raise WorkbenchError(f"ranks(n={n!r}): n must be a whole number, 1 or more.")
     if backend not in BACKENDS:
         raise WorkbenchError(f"ranks(backend={backend!r}): backend must be one of {', '.join(BACKENDS)}.")
-    if not here:
-        return backend
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

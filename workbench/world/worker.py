@@ -2,10 +2,6 @@
 
 It joins the default process group, sends "ready", then runs one call after another until the pool sends "stop" or
 goes away. It imports torch after it starts to listen, so that it notices a pool that dies meanwhile.
-
-The ranks of a pool that listens (`ranks(n, listen=...)`) are started by torchrun, on any machine:
-
-    torchrun --nnodes 2 --nproc-per-node 4 ... -m workbench worker --connect HOST:PORT [--key-file PATH]
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import queue
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -28,13 +23,10 @@ from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.world.pickling import dumps
 from workbench.world.registered import unpack
-
-if TYPE_CHECKING:
-    from workbench.world.remote import Output
 
 _FOR_LIFE = ExitStack()
 _POOLS: list[Parent] = []  # one, in a rank
@@ -50,7 +42,6 @@ class Parent:
 
     def __init__(self, channel: Connection) -> None:
         self.channel, self._speaking = channel, threading.Lock()
-        self.output: Output | None = None
         self.calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
 
     def send(self, kind: str, body: Any) -> None:
@@ -75,8 +66,7 @@ class Parent:
                 else:
                     self.calls.put((command, *body))
         except Exception:  # it has gone, or what came is no message
-            if "folder" in job:
-                shutil.rmtree(job["folder"], ignore_errors=True)
+            shutil.rmtree(job["folder"], ignore_errors=True)
             if os.getpgrp() == os.getpid():
                 os.killpg(os.getpid(), signal.SIGKILL)
             os._exit(1)
@@ -85,7 +75,7 @@ class Parent:
 def _aside(what: str, *args: Any) -> Any:
     """Answer a question, maybe during a call. A question that fails gets an empty answer."""
     questions: dict[str, tuple[Callable[..., Any], Any]] = {
-        "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}), "stacks": (_stacks, ""),
+        "look": (_look, {"launches": [], "host_bytes": 0, "gpu_bytes": None}),
         "complete": (_complete, []), "prepare": (_prepare, None)}
     answer, nothing = questions[what]
     try:
@@ -113,14 +103,6 @@ def _prepare() -> None:
     from workbench.torch_api.distributed.flight_recorder import prepare
 
     threading.Thread(target=prepare, daemon=True, name="prepare").start()
-
-
-def _stacks() -> str:
-    """The stacks of all threads, as faulthandler writes them."""
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read()
 
 
 def _complete(text: str) -> list[str]:
@@ -161,20 +143,14 @@ def _call(path: list[str], own: bytes, payload: bytes) -> tuple[str, Any]:
 
 
 def _join(job: dict[str, Any]) -> None:
-    """Initialise the default process group, through a file that only this user can read or through torchrun's store."""
+    """Initialise the default process group, through a file that only this user can read."""
     import torch.distributed as dist
 
     from workbench.torch_api.distributed.gloo import one_worker_thread
     from workbench.torch_api.distributed.nccl import own_gpu
 
     device = own_gpu(job["backend"], int(os.environ["LOCAL_RANK"]))
-    store: dist.Store
-    if "store" in job:
-        store = dist.FileStore(job["store"], job["size"])
-    else:
-        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # The store outlives the ranks: each generation has its own prefix in it.
-        store = dist.PrefixStore(job["generation"], dist.TCPStore(*address, is_master=False))
+    store = dist.FileStore(job["store"], job["size"])
     _FOR_LIFE.enter_context(one_worker_thread())  # also for meshes that a user's cell makes
     dist.init_process_group(job["backend"], store=store, rank=job["rank"], world_size=job["size"],
                             timeout=GROUP_TIMEOUT, device_id=device)
@@ -229,17 +205,13 @@ def serve(parent: Parent, job: dict[str, Any]) -> None:
         if command == "stop":
             break
         answer = _call(*body)
-        if parent.output is not None:
-            parent.output.drain()
         parent.send(*answer)
         del body, answer  # do not keep the arguments alive until the next call
     _leave()
 
 
 def main() -> None:
-    """Serve the job in the first argument, as JSON. With options instead, become `workbench worker` with the same."""
-    if sys.argv[1].startswith("--"):
-        os.execv(sys.executable, [sys.executable, "-m", "workbench", "worker", *sys.argv[1:]])
+    """Serve the job in the first argument, as JSON."""
     serve_job(json.loads(sys.argv[1]))
 
 
@@ -255,29 +227,6 @@ def serve_job(job: dict[str, Any]) -> None:
 def _set_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-
-
-def serve_remote(address: str, key_file: str | None, keeper: bool) -> None:
-    """Serve the pool that listens at `address`; `keeper`: start ranks that do so, one after another.
-
-    torchrun starts the keeper, which lives on while its ranks end. WorkbenchError where torchrun did not start this,
-    or where the pool cannot be reached.
-    """
-    from workbench.errors import WorkbenchError
-    from workbench.world.remote import Output, dial, keep_a_rank, read_key
-
-    if missing := [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]:
-        raise WorkbenchError(f"{', '.join(missing)} not set: start this with torchrun")
-    if keeper:
-        keep_a_rank()
-    _set_streams()
-    hello = {"rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "pid": os.getpid()}
-    channel, job = dial(address, read_key(key_file), hello)
-    faulthandler.enable(file=os.dup(2))  # torchrun's log
-    parent = Parent(channel)
-    parent.output = Output(parent.send)
-    threading.Thread(target=parent.output.pump, daemon=True, name="output").start()
-    serve(parent, job | {"parent": os.getppid()})
 
 
 if __name__ == "__main__":

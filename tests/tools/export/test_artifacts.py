@@ -27,7 +27,7 @@ from workbench.tools.export.artifact import MANIFEST, read, read_code, seal
 from workbench.tools.export.code import Code, text_of
 from workbench.tools.export.compiled import transform
 from workbench.tools.export.load_once import load_once
-from workbench.tools.export.source_code import import_file
+from workbench.tools.own_files import import_file
 from workbench.torch_api.inductor.carried import kernels_kept
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError, RankPool

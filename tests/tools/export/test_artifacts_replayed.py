@@ -18,7 +18,7 @@ from workbench.tools.export import compiled, loaded
 from workbench.tools.export.artifact import read
 from workbench.tools.export.compiled import transform
 from workbench.tools.export.run_once import run_once
-from workbench.tools.export.source_code import import_file
+from workbench.tools.own_files import import_file
 from workbench.torch_api import aot
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool, ranks

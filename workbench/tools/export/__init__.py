@@ -1,4 +1,4 @@
-"""A recipe as files that run without notebooks: one script, or a compiled step that loads at once.
+"""A recipe's compiled step as files, which every rank loads at once.
 
     artifact      an artifact's files: manifest, fingerprint, refusals
     code          one graph, or what Inductor made of it, as a Python file
@@ -8,6 +8,4 @@
     loaded        the step that runs an artifact's code on this rank
     run_artifact  train from an artifact, and report
     run_once      tune the kernels that travel with an artifact
-    script        a recipe as one script for torchrun
-    source_code   source of a user's functions and files
 """

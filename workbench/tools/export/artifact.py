@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from workbench.authoring.families import find_family
 from workbench.errors import WorkbenchError, full_disk
+from workbench.passes.registry import find_pass
 from workbench.pipeline.machine import device_of
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
 from workbench.tools.export.code import Code, region_file
-from workbench.tools.export.script import own_module
 
 FORMAT = 2
 MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
@@ -71,8 +73,35 @@ def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     for name in dict.fromkeys(recipe.pass_names):
         if (_PACKAGE / "passes" / name).is_dir():
             found[f"the source of pass {name!r}"] = _sources(f"passes/{name}/**/*.py")
-    own = own_module(recipe)
+    own = own_sources(recipe)
     return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
+
+
+def own_sources(recipe: Recipe) -> str:
+    """The files that define the user's own model and passes in `recipe`; "" without any.
+
+    Of a notebook's cell it is the function alone, without what it calls. WorkbenchError, naming the pass or the model,
+    where there is no source.
+    """
+    own: dict[str, Callable[..., Any]] = {}
+    family = find_family(recipe.model.family)
+    if family.sizes is not None:
+        own[f"model {family.name!r}"] = family.make
+    for name in recipe.pass_names:
+        item = find_pass(name)
+        if item.contract.source == "user":
+            own[f"pass {name!r}"] = item.function
+    return "\n".join(_source(function, what) for what, function in own.items())
+
+
+def _source(function: Callable[..., Any], what: str) -> str:
+    function = inspect.unwrap(function)
+    try:
+        file = Path(inspect.getsourcefile(function) or "")
+        return file.read_text(encoding="utf-8") if file.is_file() else inspect.getsource(function)
+    except (OSError, TypeError):
+        raise WorkbenchError(f"the source of {what} cannot be found: define it in a file or a cell of a notebook, "
+                             "as a function") from None
 
 
 def require_same(manifest: Manifest, here: dict[str, str], folder: Path) -> None:
