@@ -67,23 +67,17 @@ def joint(*passes: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return BUCKETED, {"joint_passes": ["inductor_decomposition", *passes]}
 
 
-def budget(gib: float, **options: Any) -> dict[str, Any]:
-    return {"name": "memory_budget", "gib": gib, "device": "h200x2", **options}
+def budget(gib: float) -> dict[str, Any]:
+    return {"name": "memory_budget", "gib": gib, "device": "h200x2"}
 
 
 OWN |= {f"llama3_budget_{gib}": joint(budget(gib)) for gib in (10.0, 8.5, 7.0, 5.0)}
 OWN |= {f"llama3_budget_{gib}_reshard": joint("reshard_after_forward", budget(gib)) for gib in (8.5, 7.0, 5.0, 3.0)}
-THREE_WAY = [BLOCKS, {**OFFLOAD, "choose": "planned"}, *LOWERED]
-OWN |= {f"llama3_budget_{gib}_offload": ("llama3_offload", {
-    "joint_passes": ["inductor_decomposition", budget(gib, offload=True)], "passes": THREE_WAY})
-    for gib in (8.5, 7.0, 5.0)}
 OWN |= {f"llama3_float8_budget_{gib}": ("llama3_float8", {
     "joint_passes": [*FLOAT8, budget(gib)], "passes": [BLOCKS, H200X2, *LOWERED]}) for gib in (7.0, 5.0)}
 OWN |= {f"llama3_float8_whole_step_reshard_budget_{gib}": ("llama3_float8", {
     **WHOLE_FLOAT8, "joint_passes": [*FLOAT8, "reshard_after_forward", budget(gib)]})
     for gib in (6.0, 5.7, 5.5, 5.4, 5.0)}
-OWN |= {f"llama3_float8_budget_{gib}_offload": ("llama3_float8", {
-    "joint_passes": [*FLOAT8, budget(gib, offload=True)], "passes": THREE_WAY}) for gib in (6.0, 5.4)}
 OWN["llama3_8b_budget"] = "llama3_whole_step", {
     "joint_passes": ["inductor_decomposition", "reshard_after_forward", budget(45.0)],
     "passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}
