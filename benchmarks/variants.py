@@ -24,9 +24,6 @@ BLOCKS, LOWERED = "transformer_block_bucketing", ["full_inductor_compilation", "
 FLOAT8 = ["inductor_decomposition", "float8_matmul"]
 WHOLE_FLOAT8 = {"training.step": "whole", "joint_passes": FLOAT8,
                 "passes": [BLOCKS, H200X2, "fused_clip_adamw", *LOWERED]}
-LEFT_OUT = "interleaved_microbatches", "copy_engines"  # passes that did not pay
-COPIED_GATHERS = {"name": "copy_engines", "scatters": False}
-HALVES = {"training.accumulate": 2}
 OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and what it changes
     "llama3_fsdp": ("llama3_fsdp", {"mesh.dp_shard": 4, "mesh.tp": 1}),
     "llama3_hsdp": ("llama3_hsdp", {"mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 1}),
@@ -58,18 +55,6 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {  # of which recipe of ours, and w
     "llama3_tp_async_cudagraph": (
         "llama3_full_inductor", {"passes": [{"name": "async_tensor_parallel", "device": "h200x2"}, H200X2, *LOWERED]}),
     "llama3_tp_whole_step_cudagraph": ("llama3_whole_step", {"passes": [H200X2, "fused_clip_adamw", *LOWERED]}),
-    "llama3_tp_microbatches_cudagraph": (
-        "llama3_whole_step", {**HALVES, "passes": ["fused_clip_adamw", *LOWERED]}),
-    "llama3_tp_halves_cudagraph": (
-        "llama3_whole_step", {**HALVES, "passes": ["interleaved_microbatches", "fused_clip_adamw", *LOWERED]}),
-    "llama3_tp_halves_copies_cudagraph": (
-        "llama3_whole_step", {**HALVES, "passes": [
-            "interleaved_microbatches", "fused_clip_adamw", "copy_engines", *LOWERED]}),
-    "llama3_tp_halves_copied_gathers_cudagraph": (
-        "llama3_whole_step", {**HALVES, "passes": [
-            "interleaved_microbatches", "fused_clip_adamw", COPIED_GATHERS, *LOWERED]}),
-    "llama3_whole_step_copies_cudagraph": (
-        "llama3_whole_step", {"passes": [BLOCKS, H200X2, "fused_clip_adamw", "copy_engines", *LOWERED]}),
     "deepseek_v3_capacity": ("deepseek_v3", {"model.dispatch": "capacity"}),
     "deepseek_v3_capacity_cudagraph": ("deepseek_v3", {"model.dispatch": "capacity", "passes": ["cudagraph"]}),
     "deepseek_v3_capacity_block_bucketing_cudagraph": (
@@ -82,23 +67,17 @@ def joint(*passes: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return BUCKETED, {"joint_passes": ["inductor_decomposition", *passes]}
 
 
-def budget(gib: float, **options: Any) -> dict[str, Any]:
-    return {"name": "memory_budget", "gib": gib, "device": "h200x2", **options}
+def budget(gib: float) -> dict[str, Any]:
+    return {"name": "memory_budget", "gib": gib, "device": "h200x2"}
 
 
 OWN |= {f"llama3_budget_{gib}": joint(budget(gib)) for gib in (10.0, 8.5, 7.0, 5.0)}
 OWN |= {f"llama3_budget_{gib}_reshard": joint("reshard_after_forward", budget(gib)) for gib in (8.5, 7.0, 5.0, 3.0)}
-THREE_WAY = [BLOCKS, {**OFFLOAD, "choose": "planned"}, *LOWERED]
-OWN |= {f"llama3_budget_{gib}_offload": ("llama3_offload", {
-    "joint_passes": ["inductor_decomposition", budget(gib, offload=True)], "passes": THREE_WAY})
-    for gib in (8.5, 7.0, 5.0)}
 OWN |= {f"llama3_float8_budget_{gib}": ("llama3_float8", {
     "joint_passes": [*FLOAT8, budget(gib)], "passes": [BLOCKS, H200X2, *LOWERED]}) for gib in (7.0, 5.0)}
 OWN |= {f"llama3_float8_whole_step_reshard_budget_{gib}": ("llama3_float8", {
     **WHOLE_FLOAT8, "joint_passes": [*FLOAT8, "reshard_after_forward", budget(gib)]})
     for gib in (6.0, 5.7, 5.5, 5.4, 5.0)}
-OWN |= {f"llama3_float8_budget_{gib}_offload": ("llama3_float8", {
-    "joint_passes": [*FLOAT8, budget(gib, offload=True)], "passes": THREE_WAY}) for gib in (6.0, 5.4)}
 OWN["llama3_8b_budget"] = "llama3_whole_step", {
     "joint_passes": ["inductor_decomposition", "reshard_after_forward", budget(45.0)],
     "passes": [BLOCKS, "fused_clip_adamw", LOWERED[0]]}
@@ -118,8 +97,6 @@ def recipe_of(variant: str, family: str, changes: dict[str, Any]) -> Recipe:
     from benchmarks.reference import RECIPES
     from workbench import load_recipe
 
-    if any(name in str(OWN.get(variant)) for name in LEFT_OUT):
-        import benchmarks.batch_split  # noqa: F401 - registers them
     base, own = OWN.get(variant, (family if variant in PEERS or variant in RECIPES else variant, {}))
     recipe = load_recipe(base)
     if recipe.model.family != family:

@@ -18,13 +18,10 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from registrations import registrations_restored
 
-from workbench import build, fake_world, load_recipe
+from workbench import load_recipe
 from workbench.authoring.author import author
-from workbench.graph.read.order import between
 from workbench.graph.read.simulated_run import StepTimeline
-from workbench.graph.read.timeline import costs_of
 from workbench.pipeline.train import total_norm
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.devices.profile import MACHINES, load_profile
@@ -88,23 +85,6 @@ def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
     )
     for found in pool4.run(eager_distances, Recipe(**given)):
         assert max(found.values()) < 1e-6, found
-
-
-def test_halves_in_turn_have_products_between_their_collectives_and_waits() -> None:
-    """Without the pass none has: each microbatch waits at once. The two ends and the loss find no other half."""
-    def beside_products(*passes: str) -> tuple[int, int]:
-        import benchmarks.batch_split  # noqa: F401 - registers its passes
-
-        recipe = load_recipe("llama3_whole_step").override({
-            "mesh.dp_shard": 1, "mesh.tp": 2, "training.accumulate": 2, "model.n_layers": 1, "passes": list(passes)})
-        with fake_world(2) as world:
-            graph = build(recipe, world).step.joined.graph
-        found = between(graph, costs_of(graph, "h100")).values()
-        return sum(each.products > 0 for each in found), len(found)
-
-    with registrations_restored():
-        assert beside_products() == (0, 35)
-        assert beside_products("interleaved_microbatches") == (25, 35)
 
 
 @pytest.mark.nightly  # captures 16 layers

@@ -15,7 +15,6 @@
     merged_collectives           what both bucketing passes need
     offload_activations          saved tensors on the host between forward and backward
     overlap_collectives          independent work moves behind collectives
-    overlap_update               parameters are updated behind the rest of the backward
     regional_inductor            named regions are compiled by Inductor
     registry                     @register_pass, and `find_pass` by name
     reshard_after_forward        free gathered parameters after the forward

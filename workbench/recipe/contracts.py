@@ -48,11 +48,6 @@ class Options(BaseModel):
         """Whether the capture does the pass's work, so that the pass receives no graph to compare its own with."""
         return False
 
-    @property
-    def partner(self) -> tuple[str, Mapping[str, object]] | None:
-        """Another pass that these options need in the recipe, and the options that it must have."""
-        return None
-
 
 class EstimateOptions(Options):
     """For passes that schedule: estimated times of a device, or measured times and the file that keeps them."""

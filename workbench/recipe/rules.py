@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.recipe.contracts import CONTRACTS, Options, check_capture, check_passes, check_step
+from workbench.recipe.contracts import CONTRACTS, check_capture, check_passes, check_step
 from workbench.recipe.strict_toml import Problem, check, freeze
 
 
@@ -76,30 +75,17 @@ def pass_problems(
 ) -> list[Problem]:
     """Misspelt names, wrong options, and broken rules of order."""
     problems: list[Problem] = []
-    given = {spec["name"]: spec["options"] for spec in (*joint, *passes)}
     for where, listed in (("joint_passes", joint), ("passes", passes)):
         for i, spec in enumerate(listed):
             key, name = f"{where}[{i}]", spec["name"]
             contract = CONTRACTS.get(name)
             if contract is not None:
-                options, found = check(contract.options, freeze(spec["options"]), key)
-                problems += found or _partner_problems(key, name, options, given)
+                problems += check(contract.options, freeze(spec["options"]), key)[1]
             # another name may be a user's pass, registered later: build checks those
             elif close := get_close_matches(name, CONTRACTS, 1, cutoff=0.8):
                 problems.append(Problem(key, f"unknown pass {name!r}; did you mean {close[0]!r}?"))
     names = [[p["name"] for p in listed if p["name"]] for listed in (joint, passes)]
     return problems + [Problem("joint_passes, passes", m) for m in check_passes(*names, free_order=free_order)]
-
-
-def _partner_problems(key: str, name: str, options: Options | None, given: Mapping[str, Any]) -> list[Problem]:
-    """The other pass that these options need is listed, with the options that it must have."""
-    if options is None or options.partner is None:
-        return []
-    other, needed = options.partner
-    if other in given and all(given[other].get(option) == value for option, value in needed.items()):
-        return []
-    text = " and ".join(f"{option} = {json.dumps(value)}" for option, value in needed.items())
-    return [Problem(key, f"with these options pass {name!r} needs {other!r} with {text}: list it so, or change them")]
 
 
 def cuda_reasons(names: Sequence[str], attention: str) -> dict[str, str]:

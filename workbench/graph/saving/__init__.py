@@ -1,7 +1,6 @@
 """What the forward keeps for the backward, and what the backward computes again.
 
     choose         the plan that repeats least within a budget
-    host           tensors that may wait on the host, and what of their copies is exposed
     partitioner    what torch's own partitioner would save
     peak           the step's peak, predicted
     plan           MemoryPlan: each tensor, its bytes, the choice and its price

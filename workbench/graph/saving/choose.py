@@ -17,17 +17,15 @@ ENOUGH = 0.02
 """A plan whose time is within this share of the bound is taken, before plans that treat alike layers differently."""
 
 
-def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[str],
-        to_host: Sequence[str] = ()) -> None:
+def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[str]) -> None:
     """Follow the user's patterns `MODULE` or `MODULE:OPERATOR`, with `*` for any text.
 
-    Raises WorkbenchError for a pattern that matches nothing, for two that contradict, and for what cannot run again or
-    wait on the host.
+    Raises WorkbenchError for a pattern that matches nothing, for two that contradict, and for what cannot run again.
     """
     free = [made for made in producers if not made.holds_parameters]
     chosen: dict[Producer, tuple[str, str]] = {}
-    option = {"saved": "keep", "repeated": "recompute", "sent": "to_host"}
-    for act, patterns in (("saved", keep), ("repeated", recompute), ("sent", to_host)):
+    option = {"saved": "keep", "repeated": "recompute"}
+    for act, patterns in (("saved", keep), ("repeated", recompute)):
         for pattern in patterns:
             found = [made for made in free if _matches(pattern, made)]
             if not found:
@@ -43,15 +41,8 @@ def fix(producers: Sequence[Producer], keep: Sequence[str], recompute: Sequence[
                                          f"({module_path(made.node)}:{short_name(made.node)}), which must be saved: "
                                          f"{made.why}")
                 chosen[made] = act, pattern
-            if act == "sent" and all(made.results[0].host is None for made in found):
-                some = ", ".join(m.node.name for m in free if m.results[0].host is not None)
-                raise WorkbenchError(f"memory_budget: to_host {pattern!r} matches no tensor that may go to the host; "
-                                     f"there are {some[:200] or 'none'}")
     for made, (act, pattern) in chosen.items():
-        if act == "saved":
-            made.results[0].host = None
-        sent = act == "sent" and made.results[0].host is not None and made.fixed != "repeated"
-        if sent or (act != "sent" and not made.fixed):
+        if not made.fixed:
             made.fixed, made.why = act, f"{option[act]} {pattern}"
 
 
@@ -81,18 +72,17 @@ def choose(producers: Sequence[Producer], budget: int, device: str) -> MemoryPla
             break
     assert best is not None
     decided = sum(made.ms for made in producers if made.decided and made in best.repeated)
-    return MemoryPlan(budget, fewest.bytes, min(bound, best.ms), device, tuple(_rows(producers, best)),
-                      best.exposed_ms, decided)
+    return MemoryPlan(budget, fewest.bytes, min(bound, best.ms), device, tuple(_rows(producers, best)), decided)
 
 
 def _rows(producers: Sequence[Producer], chosen: Solution) -> Iterator[Choice]:
     for made in producers:
         ms = 0.0 if made.decided else made.ms
         for each in made.results:
-            if each in chosen.saved or each in chosen.sent or made in chosen.repeated:
-                act: Act = "save" if each in chosen.saved else "offload" if each in chosen.sent else "recompute"
+            if each in chosen.saved or made in chosen.repeated:
+                act: Act = "save" if each in chosen.saved else "recompute"
                 yield Choice(each.node.name, module_path(each.node), short_name(made.node), each.bytes, ms, act,
-                             made.why, each.host.ms if each.host is not None else 0.0)
+                             made.why)
                 ms = 0.0
 
 
@@ -108,8 +98,8 @@ def _classes(producers: Sequence[Producer]) -> list[list[int]]:
     """Layers that hold the same operators on the same sizes with the same prices, in classes; the largest first."""
     classes: dict[Hashable, list[int]] = defaultdict(list)
     for layer, inside in _layers(producers).items():
-        signature = tuple((short_name(m.node), round(m.ms, 9), m.fixed,
-                           *((e.bytes, e.read, e.host is None) for e in m.results)) for m in inside)
+        signature = tuple((short_name(m.node), round(m.ms, 9), m.fixed, *((e.bytes, e.read) for e in m.results))
+                          for m in inside)
         classes[signature].append(layer)
     return sorted(classes.values(), key=lambda layers: -len(layers))
 

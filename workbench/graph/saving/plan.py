@@ -1,4 +1,4 @@
-"""MemoryPlan: whether each tensor that the backward needs is saved, computed again or sent to the host, with prices."""
+"""MemoryPlan: whether each tensor that the backward needs is saved or computed again, with prices."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Literal
 
 from workbench.recipe.wording import aligned
 
-Act = Literal["save", "recompute", "offload"]
+Act = Literal["save", "recompute"]
 _NUMBER = re.compile(r"(?<=layers\.)\d+")
 
 
 @dataclass(frozen=True)
 class Choice:
     """One tensor. bytes: of its memory. ms: of its operator, which the backward runs again where `choice` is recompute;
-    0 for a second result of the same operator. fixed: why there was no choice, or "". copy_ms: of a copy to the host,
-    or back, hidden or not; 0 for a tensor that cannot go there.
+    0 for a second result of the same operator. fixed: why there was no choice, or "".
     """
 
     name: str
@@ -27,16 +26,14 @@ class Choice:
     ms: float
     choice: Act
     fixed: str = ""
-    copy_ms: float = 0.0
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """budget, least: bytes that may be saved on the device, and the fewest that could be. bound_ms: no plan within the
     budget adds less time than this; it covers plans that treat alike layers differently, too. device: of the times.
-    exposed_ms: what the step waits for copies to the host and back. decided_ms: what the backward computes again, since
-    an earlier pass said so, where no collective is hidden; no plan pays for it, and `ms` leaves it out. note: what
-    could not be offered, and why.
+    decided_ms: what the backward computes again, since an earlier pass said so, where no collective is hidden; no plan
+    pays for it, and `ms` leaves it out.
     """
 
     budget: int
@@ -44,17 +41,11 @@ class MemoryPlan:
     bound_ms: float
     device: str
     choices: tuple[Choice, ...] = field(repr=False)
-    exposed_ms: float = 0.0
     decided_ms: float = 0.0
-    note: str = ""
 
     @property
     def saved(self) -> tuple[Choice, ...]:
         return tuple(c for c in self.choices if c.choice == "save")
-
-    @property
-    def offloaded(self) -> tuple[Choice, ...]:
-        return tuple(c for c in self.choices if c.choice == "offload")
 
     @property
     def saved_bytes(self) -> int:
@@ -66,31 +57,24 @@ class MemoryPlan:
         return sum(c.ms for c in self.choices if c.choice == "recompute")
 
     @property
-    def added_ms(self) -> float:
-        """What the plan adds to the step: what is computed again, and the waits for copies."""
-        return self.ms + self.exposed_ms
-
-    @property
     def gap(self) -> float:
-        """How much of `added_ms` the best plan could do without, at most."""
-        return max(0.0, 1 - self.bound_ms / self.added_ms) if self.added_ms else 0.0
+        """How much of `ms` the best plan could do without, at most."""
+        return max(0.0, 1 - self.bound_ms / self.ms) if self.ms else 0.0
 
     @property
     def summary(self) -> str:
-        sent = (f", sends {sum(c.bytes for c in self.offloaded):,} to the host with {self.exposed_ms:.4g} ms of copies "
-                "exposed") if self.offloaded else ""
-        best = f"no plan {'adds' if sent else 'computes'} less than {self.bound_ms:.4g} ms"
+        best = f"no plan computes less than {self.bound_ms:.4g} ms"
         if self.decided_ms:
             best += f"; by earlier passes, at most {self.decided_ms:.4g} ms more"
-        return (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}){sent}, and "
-                f"computes {self.ms:.4g} ms again on {self.device}; {best}{'; ' if self.note else ''}{self.note}")
+        return (f"saves {self.saved_bytes:,} bytes of a budget of {self.budget:,} (at least {self.least:,}), and "
+                f"computes {self.ms:.4g} ms again on {self.device}; {best}")
 
     def __str__(self) -> str:
         """The plan as a table; alike layers that are treated alike share a row."""
-        head = ("tensor", "module", "operator", "bytes", "choice", "ms", "copy ms", "fixed")
-        rows = [(c.name, c.module, c.operator, f"{c.bytes:,}", c.choice, f"{c.ms:.4g}",
-                 f"{c.copy_ms:.4g}" if c.copy_ms else "", c.fixed) for c, _ in alike(self.choices)]
-        return "\n".join([self.summary, *aligned([head, *rows], (3, 5, 6))])
+        head = ("tensor", "module", "operator", "bytes", "choice", "ms", "fixed")
+        rows = [(c.name, c.module, c.operator, f"{c.bytes:,}", c.choice, f"{c.ms:.4g}", c.fixed)
+                for c, _ in alike(self.choices)]
+        return "\n".join([self.summary, *aligned([head, *rows], (3, 5))])
 
     def diff(self, other: MemoryPlan) -> list[tuple[Choice | None, Choice | None]]:
         """(here, in the other) of each tensor that the two treat differently; None where one does not need it."""
@@ -111,8 +95,8 @@ def alike(choices: Iterable[Choice]) -> list[tuple[Choice, list[Choice]]]:
         place = seen[own] = seen.get(own, -1) + 1  # the n-th of this operator in this module
         key = (_NUMBER.sub("*", each.module), each.operator, place, each.bytes, each.choice, each.fixed)
         groups.setdefault(key, []).append(each)
-    return [(replace(same[0], module=_named(same), bytes=sum(c.bytes for c in same), ms=sum(c.ms for c in same),
-                     copy_ms=sum(c.copy_ms for c in same)), same) for same in groups.values()]
+    return [(replace(same[0], module=_named(same), bytes=sum(c.bytes for c in same), ms=sum(c.ms for c in same)), same)
+            for same in groups.values()]
 
 
 def _named(same: list[Choice]) -> str:

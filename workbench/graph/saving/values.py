@@ -22,24 +22,13 @@ _TAGGED = "tagged by another pass"
 _AGAIN = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
 
 
-@dataclass(frozen=True)
-class HostCopy:
-    """Milliseconds of a tensor's copy to the host, or back. left: compute of the forward behind the tensor; due:
-    compute of the backward before the tensor is needed again.
-    """
-
-    ms: float
-    left: float
-    due: float
-
-
 @dataclass(eq=False)
 class Producer:
     """An operator of the forward that makes tensors of its own.
 
     ms: what it adds to the step in the backward; 0 if only the backward needs it. inputs: the tensors that it
-    reads, beside the graph's inputs. fixed: "saved" where it may not run twice, "repeated" where it has to, "sent"
-    where its tensor has to go to the host; why: the reason.
+    reads, beside the graph's inputs. fixed: "saved" where it may not run twice, "repeated" where it has to;
+    why: the reason.
     """
 
     node: Node
@@ -61,7 +50,6 @@ class Stored:
     """Memory that a forward operator allocates. node: its owner. read: whether the backward reads it or a view of it.
 
     holders: the owner, and for a collective its waits, which are the values. views: all nodes that show this memory.
-    host: its copies, where it may wait on the host.
     """
 
     node: Node
@@ -70,7 +58,6 @@ class Stored:
     read: bool = False
     holders: list[Node] = field(default_factory=list)
     views: list[Node] = field(default_factory=list)
-    host: HostCopy | None = None
 
 
 def repeating_ms(gm: GraphModule, device: str | DeviceSpec, known: Known, fused: bool) -> dict[Node, float]:

@@ -23,8 +23,6 @@ of that may stay: the last layer's product and sigmoid run again, from the first
     effects  the plan against the tags, and against what the partitioner made of them
 """
 
-from collections.abc import Mapping
-
 from pydantic import Field, model_validator
 
 from workbench.passes import loads_on_use
@@ -38,9 +36,6 @@ class BudgetOptions(EstimateOptions):
     keep, recompute: patterns `MODULE` or `MODULE:OPERATOR`, such as "layers.*.attention:mm", whose tensors are saved
     or computed again in any case. collectives: those of activations may run again. device, estimates: of the times, of
     kernels fused as a compiler fuses them unless `fused` is false.
-
-    offload: a tensor may go to the host, too, where that adds less time; the pass offload_activations copies it, with
-    choose = "planned". to_host: patterns of what goes there in any case.
     """
 
     gib: float | None = Field(None, ge=0)
@@ -49,20 +44,12 @@ class BudgetOptions(EstimateOptions):
     recompute: tuple[str, ...] = ()
     collectives: bool = False
     fused: bool = True
-    offload: bool = False
-    to_host: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _one(self) -> "BudgetOptions":
         if self.gib is not None and self.fraction is not None:
             raise ValueError("gib and fraction are both given: give one of them")
-        if self.to_host and not self.offload:
-            raise ValueError("to_host is given, and offload is false: set it to true")
         return self
-
-    @property
-    def partner(self) -> tuple[str, Mapping[str, object]] | None:
-        return ("offload_activations", {"choose": "planned"}) if self.offload else None
 
     def bytes(self, now: int) -> int:
         """The budget. now: what is saved without the pass. Without gib and fraction, half of that."""

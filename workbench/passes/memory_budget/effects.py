@@ -26,24 +26,18 @@ def planned(before: Graphs, after: Graphs, options: BudgetOptions) -> Effect:
     evidence = {"budget": plan.budget, "saved_bytes": plan.saved_bytes, "least_bytes": plan.least,
                 "recomputed_ms": round(plan.ms, 4), "bound_ms": round(plan.bound_ms, 4), "gap": round(plan.gap, 4),
                 "tagged_nodes": tagged, "estimated_for": plan.device}
-    if options.offload:
-        evidence |= {"offloaded_bytes": sum(c.bytes for c in plan.offloaded), "exposed_ms": round(plan.exposed_ms, 4),
-                     "note": plan.note}
     return Effect(bool(tagged), "" if tagged else "every node was tagged before", evidence)
 
 
 def kept(graphs: Graphs, options: BudgetOptions) -> Effect:
-    """What is saved is what the plan saves or sends to the host; without the latter, whose copies come later, it fits
-    the budget; and the backward computes again what the plan says.
-    """
+    """What is saved is what the plan saves; it fits the budget; and the backward computes again what the plan says."""
     forward, backward = graphs
     plan = facts_of(forward).plan
     if plan is None:
         return Effect(False, "the partitioned graphs have no plan", {})
     rows = [row for row in saved_tensors(forward, backward) if row.held_bytes]
-    sent = {c.name for c in plan.offloaded}
-    held = sum(row.held_bytes for row in rows if sent.isdisjoint(row.alias))
-    wanted = {c.name for c in plan.saved} | sent
+    held = sum(row.held_bytes for row in rows)
+    wanted = {c.name for c in plan.saved}
     beyond = [row.name for row in rows if wanted.isdisjoint(row.alias)]
     missing = sorted(wanted - {name for row in rows for name in row.alias})
     again = set(repeated(forward, backward))

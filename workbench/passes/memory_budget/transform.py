@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.measured_costs import Estimates, estimates_of
-from workbench.graph.read.timeline import costs_of
 from workbench.graph.saving.choose import choose, fix
-from workbench.graph.saving.host import offer
 from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.plan import MemoryPlan
 from workbench.graph.saving.values import Producer, Stored, read_values, repeating_ms, without_tangents
@@ -28,7 +24,7 @@ from workbench.torch_api.ops import world_kind
 
 
 def memory_budget(gm: GraphModule, example_inputs: list[Any], *, options: BudgetOptions) -> GraphModule:
-    """Tag each forward tensor that the backward needs: saved, on the device or later on the host, or computed again.
+    """Tag each forward tensor that the backward needs: saved, or computed again.
 
     Raises WorkbenchError for a budget below what must be saved, and for a pattern that matches nothing.
     """
@@ -53,26 +49,13 @@ def plan_of(gm: GraphModule, options: BudgetOptions) -> tuple[list[Producer], Me
     ms = repeating_ms(seen, spec, known, options.fused)
     producers = read_values(seen, ms, collectives=options.collectives)
     now = 0 if options.gib is not None else torch_cut(gm, producers).bytes
-    note = _offer(seen, producers, known, options) if options.offload else ""
-    if note and options.to_host:
-        raise WorkbenchError(f"memory_budget: to_host is given, and {note}")
-    fix(producers, options.keep, options.recompute, options.to_host)
-    plan = replace(choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}"), note=note)
+    fix(producers, options.keep, options.recompute)
+    plan = choose(producers, options.bytes(now), f"{spec.name}, {spec.trust}")
     if world_kind() in ("gloo", "nccl"):
         shared = [plan]
         dist.broadcast_object_list(shared, src=0)
         plan = shared[0]
     return producers, plan
-
-
-def _offer(gm: GraphModule, producers: list[Producer], known: Estimates, options: BudgetOptions) -> str:
-    """Let tensors go to the host; or say why none may."""
-    spec = device_spec(options.device)
-    if not spec.host_known:
-        return (f"nothing is offered to the host: {spec.name} has no measured bandwidth to it; `workbench calibrate` "
-                "measures one")
-    offer(gm, producers, costs_of(gm, spec, known, fused=options.fused))
-    return ""
 
 
 def _tag(named: Mapping[str, Node], made: Producer, each: Stored, choice: str | None) -> None:

@@ -24,7 +24,6 @@ The device holds a tensor until its wait. The backward starts each copy as late 
     copies  which tensors, when each copy starts, and where the step waits for it
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import NonNegativeInt
@@ -34,21 +33,16 @@ from workbench.recipe.contracts import EstimateOptions, Numerics, PassContract, 
 
 
 class OffloadOptions(EstimateOptions):
-    """choose: "hidden" for the tensors whose copies end before the forward does, as estimated, "all", or "planned" for
-    those that the plan of memory_budget sends to the host, whatever the other options say.
+    """choose: "hidden" for the tensors whose copies end before the forward does, as estimated, or "all".
 
     modules: paths of modules, `*` for one component; a saved tensor of another module stays. min_bytes: a smaller one
     stays, too. fused: as where a compiler follows, which fuses pointwise operators.
     """
 
-    choose: Literal["hidden", "all", "planned"] = "hidden"
+    choose: Literal["hidden", "all"] = "hidden"
     modules: tuple[str, ...] = ()
     min_bytes: NonNegativeInt = 1 << 20
     fused: bool = True
-
-    @property
-    def partner(self) -> tuple[str, Mapping[str, object]] | None:
-        return ("memory_budget", {"offload": True}) if self.choose == "planned" else None
 
 
 CONTRACT = PassContract(

@@ -7,16 +7,28 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from workbench.graph.facts import facts_of
 from workbench.graph.make_nodes import NodeMaker, fake_mode_of
-from workbench.graph.read.memory import alias_chain, parameter_moves, roots
+from workbench.graph.read.memory import parameter_moves, roots
 from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Clock, Costs, simulate
-from workbench.graph.saving.host import fills_its_memory
 from workbench.torch_api.devices.host_copies import TO_DEVICE, TO_HOST, WAIT
 from workbench.torch_api.ops import calls_of, own_bytes, tensor_bytes, writes, written_inputs
+
+
+def fills_its_memory(value: object) -> bool:
+    """Whether this is a tensor whose elements lie without gaps, so that a copy can have the same strides."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return value.numel() > 0
 
 
 def can_leave(forward: GraphModule) -> dict[int, Node]:
@@ -40,15 +52,6 @@ def can_leave(forward: GraphModule) -> dict[int, Node]:
         if alone and root.op == "call_function" and root not in moved:
             found[place] = node
     return found
-
-
-def planned(forward: GraphModule, nodes: dict[int, Node]) -> tuple[dict[int, Node], list[str]]:
-    """Those of `nodes` that the plan of memory_budget sends to the host, and the names that are not among them."""
-    plan = facts_of(forward).plan
-    wanted = {c.name for c in plan.offloaded} if plan is not None else set()
-    names = {place: {n.name for n in alias_chain(node)} & wanted for place, node in nodes.items()}
-    return ({place: node for place, node in nodes.items() if names[place]},
-            sorted(wanted.difference(*names.values())))
 
 
 def hidden(nodes: dict[int, Node], costs: Costs, clock: Clock) -> dict[int, Node]:

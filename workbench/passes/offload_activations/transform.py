@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
@@ -15,9 +15,9 @@ from workbench.graph.read.nodes import output_values
 from workbench.graph.read.timeline import Costs, costs_of, simulate
 from workbench.passes.effect import Effect
 from workbench.passes.offload_activations import CONTRACT, OffloadOptions
-from workbench.passes.offload_activations.copies import bring_back, can_leave, hidden, planned, send
+from workbench.passes.offload_activations.copies import bring_back, can_leave, hidden, send
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.torch_api.devices.host_copies import WAIT, require_alone, require_pinned
+from workbench.torch_api.devices.host_copies import require_alone, require_pinned
 from workbench.torch_api.ops import calls_of, host_copy, tensor_bytes
 
 _PLAIN = "these ranks compute on CPUs: the copies lie in the same memory, and nothing is saved"
@@ -35,8 +35,6 @@ def on_the_host(before: Graphs, after: Graphs, options: OffloadOptions) -> Effec
                for graphs in (before, after)]
     evidence = {"offloaded": len(sent), "bytes": size, "could_leave": len(can_leave(before[0])),
                 "saved_bytes": [was, now], "exposed_ms": exposed}
-    if options.choose == "planned" and (lost := planned(before[0], _sent(after[0], before[0]))[1]):
-        return Effect(False, f"planned for the host and not sent: {', '.join(lost[:3])}", evidence)
     if not sent:
         return Effect(False, _why_none(before[0], options), evidence)
     if still:
@@ -49,18 +47,8 @@ def on_the_host(before: Graphs, after: Graphs, options: OffloadOptions) -> Effec
     return Effect(True, _PLAIN if device == "cpu" and facts_of(before[0]).world != "fake" else "", evidence)
 
 
-def _sent(after: GraphModule, before: GraphModule) -> dict[int, Node]:
-    """The tensors that were sent, as `before` has them, by their place among what is saved."""
-    now, results = output_values(after), facts_of(before).step.results
-    return {place: node for place, node in can_leave(before).items()
-            if (value := now[results + place]).op == "call_function" and value.target is WAIT}
-
-
 def _why_none(forward: GraphModule, options: OffloadOptions) -> str:
     found = can_leave(forward)
-    if options.choose == "planned":
-        return "the plan of memory_budget sends nothing to the host" if facts_of(forward).plan is not None else (
-            "no memory_budget has planned what goes to the host")
     large = {p: n for p, n in found.items() if tensor_bytes(n.meta["val"]) >= options.min_bytes}
     if not found:
         return "no saved tensor has memory of its own"
@@ -90,8 +78,7 @@ def offload_activations(gm: GraphModule, example_inputs: list[Any], *, options: 
     costs = order_costs(options, gm)
     if facts.part == "forward":
         require_alone()
-        possible = can_leave(gm)
-        found = planned(gm, possible)[0] if options.choose == "planned" else _wanted(gm, possible, options)
+        found = _wanted(gm, can_leave(gm), options)
         _require_device(found)
         if options.choose == "hidden":
             found = hidden(found, costs, simulate(gm.graph.nodes, costs))

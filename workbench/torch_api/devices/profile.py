@@ -188,10 +188,6 @@ class MeasuredSpec(DeviceSpec):
         known = f"{known} as a median" if known else "error unknown"
         return known + (_elsewhere(self.profile) if self.profile else "")
 
-    @property
-    def host_known(self) -> bool:
-        return self.profile is not None and self.profile.host_gbps is not None
-
     def moving_ms(self, moved: float) -> float:
         return _along(self._moves, moved)
 

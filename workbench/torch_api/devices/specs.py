@@ -57,11 +57,6 @@ class DeviceSpec:
         """What is known of the error of times that are simulated on this device."""
         return "not calibrated"
 
-    @property
-    def host_known(self) -> bool:
-        """Whether `host_gbps` is of this device: a measured profile may lack it, and then has the data sheet's."""
-        return True
-
     def moving_ms(self, moved: float) -> float:
         """A kernel that reads and writes this many bytes, at full memory bandwidth."""
         return moved / (self.dram_gbps * 1e9) * 1e3
