@@ -47,8 +47,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str, status: int = 2) -> 
 
 
 @pytest.mark.parametrize("command", [
-    ["--help"], ["run", "--help"], ["matrix", "--help"], ["explain", "--help"],
-    ["bisect", "--help"], ["ablate", "--help"], ["recipes"], ["passes"]])
+    ["--help"], ["run", "--help"], ["explain", "--help"],
+    ["bisect", "--help"], ["recipes"], ["passes"]])
 def test_listings_import_no_torch(command: list[str]) -> None:
     code = ("import sys\nfrom workbench.cli import main\n"
             f"try:\n    main({command!r})\nexcept SystemExit as e:\n    assert not e.code\n"
@@ -115,7 +115,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("variable", "commands"), [
-    ("WORKBENCH_RECIPES", (["recipes"], ["matrix", "--world", "fake"])),
+    ("WORKBENCH_RECIPES", (["recipes"],)),
     ("WORKBENCH_LESSONS", (["lessons"], ["course"], ["check", "2"])),
 ])
 def test_no_folder_of_recipes_or_lessons_is_no_success(
@@ -129,11 +129,9 @@ def test_no_folder_of_recipes_or_lessons_is_no_success(
         assert told.startswith(f"{tmp_path / 'none'}: no such folder of ") and variable in told
 
 
-@pytest.mark.parametrize("command", [["matrix", "llama3", "--world", "fake"], ["ablate", "llama3"], ["course", "1"]],
-                         ids=lambda each: each[0])
-def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    told = refused(capsys, *command, "--out", str(tmp_path / "file" / "out"))
+    told = refused(capsys, "course", "1", "--out", str(tmp_path / "file" / "out"))
     assert told.startswith(str(tmp_path / "file")) and told.endswith(": Not a directory")
 
 
@@ -144,13 +142,10 @@ def test_a_folder_that_cannot_be_made(command: list[str], tmp_path: Path, capsys
     (["course", "--jobs", "x"], "argument --jobs: must be a whole number, 1 or more, not 'x'"),
     (["run", "tour", "--set", "mesh.tp"], "argument --set: mesh.tp: write KEY=VALUE, such as mesh.tp=2; "),
     (["run", "--set", "mesh.tp=2", "tour"], "tour: write KEY=VALUE, such as mesh.tp=2; put an argument without ="),
-    (["ablate", "tour", "--vary", "foo"], "argument --vary: foo: write PASS.OPTION=V1,V2; "),
     (["explain", "tour", "--config", "=1"], "argument --config: =1: write OPTION=VALUE, such as "),
     (["run", "tour", "--set", "mesh.tp=2", "--set", "mesh.tp=4"],
      "argument --set: mesh.tp is given twice, as '2' and '4': keep one"),
-    (["matrix", "tour", "--set", "a=1", "a=1"], "argument --set: a is given twice, as '1' and '1': keep one"),
-    (["ablate", "tour", "--vary", "p.o=1", "--vary", "p.o=2"],
-     "argument --vary: p.o is given twice, as '1' and '2': keep one"),
+    (["run", "tour", "--set", "a=1", "a=1"], "argument --set: a is given twice, as '1' and '1': keep one"),
     (["course", "00", "--set", "steps"], "argument --set: steps: write LESSON.PARAMETER=VALUE, such as 00_tour."),
 ])
 def test_an_argument_that_cannot_be_read(command: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,10 @@ Reports are kept in the folder that WORKBENCH_RESULTS names, if any: `docs/make_
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,7 +24,6 @@ from workbench.pipeline import train as training
 from workbench.pipeline.build import build
 from workbench.recipe.recipe import load_recipe, recipe_names
 from workbench.tools.as_backend import as_backend
-from workbench.tools.matrix import run_matrix
 from workbench.world.mesh import current_world
 from workbench.world.ranks import ranks
 
@@ -135,11 +137,16 @@ def on_four(name: str) -> dict[str, str]:
 def test_recipe_on_four_gpus(name, tmp_path):
     assert torch.cuda.device_count() >= 4
     folder = Path(os.environ.get("WORKBENCH_RESULTS", tmp_path))
-    (entry,) = run_matrix([name], folder, changes=on_four(name), world="nccl", level="full", timeout=120)
-    assert entry.report is not None, entry.problem
-    assert not entry.failed, entry.report["problems"]
-    assert {row["outcome"] for row in entry.report["passes"]} <= {"PASS"}
-    assert entry.report["profile"]["kernels"] > 0
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "workbench", "run", name, "--world", "nccl", "--level", "full",
+               "--timeout", "120", "--json", str(folder / f"{name}.1.json")]
+    for key, value in on_four(name).items():
+        command += ["--set", f"{key}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((folder / f"{name}.1.json").read_text())
+    assert {row["outcome"] for row in report["passes"]} <= {"PASS"}
+    assert report["profile"]["kernels"] > 0
 
 
 class Resharded(torch.nn.Module):

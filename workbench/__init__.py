@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from workbench.tools.export.run_artifact import run_artifact
     from workbench.tools.inductor_passes import Explanation, inductor_passes
     from workbench.tools.look_inside import look_inside
-    from workbench.tools.propose import propose_contract
     from workbench.tools.schedule import compare_schedules
     from workbench.tools.timing.memory_plan import memory_plan
     from workbench.tools.timing.order import read_order

@@ -20,7 +20,7 @@ from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.edits import parse_value
 from workbench.recipe.files import write_whole
-from workbench.recipe.recipe import Recipe, load_recipe, recipe_names
+from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program, status_of
 from workbench.tools.command_line import parser
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _GONE = {"worker": "torchrun ... -m workbench run RECIPE",  # refused with what to use, for one release
-         "export": "torchrun ... -m workbench run RECIPE --import FILE.py"}
+         "export": "torchrun ... -m workbench run RECIPE --import FILE.py",
+         "matrix": "python benchmarks/matrix.py", "ablate": "python benchmarks/ablate.py"}
 
 
 def _command(argv: Sequence[str]) -> int:
@@ -185,35 +186,6 @@ def _plan(args: argparse.Namespace) -> int:
     return PASSED
 
 
-def _matrix(args: argparse.Namespace) -> int:
-    from workbench.tools.matrix import run_matrix, table
-
-    if args.out.exists() and not args.out.is_dir():
-        raise WorkbenchError(f"--out {args.out}: is a file: give a folder")
-    _import(args.files)
-    found = run_matrix(args.recipes or recipe_names(), args.out, changes=dict(args.set), files=args.files,
-                       world=args.world, level=args.level, repeats=args.repeats, timeout=args.timeout,
-                       tell=lambda line: print(line, file=sys.stderr, flush=True))
-    print(table(found))
-    return FAILED if any(e.failed for e in found) else PASSED
-
-
-def _ablate(args: argparse.Namespace) -> int:
-    from workbench.tools.ablate import ablate
-
-    recipe = _recipe(args)
-    vary = {key: [parse_value(word) for word in words.split(",")] for key, words in args.vary}
-    found = ablate(recipe, args.out, vary=vary, world=args.world, repeats=args.repeats, timeout=args.timeout,
-                   tell=lambda line: print(line, file=sys.stderr, flush=True))
-    print(found)
-    if not found.rows[0].steps:
-        return FAILED
-    from workbench.notebook.draw import ablation
-
-    print(f"picture: {ablation(found).save(args.out / 'ablation.png')}")
-    return PASSED
-
-
 def _colored(stream: Any) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
@@ -241,8 +213,8 @@ def _tour(args: argparse.Namespace) -> int:
 
 
 # handlers by name, and no set_defaults(func=): the parser is in `tools`, which may not import this file
-_COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile, "matrix": _matrix,
-             "ablate": _ablate, "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
+_COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
+             "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
              "calibrate": calibrate, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

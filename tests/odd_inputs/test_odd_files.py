@@ -18,8 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.measured_costs import FORMAT_VERSION, _kept
 from workbench.notebook import recorded_figures
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.tools import compatibility, matrix
-from workbench.tools.ablate import ablate
+from workbench.tools import compatibility
 from workbench.tools.timing.order import read_order
 from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
 from workbench.world.fake import fake_world
@@ -44,17 +43,6 @@ def refused(act: Callable[[], Any], *named: str) -> Any:
         return None
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of a small run, as `workbench matrix` keeps it."""
-    path = tmp_path_factory.mktemp("report") / "llama3.1.json"
-    assert main(["run", "llama3", "--world", "fake", "--set", "model.n_layers=1", "--json", str(path)]) == 0
-    found: dict[str, Any] = json.loads(path.read_text())
-    found["training"] = {"losses": [2.0, 1.0], "step_seconds": [0.5, 0.25], "peak_bytes": 1 << 20}
-    found["median_step_seconds"], found["tokens_per_second"] = 0.25, 512.0
-    return found
-
-
 def test_a_calibration_is_a_device_or_is_refused(tmp_path: Path) -> None:
     """Whatever the file says, times are positive numbers."""
     data, path = json.loads((MACHINES / "h200x2.json").read_text()), tmp_path / "machine.json"
@@ -71,60 +59,6 @@ def test_a_calibration_is_a_device_or_is_refused(tmp_path: Path) -> None:
             assert all(0 < ms < float("inf") for ms in times) and device.trust
 
     holds(5000, check, odd(few))
-
-
-def test_a_kept_report_is_used_or_refused(
-    report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A run that the matrix would start again is replaced: only what is kept counts here."""
-    path = tmp_path / "llama3.1.json"
-    started: list[str] = []
-
-    def run(name: str, *_: Any) -> matrix.Entry:
-        started.append(name)
-        return matrix.Entry(name, report)
-
-    monkeypatch.setattr(matrix, "_run", run)
-    path.write_text(json.dumps(report))
-    line = ["matrix", "llama3", "--set", "model.n_layers=1", "--out", str(tmp_path)]
-    assert main(line) == 0 and started == []  # the sound one is used
-
-    def check(text: bytes) -> None:
-        path.write_bytes(text)
-        capsys.readouterr()
-        status = main(line)
-        printed, said = capsys.readouterr()
-        assert status in (0, 1, 2)
-        if status == 2:
-            is_a_sentence(said, str(path))
-        else:
-            assert "llama3" in printed
-
-    holds(5000, check, odd(report))
-
-
-def test_a_report_kept_for_an_ablation_is_used_or_refused(
-    report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts: list[bytes] = [json.dumps(report).encode()]
-
-    def run(name: str, arguments: Any, path: Path, timeout: float) -> matrix.Entry:
-        path.write_bytes(texts[0])
-        return matrix.Entry(name, json.loads(texts[0]))
-
-    monkeypatch.setattr(matrix, "_run", run)
-    from workbench.recipe.recipe import load_recipe
-
-    recipe = load_recipe("llama3").override({"model.n_layers": 1})
-    assert str(ablate(recipe, tmp_path, repeats=1))
-
-    def check(text: bytes) -> None:
-        for path in tmp_path.glob("*.json"):
-            path.write_bytes(text)
-        refused(lambda: str(ablate(recipe, tmp_path, repeats=1)))
-
-    holds(3000, check, odd(report))
 
 
 COMPAT = {"torch": "2.13.0", "system": "Linux", "machine": "x86_64", "rows": [{"what": "a", "outcome": "passed"}]}

@@ -1,6 +1,5 @@
 """Tools around recipes, other than running them.
 
-    ablate           which passes, options and orders pay
     as_backend       our passes under `torch.compile`
     as_graph_pass    our passes in other compilers' pipelines
     bisect           build a recipe, find the first pass that fails
@@ -12,9 +11,7 @@
     fingerprint      fingerprints of code and data
     inductor_passes  which passes Inductor ran on a recipe
     look_inside      what Inductor makes of a function
-    matrix           recipes times repeats, in one table
     own_files        import the user's files
-    propose          a contract from a pass's first run
     schedule         whether all ranks launch the same collectives
     timing           calibrate a machine; exposed communication of a traced job; memory against time
     variant          one variant in figures and verdicts

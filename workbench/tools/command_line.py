@@ -59,35 +59,6 @@ def parser() -> argparse.ArgumentParser:
     bisect.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
                         help="seconds for all ranks (default 600)")
 
-    matrix = commands.add_parser("matrix", help="run several recipes separately, and compare them in one table",
-                                 description="Run recipes one by one, each in its own processes, and keep each report "
-                                 "in a folder. A run whose report is already there is skipped. Exit status: 0 every "
-                                 "recipe that can run here held, 1 something failed, 2 bad input.")
-    matrix.add_argument("recipes", nargs="*", metavar="RECIPE", help="names or files; none: all recipes")
-    _add_set(matrix, "change every recipe, such as mesh.tp=2; may be repeated")
-    _add_import(matrix)
-    matrix.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto", help="as for run")
-    matrix.add_argument("--level", choices=("light", "full"), default="light", help="as for run")
-    matrix.add_argument("--repeats", type=_count, default=1, metavar="N", help="runs of each, in turn (default 1)")
-    matrix.add_argument("--timeout", type=_seconds, default=300.0, metavar="S",
-                        help="seconds of one run (default 300)")
-    matrix.add_argument("--out", type=Path, default=Path("out/matrix"), metavar="DIR",
-                        help="folder for the reports (default: out/matrix)")
-
-    ablate = commands.add_parser("ablate", help="a recipe without each pass, in other orders and with other options",
-                                 description="Run variants of a recipe in turn, each in its own processes, and compare "
-                                 "them with it: what each pass saves, and what is noise. Each report is kept in a "
-                                 "folder; a run whose report is already there is skipped. Exit status: 0 all ran, "
-                                 "1 the recipe itself did not, 2 bad input.")
-    _add_recipe(ablate, "change the recipe, such as mesh.tp=2; may be repeated")
-    ablate.add_argument("--vary", action=_Pairs, default=[], metavar="PASS.OPTION=V1,V2",
-                        type=_pair("PASS.OPTION=V1,V2"), help="try these values of an option; may be repeated")
-    ablate.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto", help="as for run")
-    ablate.add_argument("--repeats", type=_count, default=3, metavar="N", help="runs of each, in turn (default 3)")
-    ablate.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help="seconds of one run (default 300)")
-    ablate.add_argument("--out", type=Path, default=Path("out/ablate"), metavar="DIR",
-                        help="folder for the reports and the picture (default: out/ablate)")
-
     explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
                                   description="Capture a recipe on a fake world and let Inductor run its own passes on "
                                   "its graphs: which, in what order, what each changed, and where torch defines it. "

@@ -35,13 +35,13 @@ from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
 from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
-from workbench.notebook.draw.runs import ablation, curves, losses
+from workbench.notebook.draw.runs import curves, losses
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
-__all__ = ["Picture", "Table", "ablation", "addresses", "buffers", "changes", "curves", "dataflow", "difference",
+__all__ = ["Picture", "Table", "addresses", "buffers", "changes", "curves", "dataflow", "difference",
            "dots", "expert_load", "float8_grid", "frontier", "graph", "kernel_code", "kernel_table", "kernels",
            "lanes", "launches", "losses", "memory", "order", "pace", "parameters", "pareto", "pipeline",
            "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "spans",

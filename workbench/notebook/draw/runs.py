@@ -1,4 +1,4 @@
-"""Runs of a recipe: the loss step by step, and the variants of an ablation on one scale."""
+"""Runs of a recipe: the loss step by step, and curves of several runs."""
 
 from __future__ import annotations
 
@@ -6,41 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
-from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, RED
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.report import Report, check_expectations
-from workbench.tools.ablate import Ablation
-
-
-def ablation(found: Ablation) -> Picture:
-    """One line for each variant: its runs as dots, its median as a bar; behind them the band of the recipe itself.
-
-    ValueError where the recipe did not run.
-    """
-    rows = [row for row in found.rows if row.steps]
-    names = [row.name + (f" ({len(row.steps)} of {found.repeats} runs)" if len(row.steps) < found.repeats else "")
-             for row in rows]
-    base = found.rows[0]
-    if not base.steps:
-        raise ValueError(f"recipe {found.recipe!r} did not run, so there is nothing to compare with: {base.problem}")
-    figure, (axes,) = panels(7.5, 0.9 + 0.32 * len(rows))
-    axes.axvspan(base.step - base.band, base.step + base.band, color=FAINT)
-    axes.axvline(base.step, color=GREY, linestyle=":", linewidth=1)
-    for i, row in enumerate(rows):
-        noise = row is base or not found.compared(row).endswith("ms")
-        color = GREY if noise else BLUE if row.step < base.step else RED
-        axes.plot(row.steps, [i] * len(row.steps), "o", color=color, markersize=4, alpha=0.6)
-        axes.plot([row.step], [i], "|", color=INK, markersize=12)
-        axes.annotate("" if noise else found.compared(row), (max(row.steps), i), xytext=(6, -3),
-                      textcoords="offset points", fontsize=8, color=INK)
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("a step, ms: each run, and the median; grey: within noise of the recipe")
-    axes.margins(x=0.12)
-    text = "\n".join([f"{found.recipe} on {found.world}: {len(rows)} variants, {found.repeats} runs each",
-                      *(f"{name}: {row.saved:,} bytes saved, {row.collectives} collectives, {row.verdicts}"
-                        for name, row in zip(names, rows, strict=True))])
-    return finish(figure, f"Step times of {len(rows)} variants of {found.recipe}, each run a dot.", text)
 
 
 def losses(what: Report | Mapping[str, Report]) -> Picture:

@@ -11,7 +11,7 @@
     headless       runs one lesson's notebook by papermill
     lesson         Lesson: question, parameters, checkpoints
     link_costs     graders of "Bucket and overlap"
-    schemas        JSON schemas for editors
+    propose        a contract from a pass's first run, for "Write your own pass"
     scores         a reader's best scores
     step_memory    what "Capture a joint graph" draws and grades: bytes alive by kind
     suspects       the pipelines of "Find the wrong pass"

@@ -27,7 +27,7 @@ from workbench.notebook.recorded_figures import RECORD
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.progress import Progress, telling
 from workbench.recipe.files import write_whole
-from workbench.tools.matrix import end_group, ending_on_sigterm, signal_group
+from workbench.tools.command_end import end_group, ending_on_sigterm, signal_group
 
 _NEEDED = {"cpu": 0, "gpu": 1, "multi_gpu": 2}
 

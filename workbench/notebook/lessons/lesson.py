@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import math
 import os
 import sys
@@ -17,7 +18,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, create_model, model_valida
 
 from workbench.notebook.lessons.grading import CheckResult, Prediction, grade
 from workbench.notebook.lessons.scores import keep_score
-from workbench.recipe.recipe import recipe_names
+from workbench.recipe.recipe import recipe_json_schema, recipe_names
 from workbench.recipe.strict_toml import (
     DeclarationError,
     Declared,
@@ -267,3 +268,9 @@ def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
 def lesson_json_schema() -> dict[str, Any]:
     """JSON Schema of a lesson's TOML, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Lesson.model_json_schema()}
+
+
+def write_schemas(folder: Path) -> None:
+    """Write the JSON Schemas that editors use: `make schemas`."""
+    for name, schema in (("lesson", lesson_json_schema()), ("recipe", recipe_json_schema())):
+        (folder / f"{name}.schema.json").write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")

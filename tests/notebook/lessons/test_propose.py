@@ -9,7 +9,8 @@ import pytest
 import torch
 from on_ranks import calls, insert, small, user_pass
 
-from workbench import WorkbenchError, propose_contract, ranks
+from workbench import WorkbenchError, ranks
+from workbench.notebook.lessons.propose import propose_contract
 from workbench.recipe.contracts import CONTRACTS, Numerics
 
 pytestmark = pytest.mark.ranks

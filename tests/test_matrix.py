@@ -1,0 +1,73 @@
+"""benchmarks/matrix.py and benchmarks/ablate.py: their figures, and which variants there are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.recipe.recipe import Recipe, load_recipe
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.ablate import compared, variants
+from benchmarks.matrix import table
+
+pytestmark = pytest.mark.nightly
+ROOT = Path(__file__).parents[1]
+TOUR = load_recipe("tour")
+
+
+def made(step: float, *, ok: bool = True, outcome: str = "PASS") -> dict[str, Any]:
+    return {
+        "ok": ok, "problems": [] if ok else ["lint: FAIL (node 3)"], "median_step_seconds": step,
+        "tokens_per_second": 512 / step, "passes": [{"outcome": outcome}], "profile": None,
+        "saved_bytes": 3 << 20, "schedule": {"evidence": {"collectives": 12}},
+        "training": {"peak_bytes": None}, "machine": {"gpus": [], "cpu": "A CPU"},
+        "world": {"size": 2, "kind": "gloo"}, "versions": {"torch": "2.13.0"}}
+
+
+def test_the_table_has_noise_bands_and_says_what_failed() -> None:
+    found = {"a": [made(0.1), made(0.12)], "b": [made(0.2, outcome="NO_EFFECT"), "out of memory"],
+             "c": ["pass 'cudagraph' needs CUDA"], "d": [made(0.2, ok=False)]}
+    assert table(found) == (
+        "recipe  verdicts       step ms    tokens/s  peak GiB  saved MiB  collectives  exposed ms\n"
+        "a       PASS       110.0 ±10.0  4,693 ±427                  3.0           12\n"
+        "b       NO_EFFECT        200.0       2,560                  3.0           12\n"
+        "d       FAIL             200.0       2,560                  3.0           12\n"
+        "b: out of memory\nc: pass 'cudagraph' needs CUDA\nd: lint: FAIL (node 3)\n"
+        "2 gloo ranks, torch 2.13.0, A CPU")
+
+
+def test_a_difference_counts_where_the_bands_are_apart() -> None:
+    base = [100.0, 110.0, 104.0]
+    others = [base, [113.0, 112.0, 120.0], [130.0, 131.0, 132.0], [80.0, 81.0, 82.0], [50.0], []]
+    assert [compared(steps, base) for steps in others] == [
+        "", "within noise", "+27.0 ms", "-23.0 ms", "-54.0 ms, noise unknown", ""]
+
+
+def test_each_pass_is_left_out_and_each_two_neighbours_are_swapped() -> None:
+    key = "passes.transformer_block_bucketing.separate_gather_group"
+    found = variants(TOUR.override({"expect.no_effect": [TOUR.pass_names[1]]}), [(key, [False, 3])])
+    names = {name: r.pass_names for name, r in found.items() if isinstance(r, Recipe)}
+    decompose, checkpoint, reshard, bucket = TOUR.pass_names
+    assert names["tour"] == TOUR.pass_names
+    assert names[f"without {reshard}"] == (decompose, checkpoint, bucket)
+    assert names[f"{reshard} before {checkpoint}"] == (decompose, reshard, checkpoint, bucket)
+    without = found[f"without {checkpoint}"]
+    assert isinstance(without, Recipe) and without.expect.no_effect == ()
+    assert "separate_gather_group" in str(found[f"{key} = 3"]) and len(found) == 1 + 4 + 2 + 2
+    lowered = variants(load_recipe("llama3_full_inductor"))["without inductor_decomposition"]
+    assert "requires 'inductor_decomposition'" in str(lowered)
+
+
+@pytest.mark.integration
+def test_the_scripts_run_from_any_folder_and_keep_their_reports(tmp_path: Path) -> None:
+    for script, name in (("matrix", "llama3.1.json"), ("ablate", "00.1.json")):
+        out = tmp_path / script
+        command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "llama3", "--repeats", "1", "--out",
+                   str(out), "--", "--world", "fake", "--set", "model.n_layers=1"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert (out / name).exists() and "PASS" in done.stdout, done.stderr
