@@ -10,7 +10,7 @@ from unpacked import unpacked
 from workbench import author, capture, load_recipe, partition, run_partitioned, what_if
 from workbench.checks import order
 from workbench.graph.facts import ChosenOrder
-from workbench.graph.read.cost import device_spec, graph_cost
+from workbench.graph.read.cost import device_spec
 from workbench.graph.read.launch_bound import paced
 from workbench.graph.read.node_facts import node_facts
 from workbench.graph.read.nodes import is_compute
@@ -43,7 +43,6 @@ TEXTS = {
     "simulated": lambda device, pair: simulated(pair.by_part, device),
     "its trace for Perfetto": lambda device, pair: simulated(pair.by_part, device).source,
     "paced": lambda device, pair: paced(pair.by_part, device, launch_us=5.0).source,
-    "graph_cost": lambda device, pair: graph_cost(pair.forward, device),
     "a node's facts": lambda device, pair: node_facts(next(filter(is_compute, pair.forward.graph.nodes)), device),
     "show, static": lambda device, pair: draw.timeline(pair, device).text,
     "draw.pace": lambda device, pair: draw.pace({"step": paced(pair.by_part, device, launch_us=5.0)}).text,

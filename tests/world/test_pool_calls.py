@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
@@ -25,6 +26,14 @@ def pool():
         yield running
 
 
+def in_background(pool, fn, *args):
+    """A future of `pool.run`, which has the pool when this returns."""
+    future = ThreadPoolExecutor(1).submit(pool.run, fn, *args)
+    while not pool.busy and not future.done():
+        time.sleep(0.01)
+    return future
+
+
 def total(value=1.0):
     tensor = torch.tensor([value])
     dist.all_reduce(tensor)
@@ -40,7 +49,7 @@ def losses(steps, ends=None):
 
 
 def test_a_call_in_the_background(pool):
-    future = pool.call_async(lambda: (time.sleep(0.3), total())[1])
+    future = in_background(pool, lambda: (time.sleep(0.3), total())[1])
     assert pool.busy and not future.done()
     with pytest.raises(WorkbenchError, match="running another call"):
         pool.run(total)
@@ -54,12 +63,12 @@ def test_an_error_in_the_background(pool):
         raise ValueError("boom")
 
     with pytest.raises(RankError, match="ValueError: boom"):
-        pool.call_async(fails).result(20)
+        in_background(pool, fails).result(20)
     assert pool.run(total) == [2.0, 2.0]
 
 
 def test_a_call_in_the_background_ends_with_a_restart(pool):
-    future = pool.call_async(time.sleep, 60)
+    future = in_background(pool, time.sleep, 60)
     time.sleep(0.2)
     pids, start = pool.pids, time.monotonic()
     pool.restart()
@@ -182,10 +191,10 @@ def test_a_timeout_that_is_none(pool, seconds):
 
 def test_close_during_a_call_in_the_background():
     pool = ranks(1, backend="gloo", echo="none")
-    future = pool.call_async(time.sleep, 60)
+    future = in_background(pool, time.sleep, 60)
     closing = threading.Thread(target=pool.close)
     closing.start()
     closing.join(10)
     assert not closing.is_alive() and isinstance(future.exception(5), WorkbenchError)
     with pytest.raises(WorkbenchError, match="closed"):
-        pool.call_async(time.sleep, 0)
+        pool.run(time.sleep, 0)

@@ -99,7 +99,7 @@ def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool, monkeypatch):
     assert pool.run_on([1], lambda: contract().changes) == ["still nothing"]
     assert pool.run(built, recipe()) == [(16, "still nothing", 2)] * 2  # rank 0 had it not yet
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)  # a global of the cell, and the cell is not run again
-    assert pool.call_async(built, recipe()).result(120) == [(16, "still nothing", 3)] * 2
+    assert pool.run(built, recipe()) == [(16, "still nothing", 3)] * 2
     assert list(pool.stream(lambda asked: iter([built(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
     pool.restart()
     assert pool.run(built, recipe()) == [(16, "still nothing", 3)] * 2

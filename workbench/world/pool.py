@@ -9,7 +9,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -124,26 +123,6 @@ class RankPool:
             return self._exchange(some, call, tick, progress)
         finally:
             self._busy.release()
-
-    def call_async(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
-        """Like `run`, in the background: a Future of the results. The pool takes no other call until it is done."""
-        call = self._payload(fn, args, kwargs)
-        self._claim()
-        future: Future[list[Any]] = Future()
-
-        def work() -> None:
-            try:
-                results = self._exchange(range(self._size), call)
-            except BaseException as error:
-                self._busy.release()
-                future.set_exception(error)
-            else:
-                self._busy.release()  # first, so that a caller who waits for the result can call at once
-                future.set_result(results)
-
-        future.set_running_or_notify_cancel()
-        threading.Thread(target=work, daemon=True, name="call_async").start()
-        return future
 
     def stream(self, fn: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
         """Call a generator function on every rank, and yield its values, each as a list in rank order.

@@ -5,7 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from workbench.graph.read.collectives import list_collectives
-from workbench.graph.read.cost import DEVICES, collective_ms, flops, graph_cost, node_flops, node_ms
+from workbench.graph.read.cost import DEVICES, collective_ms, flops, node_flops, node_ms
 
 
 def test_matmuls_count_two_flop_a_product(fake4):
@@ -40,14 +40,8 @@ def test_a_node_takes_the_longer_of_compute_and_memory(fake4):
 
 
 def test_collectives_follow_the_ring_and_its_slowest_link(fake4):
-    gm = two_layer_graph()
-    one = list_collectives(gm)[0]
-    spec = DEVICES["h100"]
-    assert collective_ms(one, spec) == pytest.approx(0.010 + 256 * 3 / 4 / 450e9 * 1e3)
-    cost = graph_cost(gm, spec)
-    assert cost.collective_ms == pytest.approx(2 * collective_ms(one, spec))
-    assert set(cost.by_kind) == {"matmul", "pointwise"}
-    assert cost.compute_ms == pytest.approx(sum(cost.by_kind.values()))
+    one = list_collectives(two_layer_graph())[0]
+    assert collective_ms(one, DEVICES["h100"]) == pytest.approx(0.010 + 256 * 3 / 4 / 450e9 * 1e3)
 
 
 def test_a_grouped_product_counts_each_row_once():

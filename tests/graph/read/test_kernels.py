@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.errors import WorkbenchError
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.read.kernels import find_kernels
 
@@ -48,12 +47,12 @@ TRITON = ("triton_1", "triton", ("relu", "exp", "sum_1"), ())
 
 def test_each_node_with_its_kernels_and_sources(graph):
     found = made(graph, MM, CPP, TRITON)
-    assert [k.number for k in found.by_node("relu")] == [1, 2]
+    assert [k.number for k in found.kernels if "relu" in k.nodes] == [1, 2]
     assert [k.source for k in found.kernels] == [
         "", "void kernel(const float* in, float* out) {}\n", "def triton_1(): pass\n"]
     assert found.fused == (4, 2) and found.launches == 3 and found.not_found == () and found.missing == ()
     assert found.kinds == {"triton": 1, "cpp": 1, "extern": 1}
-    assert found.by_node("t") == [] and found.views == ("t",)
+    assert found.views == ("t",)
     assert repr(found) == ("Kernels(joint: 6 nodes, 3 calls (1 triton, 1 cpp, 1 extern); 4 nodes in 2 generated "
                            "kernels; 1 views in none; 0 taken out by Inductor's passes; not found: none)")
     assert repr(found.kernels[1]) == "Kernel(1 cpp_fused_0, cpp, nodes: relu, tanh, 1 of Inductor's own)"
@@ -66,7 +65,7 @@ def test_a_node_in_no_kernel_is_not_found_by_name(graph):
 
 def test_what_passes_took_out_is_read_elsewhere_or_gone(graph):
     found = made(graph, MM, CPP, ("triton_1", "triton", ("sum_1",), ()), same={"exp": "relu"}, removed=["t"])
-    assert [k.name for k in found.by_node("exp")] == ["cpp_fused_0"]
+    assert found.same == {"exp": "relu"}
     assert found.views == () and found.not_found == () and "2 taken out" in repr(found)
 
 
@@ -80,11 +79,6 @@ def test_nothing_seen_is_not_taken_for_views(graph):
     found = made(graph, missing=["this torch"])
     assert found.views == () and len(found.not_found) == 6 and found.missing[0] == "this torch"
     assert "0 calls (none seen)" in repr(found) and "and 1 more" in repr(found)
-
-
-def test_an_unknown_node_is_refused_with_its_neighbours(graph):
-    with pytest.raises(WorkbenchError, match="no operator node 'rel': did you mean relu"):
-        made(graph, MM).by_node("rel")
 
 
 def test_what_inductor_did_not_make(graph):

@@ -63,19 +63,6 @@ def test_a_row_a_call_and_names_in_the_html_only():
     assert [row[0] for row in draw.kernel_table(made(), nodes={"a1", "w"}).rows] == [1, 3]
 
 
-def test_source_beside_its_nodes_without_folders():
-    table = draw.kernel_code([made(), made("backward", 1)], "cpp_1")
-    assert table.rows == (("call 3:", '#include "prefix.h"'), ("  a1", "#include <cmath>"),
-                          ("  b1", "void kernel() {}"))
-    assert ">&nbsp;&nbsp;a1<" in table._repr_html_()
-    with pytest.raises(WorkbenchError, match="say graph='forward' or"):
-        draw.kernel_code([made(), made("backward", 1)], "cpp_0")
-    with pytest.raises(WorkbenchError, match="its source was not generated"):
-        draw.kernel_code(made(), "wait")
-    with pytest.raises(WorkbenchError, match="no kernel 'x'"):
-        draw.kernel_code(made(), "x")
-
-
 def record(*after, name="cudagraph"):
     graph = symbolic_trace(torch.nn.ReLU())
     return PassRecord(name, Stage.REPLAY, None, (Body(print, graph, StepFacts()),) * len(after), after, 0, 0)

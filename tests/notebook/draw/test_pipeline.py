@@ -1,8 +1,6 @@
-"""The pipeline's picture, the verdicts' table and the loss curve say what the report says."""
+"""The pipeline's picture and the verdicts' table say what the report says; curves say their steps."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +10,6 @@ from workbench.notebook.draw.picture import Picture, Table
 from workbench.passes import registry
 from workbench.pipeline.build import build
 from workbench.pipeline.report import Report
-from workbench.pipeline.train import Training
 from workbench.recipe.contracts import CONTRACTS
 from workbench.world.fake import fake_world
 
@@ -33,10 +30,6 @@ def idle_pass():
 
     yield "idle"
     del CONTRACTS["idle"], registry._PASSES["idle"]
-
-
-def trained(report: Report, losses: list[float]) -> Report:
-    return replace(report, training=Training(losses, losses, losses, 1, None))
 
 
 def test_a_recipe_shows_what_its_passes_claim() -> None:
@@ -66,24 +59,6 @@ def test_a_report_shows_its_verdicts_and_a_pass_that_did_nothing(idle_pass: str)
 
 def test_no_passes(report: Report) -> None:
     assert draw.pipeline(report).text.endswith("joint passes: none\npasses: none")
-
-
-@pytest.mark.parametrize(("losses", "says"), [([3.0, 2.0, 1.0], "PASS"), ([1.0, 2.0, 3.0], "FAIL"), ([1.0], "UNKNOWN")])
-def test_losses_say_whether_they_fall_and_no_figure(report: Report, losses: list[float], says: str) -> None:
-    picture = draw.losses(trained(report, losses))
-    assert picture.text == f"loss of {len(losses)} steps on 2 fake ranks; loss falls: {says}"
-
-
-def test_losses_of_two_runs_are_two_curves(report: Report) -> None:
-    runs = {"ours": trained(report, [3.0, 2.0, 1.0]), "theirs": trained(report, [1.0, 2.0, 3.0])}
-    picture = draw.losses(runs)
-    assert picture.text == "loss of 3 steps on 2 fake ranks; loss falls: ours PASS, theirs FAIL"
-    assert picture.png != draw.losses({**runs, "theirs": runs["ours"]}).png
-
-
-def test_losses_without_training(report: Report) -> None:
-    with pytest.raises(ValueError, match="a fake world trains nothing: run on real ranks"):
-        draw.losses(report)
 
 
 def test_curves_say_how_many_steps_each_run_has():

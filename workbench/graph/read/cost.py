@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from workbench.graph.read.collectives import Collective, list_collectives
-from workbench.graph.read.nodes import kind_of, module_path
+from workbench.graph.read.collectives import Collective
+from workbench.graph.read.nodes import kind_of
 from workbench.torch_api.devices.estimators import Known, device_specs, repeat_heads
 from workbench.torch_api.devices.profile import device_spec
 from workbench.torch_api.devices.specs import DEVICES, DeviceSpec
 from workbench.torch_api.ops import COMPILED_REGION, HOST_COPIES, hint, multiplies, op_name, tensor_bytes
 from workbench.torch_api.tree import tree_leaves
 
-__all__ = ["DEVICES", "DeviceSpec", "GraphCost", "Known", "collective_ms", "device_spec", "device_specs", "flops",
-           "graph_cost", "node_flops", "node_ms"]
+__all__ = ["DEVICES", "DeviceSpec", "Known", "collective_ms", "device_spec", "device_specs", "flops",
+           "node_flops", "node_ms"]
 
 _FREE = ("view", "bookkeeping", "wait", "collective", "host copy")
 
@@ -116,30 +115,3 @@ def _computing_ms(
         return spec.attention_ms(flop, *shape[-2:], "backward" in op_name(node.target), dtype)
     rows = shape[-2] if len(shape) > 1 else 1
     return spec.product_ms(flop, rows, max(1, math.prod(shape) // max(1, rows)), dtype)
-
-
-@dataclass(frozen=True)
-class GraphCost:
-    """Estimated milliseconds of one graph without overlap. by_module: of compute only. trust: of these estimates."""
-
-    device: str
-    trust: str
-    compute_ms: float
-    collective_ms: float
-    flops: int
-    by_kind: dict[str, float]
-    by_module: dict[str, float] = field(repr=False)
-
-
-def graph_cost(gm: torch.fx.GraphModule, device: str | DeviceSpec) -> GraphCost:
-    """The estimated times of a graph's nodes and collectives on a device, added up."""
-    spec = device_spec(device)
-    kinds: Any = Counter()  # of floats
-    modules: Any = Counter()
-    for node in gm.graph.nodes:
-        if ms := node_ms(node, spec):
-            kinds[kind_of(node)] += ms
-            modules[module_path(node)] += ms
-    sent = sum(collective_ms(c, spec) for c in list_collectives(gm))
-    return GraphCost(spec.name, spec.trust, sum(kinds.values()), sent, sum(flops(gm).values()),
-                     dict(kinds.most_common()), dict(modules.most_common()))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, provenance
 from workbench.recipe.wording import few
@@ -70,18 +68,6 @@ class Kernels:
     not_found: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     code: str = field(default="", repr=False)
-
-    def by_node(self, name: str) -> list[Kernel]:
-        """The kernels that compute a node or its replacement; none for a view or a node that was not found.
-
-        Raises WorkbenchError if the graph has no such operator node.
-        """
-        if name not in self.nodes:
-            near = get_close_matches(name, self.nodes, 3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"it has {len(self.nodes)} operators"
-            raise WorkbenchError(f"the {self.graph} graph has no operator node {name!r}: {hint}")
-        wanted = self.same.get(name, name)
-        return [k for k in self.kernels if name in k.nodes or wanted in k.nodes]
 
     @property
     def kinds(self) -> dict[str, int]:

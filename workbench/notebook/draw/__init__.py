@@ -15,7 +15,7 @@
     rank_lanes    where each rank stands in its collectives
     rank_values   a cell's result on each rank
     routing       tokens to experts, and slots
-    runs          losses of a run; variants and their noise
+    runs          losses of runs; variants and their noise
     step          the changes of one pass to a graph
     timeline      compute and communication over time; CPU launches above device work
     traced_step   a trace's kernels, milliseconds by kind, timed steps
@@ -27,7 +27,7 @@ from workbench.notebook.draw.dataflow import dataflow
 from workbench.notebook.draw.difference import difference, verdicts_of_both
 from workbench.notebook.draw.expert_load import expert_load
 from workbench.notebook.draw.graphs import graph, launches, order, saved
-from workbench.notebook.draw.kernels import addresses, kernel_code, kernel_table, kernels, replay
+from workbench.notebook.draw.kernels import addresses, kernel_table, kernels, replay
 from workbench.notebook.draw.memory import frontier, memory, pareto
 from workbench.notebook.draw.mesh import parameters, placements, redistribute, slices
 from workbench.notebook.draw.operators import float8_grid, rounding, traffic
@@ -35,14 +35,14 @@ from workbench.notebook.draw.picture import Picture, Table, table
 from workbench.notebook.draw.pipeline import pipeline
 from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.draw.routing import routing, slots
-from workbench.notebook.draw.runs import curves, losses
+from workbench.notebook.draw.runs import curves
 from workbench.notebook.draw.step import changes, step
 from workbench.notebook.draw.timeline import pace, timeline
 from workbench.notebook.draw.traced_step import dots, spans, stacked
 from workbench.notebook.draw.verdicts import verdicts
 
 __all__ = ["Picture", "Table", "addresses", "buffers", "changes", "curves", "dataflow", "difference",
-           "dots", "expert_load", "float8_grid", "frontier", "graph", "kernel_code", "kernel_table", "kernels",
-           "lanes", "launches", "losses", "memory", "order", "pace", "parameters", "pareto", "pipeline",
+           "dots", "expert_load", "float8_grid", "frontier", "graph", "kernel_table", "kernels",
+           "lanes", "launches", "memory", "order", "pace", "parameters", "pareto", "pipeline",
            "placements", "redistribute", "replay", "rounding", "routing", "saved", "slices", "slots", "spans",
            "stacked", "step", "table", "timeline", "traffic", "verdicts", "verdicts_of_both"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.patches import FancyBboxPatch, Patch
@@ -112,40 +111,6 @@ def kernel_table(what: Given, *, kind: str | None = None, nodes: Collection[str]
 def _short(name: str) -> str:
     """The beginning, and the number at the end, which tells generated kernels apart."""
     return shortened(name.removeprefix("torch.ops."), 56, head=42)
-
-
-def kernel_code(what: Given, kernel: str, graph: str | None = None) -> Table:
-    """The generated source of a kernel beside the nodes that it computes; includes appear without their folders.
-
-    kernel: its name, in full or as kernel_table shortens it; graph: forward, backward or a compiled region, if several
-    have a kernel of that name. Raises WorkbenchError for unknown names and for kernels of libraries, which have no
-    generated source.
-    """
-    found = [(f, k) for f in _given(what) for k in f.kernels
-             if kernel in (k.name, _short(k.name)) and graph in (None, f.graph)]
-    if not found:
-        raise WorkbenchError(f"no kernel {kernel!r}: kernel_table lists them")
-    graphs, first = list(dict.fromkeys(f.graph for f, _ in found)), found[0][1]
-    if len(graphs) > 1:
-        names = " or ".join(f"graph={name!r}" for name in graphs)
-        raise WorkbenchError(f"{len(graphs)} graphs have a kernel {kernel!r}: say {names}")
-    if not first.source:
-        raise WorkbenchError(f"{kernel!r} is {first.kind}: its source was not generated")
-    lines = [_include(line) for line in first.source.splitlines()]
-    nodes = _beside([k for _, k in found])
-    size = max(len(lines), len(nodes))
-    rows = zip(nodes + [""] * (size - len(nodes)), lines + [""] * (size - len(lines)), strict=True)
-    return Table(f"{kernel}, {graphs[0]}, {counted(len(found), 'call')}", ("nodes", "source"), tuple(rows))
-
-
-def _beside(calls: Sequence[Kernel]) -> list[str]:
-    return [line for k in calls for line in (f"call {k.number}:", *(f"  {n}" for n in k.nodes),
-                                             *(f"  {n} (Inductor's own)" for n in k.others))]
-
-
-def _include(line: str) -> str:
-    head, quote, path = line.partition('"')
-    return f'{head}"{PurePath(path.rstrip(quote)).name}"' if quote and head.startswith("#include") else line
 
 
 def replay(record: PassRecord) -> Table:
