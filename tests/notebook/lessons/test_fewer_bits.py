@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import author, capture, find_nodes, load_recipe, provenance, register_pass, run_joint
 from workbench.notebook.lessons import fewer_bits
@@ -175,6 +176,18 @@ def test_the_values_that_a_cast_of_the_backward_turns_into_0_are_counted_by_modu
     right, wrong = underflowing(joint, [pass_]), underflowing(joint, [pass_, "coarse"])
     assert [name.rpartition(".")[2] for name in right] == ["w2", "w3", "w1", "wo", "wv", "wk", "wq"]
     assert max(right.values()) < 0.2 and {name for name in right if wrong[name] == 1} == {"layers.0.feed_forward.w3"}
+
+
+def test_a_value_that_was_0_before_its_cast_counts_as_a_tiny_one_does():
+    """Which values of a sum cancel to 0 depends on the CPU; the figure must not."""
+    cast = torch.ops.prims.convert_element_type.default
+    gm = make_fx(lambda x: cast(x, FLOAT8))(torch.ones(4))
+    for node in gm.graph.nodes:
+        node.meta["partitioner_tag"] = "is_backward"
+    found = fewer_bits._Casts(gm)
+    for cancelled in (0.0, 1e-9):
+        found.run(torch.tensor([cancelled, 1e-9, 1.0, 2.0]))
+        assert list(found.zeros.values()) == [0.5]
 
 
 def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
