@@ -278,6 +278,7 @@ def test_a_gradient_that_is_written_in_place_is_refused():
                         '"pair"', said)
 
 
+@pytest.mark.nightly
 def test_sizes_that_are_read_from_the_device_are_refused():
     recipe = experts({"dp_shard": 2, "ep": 2}, **{"model.dispatch": "dropless"})
     with fake_world(2) as world:

@@ -124,6 +124,7 @@ def test_a_rule_that_says_nothing_has_no_effect(rule, two_layers, through):
     assert records[name].outcome is Outcome.NO_EFFECT
 
 
+@pytest.mark.nightly
 def test_a_second_rule_that_tags_as_many_nodes_otherwise_has_its_effect(rule, two_layers):
     keep, free = rule("keep_all", lambda node: True), rule("free_all", lambda node: False)
     with capture(two_layers) as joint:

@@ -156,6 +156,7 @@ def test_a_number_of_chunks_that_cannot_be_is_refused(joint, number, said):
         run_joint(joint[0].fork(), [pieces(number)])
 
 
+@pytest.mark.nightly
 def test_a_vocabulary_on_several_ranks_is_refused(fake4):
     found = capture(author(small(FSDP_TP), fake4))
     run_joint(found, [DECOMPOSE])

@@ -101,6 +101,7 @@ def test_what_the_graph_returns_and_what_it_writes_stay():
     assert [op_name(n.target) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.add_", "aten.detach"]
 
 
+@pytest.mark.nightly
 def test_on_a_model_and_once_more(authored, through):
     plain = through(authored, (), (BLOCKS,))[1]
     records, pair, _ = through(authored, (), (BLOCKS, "overlap_collectives", NAME))

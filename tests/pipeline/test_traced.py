@@ -130,6 +130,7 @@ def compared_with(recipe, edit):
         return on_rank(recipe.override({"joint_passes": ["own"]}), Post(None))
 
 
+@pytest.mark.nightly
 def test_values_that_differ_are_a_failure(pool2):
     for found in pool2.run(compared_with, small({"dp_shard": 2}), halved):
         assert found.values.outcome == "FAIL" and "differs most, norm-relative" in found.values.message

@@ -104,6 +104,7 @@ def test_numerics_catches_what_a_pass_does_to_the_update(pool2, fault):
         assert verdicts["lint"][0] == "FAIL" and "write to step" in verdicts["lint"][1]
 
 
+@pytest.mark.nightly
 def test_a_report_tells_of_the_join_and_reads_the_loss_seldom(pool2):
     recipe = whole({"dp_shard": 2}, (), (BLOCKS,), **{"training.read_loss_every": 2})
     report = run(recipe, world=pool2, progress=False)

@@ -95,6 +95,7 @@ def test_kill_9_of_the_owner_ends_the_template_and_the_ranks(tmp_path):
     assert not list(Path(tmp_path).glob("workbench-ranks-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="where CUDA may be, ranks are no forks")
 def test_load_ext_begins_the_imports_and_the_first_pool_forks_that_template(tmp_path):
     script = ("import os, time\nos.environ.pop('TORCHINDUCTOR_CACHE_DIR', None)\nimport workbench\n"
@@ -220,6 +221,7 @@ def test_what_an_import_may_read_takes_another_template(own, monkeypatch):
     assert [own] != template._TEMPLATES and not alive(own.pid)
 
 
+@pytest.mark.nightly
 def test_a_template_that_was_killed_is_replaced_and_its_ranks_live_on(own):
     with ranks(1, backend="gloo", echo="none") as pool:
         pids = pool.pids
@@ -240,6 +242,7 @@ def test_an_edited_module_takes_another_template(own, monkeypatch):
     assert [own] != template._TEMPLATES and not alive(own.pid)
 
 
+@pytest.mark.nightly
 def test_a_template_that_cannot_import_torch_says_why(tmp_path, monkeypatch):
     (tmp_path / "pydantic.py").write_text("raise RuntimeError('a broken installation')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -43,6 +43,7 @@ def test_a_recipe_shows_what_its_passes_claim() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_a_report_shows_its_verdicts_and_a_pass_that_did_nothing(idle_pass: str) -> None:
     recipe = RECIPE.override({"joint_passes": ["inductor_decomposition", idle_pass]})
     found = run(recipe, world="fake", progress=False)

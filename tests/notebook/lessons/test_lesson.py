@@ -365,7 +365,7 @@ def test_a_full_disk_costs_the_new_score_and_none_of_the_old_ones(
         self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.warns(UserWarning, match="scores.json: cannot be written: No space left on device; the score is not"):
         assert lesson.check("sum", 98, truth=100).passed
     assert path.read_bytes() == before and not [p for p in tmp_path.iterdir() if p.suffix == ".part"]
