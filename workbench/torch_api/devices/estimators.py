@@ -24,6 +24,7 @@ from workbench.torch_api.ops import with_hints
 # Imported on first use: the scheduler's import takes a second.
 _ESTIMATION = "torch.utils._runtime_estimation"
 _OVERLAP = "torch._inductor.fx_passes.overlap_scheduling"
+_RUNTIMES = "torch._inductor.fx_passes.node_runtime_estimation"
 
 
 def _scale() -> float:
@@ -92,7 +93,7 @@ def _clear_estimates() -> None:
     """Clear Inductor's caches in this process: the path of the disk cache, and the estimates of collectives."""
     import_module("torch._inductor.codecache").CacheBase.get_local_cache_path.cache_clear()
     import_module(_OVERLAP).get_benchmark_cache.cache_clear()
-    import_module("torch._inductor.fx_passes.node_runtime_estimation")._get_collective_cache.cache_clear()
+    import_module(_RUNTIMES)._get_collective_cache.cache_clear()
 
 
 @contextmanager
@@ -113,6 +114,7 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
 
     estimation: Any = import_module(_ESTIMATION)
     overlap: Any = import_module(_OVERLAP)
+    runtimes: Any = import_module(_RUNTIMES)
     comm: Any = import_module("torch._inductor.comm_analysis")
     flop_counter: Any = import_module("torch.utils.flop_counter")
     importers = (estimation, import_module("torch._inductor.utils"), import_module("torch._inductor.scheduler"))
@@ -125,6 +127,8 @@ def device_specs(device: str | DeviceSpec, known: Known = lambda _: None) -> Ite
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, figure))
         _without_benchmarks(stack, overlap, known)
+        # a table for TORCH_TRACE; torch 2.12 fails to count the FLOP of sizes that a step decides
+        stack.enter_context(patch.object(runtimes, "_log_compute_estimations", lambda *_: None))
         for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
             stack.enter_context(patch.object(flop_counter, name, repeat_heads(getattr(flop_counter, name))))
         generation = comm.NVIDIA_GPU_TYPE[spec.generation]
