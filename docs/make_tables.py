@@ -508,13 +508,13 @@ def same_losses(rows: list[dict[str, Any]]) -> str:
 
 
 def depth_table(root: Path = ROOT) -> str:
-    """Capture and partition by depth, from benchmarks/results/depth.json."""
+    """Processor time of capture and partition by depth, from benchmarks/results/depth.json."""
     found = json.loads((root / "benchmarks" / "results" / "depth.json").read_text(encoding="utf-8"))
     rows = []
     for row in found["rows"]:
-        seconds = [f"{row[f'{stage}_seconds']:.1f} s" for stage in ("capture", "partition")]
+        seconds = [f"{row[f'{stage}_cpu_seconds']:.1f} s" for stage in ("capture", "partition")]
         rows.append([str(row["layers"]), f"{row['nodes']:,}", *seconds])
-    return (table(["layers", "nodes", "capture", "partition"], rows)
+    return (table(["layers", "nodes", "capture, CPU time", "partition, CPU time"], rows)
             + f"\n\n{mesh_text(found['mesh'])}; {of_cpu(found)}.")
 
 
@@ -527,8 +527,8 @@ def of_cpu(found: dict[str, Any]) -> str:
 def what_if_table(root: Path = ROOT) -> str:
     """Seconds to each what-if's answer, from benchmarks/results/what_if.json."""
     found = json.loads((root / "benchmarks" / "results" / "what_if.json").read_text(encoding="utf-8"))
-    rows = [["capture alone", f"{found['whole_capture_seconds']:.1f} s"],
-            ["the first build", f"{found['first']['seconds']:.1f} s"]]
+    rows = [["capture with every layer traced", f"{found['whole_capture_seconds']:.1f} s"],
+            ["the first build, whose capture copied alike layers", f"{found['first']['seconds']:.1f} s"]]
     for group, changes in found["changes"].items():
         for each in changes:
             change = each["change"]
