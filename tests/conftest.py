@@ -98,23 +98,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results-json", default=None, help="write each test's outcome, and the versions, to this file")
 
 
+POOLS = "session pools", "own pools"
+
+
 def _group(item: pytest.Item) -> str:
     """What one worker of two runs as a whole. The session's pools are one worker's, so that each starts once; files
     that start pools of their own are another's; the rest goes file by file.
     """
     if {"pool", "pool2", "pool4"} & set(getattr(item, "fixturenames", ())):
-        return "session pools"
-    return "own pools" if item.get_closest_marker("ranks") else item.path.name
+        return POOLS[0]
+    return POOLS[1] if item.get_closest_marker("ranks") else item.path.name
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m picks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     groups = {item: _group(item) for item in items}
     # the longest first: two workers then end together
-    items.sort(key=lambda item: (not groups[item].endswith("pools"), not groups[item].endswith(".ipynb")))
+    items.sort(key=lambda item: (groups[item] not in POOLS, not groups[item].endswith(".ipynb")))
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
-        if group.endswith("pools"):
+        if group in POOLS:
             item.add_marker("ranks")
     needing = {item: next(iter(many.args), 2) if many else 1 for item in items
                if (many := item.get_closest_marker("multi_gpu")) or item.get_closest_marker("gpu")}

@@ -245,7 +245,7 @@ def test_what_this_pass_hides_stays_hidden_in_inductors_code_at_the_cost_of_few_
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("anything_fuses", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("anything_fuses", [False, True])
 def test_no_fusion_delays_a_gradients_collective_behind_later_products(fake4, anything_fuses, monkeypatch):
     """In a whole step of one layer, the sums of all norms' gradients read alike enough to become one late kernel.
 

@@ -56,8 +56,7 @@ def bisect(
     estimate than before the pass; "no_effect"; "all", any verdict that fails (lint, effect, collectives, memory), and
     numerics where the world has values. Each of them also finds a graph that no later stage can use. world: as for
     `run`, also a pool; "auto" is a fake world for memory and no_effect. In a process that torchrun started, or in a
-    rank, its ranks are used, and each gets the result. timeout: seconds for the whole call. progress: as for
-    `run`.
+    rank, its ranks are used, and each gets the result. timeout: seconds for the whole call. progress: as for `run`.
 
     For numerics, every value of the pass's two graphs is on the host at once, on every rank: reduce a large model
     first. Raises WorkbenchError for what cannot run here, RankError where a rank fails.

@@ -199,8 +199,9 @@ def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Pro
 
     `study.change({"passes.NAME.OPTION": value})` then runs again from the first stage that the change affects, and
     returns the difference in verdicts (level light), collectives, estimated memory and the time simulated on `device`;
-    `study.revert()` goes back. On real ranks, each rank makes the same changes. progress: as for
-    `run`. Raises WorkbenchError as `build` does, except for passes without effect, which get a verdict.
+    `study.revert()` goes back. On real ranks, each rank makes the same changes. progress: as for `run`.
+
+    Raises WorkbenchError as `build` does, except for passes without effect, which get a verdict.
     """
     return Study(recipe, world, device, progress)
 

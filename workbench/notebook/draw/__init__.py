@@ -15,7 +15,7 @@
     rank_lanes    where each rank stands in its collectives
     rank_values   a cell's result on each rank
     routing       tokens to experts, and slots
-    runs          losses of runs; variants and their noise
+    runs          curves of several runs
     step          the changes of one pass to a graph
     timeline      compute and communication over time; CPU launches above device work
     traced_step   a trace's kernels, milliseconds by kind, timed steps
