@@ -85,7 +85,7 @@ BAD = {
     "key": (["tour", "--set", "mesh.tq=2"], "recipe 'tour' with mesh.tq=2: mesh.tq: unknown key; did you mean "
             "'mesh.tp'?"),
     "type": (["tour", "--set", "training.steps=many"], "recipe 'tour' with training.steps=many: training.steps: "
-             "expected a whole number, got text 'many'"),
+             "Input should be a valid integer, got text 'many'"),
     "misspelt pass": (["llama3", "--set", 'passes=["autobucketing_reordring"]'], "recipe 'llama3' with "
                       "passes=[\"autobucketing_reordring\"]: passes[0]: unknown pass 'autobucketing_reordring'; did "
                       "you mean 'autobucketing_reordering'?"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,13 +9,16 @@ from on_ranks import FSDP4, FSDP_TP, full_level, small, trajectory
 
 from workbench.authoring.author import author_module
 from workbench.checks.verdicts import Outcome
-from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
+from workbench.graph.lower import compile_step
+from workbench.graph.partition import partition
 from workbench.pipeline.build import build
+from workbench.pipeline.proofs.numerics_proof import prove_numerics
 from workbench.pipeline.run import run
 from workbench.tools.export.compiled import compile_recipe
 from workbench.tools.export.run_artifact import run_artifact
 from workbench.world.fake import fake_world
+from workbench.world.mesh import current_world
 from workbench.world.ranks import RankError
 
 pytestmark = [pytest.mark.compat, pytest.mark.nightly]  # the other tests of passes cover them on the tested torch
@@ -60,25 +61,26 @@ def test_fake_mesh_of_8(listed):
 
 
 class Frozen(torch.nn.Module):
-    """A forward that reads what a capture would freeze."""
+    """A forward that counts its calls in Python, which a capture fixes."""
 
-    def __init__(self, read):
+    def __init__(self):
         super().__init__()
-        self.weight, self.read, self.generator = torch.nn.Parameter(torch.ones(4)), read, random.Random(0)
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.weight, self.calls = torch.nn.Parameter(torch.ones(4)), [0]
 
     def forward(self, x):
-        return (x * self.weight * self.read(self)).sum()
+        self.calls[0] += 1
+        return (x * self.weight * self.calls[0]).sum()
 
 
-@pytest.mark.parametrize(("read", "said"), [
-    pytest.param(lambda m: random.random(), "it draws random numbers", id="a draw"),
-    pytest.param(lambda m: m.generator.random(), "it draws random numbers", id="a draw of a generator that is held"),
-    pytest.param(lambda m: 2 if m.count.item() > 1 else 1, "depends on a tensor's value", id="a branch on a counter"),
-])
-def test_what_a_capture_would_freeze_is_refused(read, said):
-    with fake_world(1) as world, pytest.raises(WorkbenchError, match=said):
-        capture(author_module(Frozen(read), world, None, batch=lambda: (torch.ones(4),)))
+def proved(module):
+    authored = author_module(module, current_world(), None, batch=lambda: (torch.ones(4),))
+    return [verdict.message for verdict in prove_numerics([], compile_step(partition(capture(authored))))]
+
+
+@pytest.mark.ranks
+def test_what_a_capture_fixes_shows_in_the_second_step(pool2):
+    for (message,) in pool2.run(proved, Frozen()):
+        assert "attribute 'calls', which the forward changes: was '[1]' and is '[0]'" in message
 
 
 @pytest.mark.ranks

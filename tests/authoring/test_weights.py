@@ -19,7 +19,7 @@ from workbench.authoring.author import author
 from workbench.authoring.read_weights import CONFIG, INDEX
 from workbench.authoring.write_weights import ALONE
 from workbench.recipe.recipe import RecipeError
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World, current_world
 from workbench.world.simulated import shards, simulated_world

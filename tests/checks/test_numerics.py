@@ -49,6 +49,13 @@ def test_shape_dtype_count_and_nan_are_checked_under_every_contract(contract):
     assert compare_outputs([x, None], [x, x], contract).outcome is Outcome.FAIL
 
 
+def test_a_nan_of_the_second_alone_is_the_worst_difference():
+    x = torch.ones(3)
+    for wrong in (float("nan"), float("inf")):
+        found = compare_outputs([x, x], [torch.tensor([1.0, 1.0, wrong]), x], EXACT)
+        assert found.outcome is Outcome.FAIL and found.evidence["worst"] == float("inf")
+
+
 def test_integers_are_exact_under_every_contract():
     x = torch.tensor([1_000_000])
     assert outcome(x, x + 1, LOSSY) is Outcome.FAIL

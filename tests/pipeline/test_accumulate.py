@@ -244,11 +244,11 @@ STEP = ('training.accumulate: 2 microbatches are added up inside the graph of a 
     ({"data.batch_per_rank": 3}, "training.accumulate: data.batch_per_rank 3 does not divide by training.accumulate 2: "
                                  "change one of them"),
     ({"training.step": "pair"}, STEP),
-    ({"training.accumulate": 0}, "training.accumulate: must be more than 0, got 0"),
-    ({"training.accumulate": -2}, "training.accumulate: must be more than 0, got -2"),
-    ({"training.accumulate": 1.5}, "training.accumulate: expected a whole number, got 1.5"),
-    ({"training.accumulate": "two"}, "training.accumulate: expected a whole number, got text 'two'"),
-    ({"training.accumulate": True}, "training.accumulate: expected a whole number, got true"),
+    ({"training.accumulate": 0}, "training.accumulate: Input should be greater than 0, got 0"),
+    ({"training.accumulate": -2}, "training.accumulate: Input should be greater than 0, got -2"),
+    ({"training.accumulate": 1.5}, "training.accumulate: Input should be a valid integer, got 1.5"),
+    ({"training.accumulate": "two"}, "training.accumulate: Input should be a valid integer, got text 'two'"),
+    ({"training.accumulate": True}, "training.accumulate: Input should be a valid integer, got true"),
 ])
 def test_a_recipe_names_the_wrong_number_of_microbatches(changes, message):
     with pytest.raises(RecipeError) as told:

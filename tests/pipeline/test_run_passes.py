@@ -448,3 +448,20 @@ def test_a_tensor_in_metadata_is_no_error_of_the_predicate(joint):
     for _ in range(2):  # a second run puts another tensor where one is
         record = run_one(joint, notes, effect=lambda before, after, options: Effect(True))
         assert record.verdict("effect").outcome is Outcome.PASS
+
+
+def flattened(gm):
+    """As graph_trainer's passes leave it: one argument a placeholder."""
+    gm.graph.set_codegen(torch.fx.graph.CodeGen())
+    gm.recompile()
+    return gm
+
+
+def test_a_pass_that_sets_another_calling_convention_keeps_that_of_its_graph(pool2):
+    for told in pool2.run(flat_pass, small({"dp_shard": 2})):
+        assert told["lint"] == told["numerics"] == "PASS"
+
+
+def flat_pass(recipe):
+    built = build_with(recipe, "flat", flattened)
+    return {check: outcome for check, (outcome, _) in outcomes(built, "flat").items()}

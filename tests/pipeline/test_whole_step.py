@@ -177,12 +177,12 @@ def test_a_pass_of_the_pair_behind_one_of_the_whole_step_is_refused():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"training.optimizer": "sgd"}, "training.optimizer: expected 'adamw', got text 'sgd'"),
-    ({"training.step": "both"}, "training.step: expected 'pair' or 'whole', got text 'both'"),
-    ({"training.nan_norm": "stop"}, "training.nan_norm: expected 'apply' or 'skip', got text 'stop'"),
-    ({"training.lr": "fast"}, "training.lr: expected a number, got text 'fast'"),
-    ({"training.lr": float("inf")}, "training.lr: expected a finite number, got inf"),
-    ({"training.read_loss_every": 0}, "training.read_loss_every: must be more than 0, got 0"),
+    ({"training.optimizer": "sgd"}, "training.optimizer: Input should be 'adamw', got text 'sgd'"),
+    ({"training.step": "both"}, "training.step: Input should be 'pair' or 'whole', got text 'both'"),
+    ({"training.nan_norm": "stop"}, "training.nan_norm: Input should be 'apply' or 'skip', got text 'stop'"),
+    ({"training.lr": "fast"}, "training.lr: Input should be a valid number, got text 'fast'"),
+    ({"training.lr": float("inf")}, "training.lr: Input should be a finite number, got inf"),
+    ({"training.read_loss_every": 0}, "training.read_loss_every: Input should be greater than 0, got 0"),
 ])
 def test_a_recipe_names_the_wrong_value(changes, message):
     with pytest.raises(RecipeError) as told:

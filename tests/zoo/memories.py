@@ -17,15 +17,10 @@ from torch import Tensor
 
 from zoo.models import DIM, written
 
-HOLDS = "module body changes what its attribute '{}' holds in its forward, .*: return the new value, or make it"
-ASSIGNS = "module body assigns its attribute '{}' in its forward, .*: make it a buffer"
-OUTSIDE = "it changes '{}', which lies outside of the module, in its forward, .*: return the new value, or make"
-GRADIENT = "module body reads a tensor's 'grad' in its forward, .*: read it between the steps"
-
 
 def held(name: str, change: Callable[[Any, Tensor], Any], kept: Callable[[], Any]) -> None:
     """A module whose attribute `kept` is changed by `change`, which gives a number; the output is scaled by it."""
-    written(name, lambda m, x: x * change(m.kept, x), kept=kept, refused=HOLDS.format("kept"))
+    written(name, lambda m, x: x * change(m.kept, x), kept=kept)
 
 
 def appended(kept: Any, x: Tensor) -> int:
@@ -81,8 +76,7 @@ held("numbers in a set", added, set)
 held("a collections.Counter", counted, Counter)
 held("numbers taken from a list", popped, lambda: [3, 2, 1])
 held("numbers taken from an iterator", lambda kept, x: next(kept), itertools.count)
-written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0),
-        refused="module body cannot be captured at .*: it draws random numbers of Python or NumPy: draw")
+written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0))
 held("an object that counts", lambda kept, x: kept(), Calls)
 held("a partial function with a list", lambda kept, x: kept(x), lambda: functools.partial(appended, []))
 
@@ -135,13 +129,11 @@ def _set_again(m: Any, x: Tensor) -> Tensor:
     return x * m.scale
 
 
-written("a number that is compared", _compared, calls=lambda: 0, refused=ASSIGNS.format("calls"))
-written("an array that is rebound", _array_rebound, array=lambda: np.zeros(DIM, np.float32),
-        refused=ASSIGNS.format("array"))
-written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32),
-        refused=HOLDS.format("array"))
-written("a list that is rebound", _list_rebound, kept=list, refused=ASSIGNS.format("kept"))
-written("an attribute that is asked for", _asked_for, refused=ASSIGNS.format("later"))
+written("a number that is compared", _compared, calls=lambda: 0)
+written("an array that is rebound", _array_rebound, array=lambda: np.zeros(DIM, np.float32))
+written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32))
+written("a list that is rebound", _list_rebound, kept=list)
+written("an attribute that is asked for", _asked_for)
 written("losses in a list that is emptied", _losses, losses=list)
 written("losses in a new list", _fresh, losses=list)
 written("a number that stays", _set_again, scale=lambda: 2)
@@ -184,8 +176,8 @@ def _by_gradient(m: Any, x: Tensor) -> Tensor:
     return x if m.layer.weight.grad is None else -x
 
 
-written("a list that is a global", _global_list, refused=OUTSIDE.format("SEEN"))
-written("a number that is a global", _global_number, refused=OUTSIDE.format("CALLS"))
-written("a list that is a default", _by_default, refused=HOLDS.format("function"))
-written("a number of a closure", _closure(), refused=HOLDS.format("function"))
-written("a branch on the last gradient", _by_gradient, refused=GRADIENT)
+written("a list that is a global", _global_list)
+written("a number that is a global", _global_number)
+written("a list that is a default", _by_default)
+written("a number of a closure", _closure())
+written("a branch on the last gradient", _by_gradient)

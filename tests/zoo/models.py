@@ -1,7 +1,7 @@
 """Small modules of odd kinds: each does one thing that models in the wild do, and that a capture may get wrong.
 
 Each is made from the width of its input and takes float32 tensors of shape (batch, SEQ, DIM), or tokens below VOCAB of
-shape (batch, SEQ); what it returns becomes a loss. `refused`: a pattern of the sentence that refuses it.
+shape (batch, SEQ); what it returns becomes a loss. outcomes.toml says of each what becomes of it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,19 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 DIM, SEQ, VOCAB = 8, 4, 16
-TIED = "is body.* under another name, and the plan cuts them differently .*: give both the same style"
-MIXED = "module body cannot be captured at models.py:.* reads a sharded parameter outside of .*: call that module"
 
 
 @dataclass(frozen=True)
 class Odd:
-    """make: the module. tokens: its input are tokens. refused: why it is not taken, as a pattern. cut_refused,
-    shard_refused: why not under tensor parallelism, or under FSDP. slow: never in the daily sample. double: compared in
-    float64, where another order of sums does not show. traced: why make_fx's capture does not take it, "" where it
-    does, and None where that is not tried. between: called with the module after each step."""
+    """make: the module. tokens: its input are tokens. slow: never in the daily sample. double: compared in float64,
+    where another order of sums does not show. traced: whether make_fx's capture is tried, too. between: called with
+    the module after each step."""
 
     make: Callable[[], nn.Module]
     tokens: bool = False
-    refused: str = ""
-    cut_refused: str = ""
-    shard_refused: str = ""
     slow: bool = False
     double: bool = False
-    traced: str | None = None
+    traced: bool = False
     between: Callable[[Any], Any] | None = None
 
 
@@ -68,10 +62,8 @@ class Written(nn.Module):
         return self.function(self, self.layer(x))
 
 
-def written(name: str, function: Callable[[Any, Tensor], Any], *, refused: str = "", cut_refused: str = "",
-            shard_refused: str = "", **parts: Callable[[], Any]) -> None:
-    odd(name, refused=refused, cut_refused=cut_refused, shard_refused=shard_refused)(
-        lambda: Written(function, **{part: make() for part, make in parts.items()}))
+def written(name: str, function: Callable[[Any, Tensor], Any], **parts: Callable[[], Any]) -> None:
+    odd(name)(lambda: Written(function, **{part: make() for part, make in parts.items()}))
 
 
 # buffers, and what a step writes
@@ -114,17 +106,14 @@ def _slice_written(m: Any, x: Tensor) -> Tensor:
 
 
 written("a counter", _counts, steps=lambda: torch.zeros(()))
-written("a rebound average", _rebinds, mean=lambda: torch.zeros(DIM),
-        refused="module body assigns its buffer 'mean' in its forward, .*: write into it in place")
-written("a Python counter", _python_counter, calls=lambda: 0,
-        refused="module body assigns its attribute 'calls' in its forward")
+written("a rebound average", _rebinds, mean=lambda: torch.zeros(DIM))
+written("a Python counter", _python_counter, calls=lambda: 0)
 written("an activation kept for a caller", _keeps_activation)
 written("a copied activation", _copies, last=lambda: torch.zeros(SEQ, DIM))
 written("a followed mean", _follows_weight, bias=lambda: torch.zeros(DIM))
 written("a slice of a buffer", _slice_written, last=lambda: torch.zeros(SEQ, DIM))
 written("batch norm", lambda m, x: m.norm(x.flatten(0, 1)), norm=lambda: nn.BatchNorm1d(DIM))
-written("batch norm of a view", lambda m, x: m.norm(x.transpose(1, 2)), norm=lambda: nn.BatchNorm1d(DIM),
-        refused="the input of module body.norm is not contiguous")
+written("batch norm of a view", lambda m, x: m.norm(x.transpose(1, 2)), norm=lambda: nn.BatchNorm1d(DIM))
 written("instance norm with statistics", lambda m, x: m.norm(x.transpose(1, 2).contiguous()),
         norm=lambda: nn.InstanceNorm1d(DIM, affine=True, track_running_stats=True))
 written("layer norm", lambda m, x: m.norm(x), norm=lambda: nn.LayerNorm(DIM))
@@ -137,14 +126,11 @@ written("spectral norm", lambda m, x: m.head(x), head=lambda: parametrizations.s
 written("weight norm", lambda m, x: m.head(x), head=lambda: parametrizations.weight_norm(nn.Linear(DIM, DIM)))
 written("an orthogonal weight", lambda m, x: m.head(x), head=lambda: parametrizations.orthogonal(
     nn.Linear(DIM, DIM), orthogonal_map="householder"))
-written("a weight read transposed", lambda m, x: x @ m.layer.weight.t() @ m.layer.weight,
-        cut_refused=MIXED)
-written("slices of a weight", lambda m, x: torch.cat([x @ m.layer.weight[:4].t(), x @ m.layer.weight[4:].t()], -1),
-        cut_refused=MIXED)
+written("a weight read transposed", lambda m, x: x @ m.layer.weight.t() @ m.layer.weight)
+written("slices of a weight", lambda m, x: torch.cat([x @ m.layer.weight[:4].t(), x @ m.layer.weight[4:].t()], -1))
 written("a weight as a view", lambda m, x: x * m.scale.view(1, DIM).expand(SEQ, DIM),
         scale=lambda: nn.Parameter(torch.ones(DIM)))
-written("a scalar parameter", lambda m, x: x * m.scale, scale=lambda: nn.Parameter(torch.ones(())),
-        shard_refused="parameter body.scale has no dim that dp_shard could cut: give it the shape")
+written("a scalar parameter", lambda m, x: x * m.scale, scale=lambda: nn.Parameter(torch.ones(())))
 written("a frozen parameter", lambda m, x: x * m.scale,
         scale=lambda: nn.Parameter(torch.full((DIM,), 2.0), requires_grad=False))
 written("an unused parameter", lambda m, x: x, idle=lambda: nn.Parameter(torch.ones(DIM)))
@@ -153,12 +139,12 @@ written("a parameter list", lambda m, x: x * m.scales[0] + m.scales[1],
 written("a parameter dictionary", lambda m, x: x * m.named["scale"],
         named=lambda: nn.ParameterDict({"scale": torch.ones(DIM)}))
 written("a complex parameter", lambda m, x: (x * m.phase).abs(),
-        phase=lambda: nn.Parameter(torch.ones(DIM, dtype=torch.complex64)), refused="phase is complex64")
+        phase=lambda: nn.Parameter(torch.ones(DIM, dtype=torch.complex64)))
 written("complex numbers inside", lambda m, x: torch.view_as_real(torch.view_as_complex(
     x.unflatten(-1, (4, 2)).contiguous()) ** 2).flatten(-2))
 
 
-@odd("tied three times", cut_refused=TIED)
+@odd("tied three times")
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +155,7 @@ class Tied(nn.Module):
         return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
 
 
-@odd("tied embeddings", tokens=True, cut_refused=TIED)
+@odd("tied embeddings", tokens=True)
 class TiedEmbedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -184,8 +170,7 @@ class TiedEmbedding(nn.Module):
 
 written("a branch on shape", lambda m, x: torch.relu(x) if x.shape[1] > 2 else x)
 written("a branch on training", lambda m, x: torch.tanh(x) if m.training else x)
-written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x,
-        refused="module body cannot be captured at models.py:.*depends on a tensor's value: choose with torch.where")
+written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x)
 written("a loop", lambda m, x: sum(x[:, i] for i in range(SEQ)))
 written("nested containers", lambda m, x: m.tree["left"][0](x) + m.tree["right"][1](x), tree=lambda: nn.ModuleDict({
     "left": nn.ModuleList([nn.Linear(DIM, DIM)]), "right": nn.Sequential(nn.Identity(), nn.Linear(DIM, DIM))}))
@@ -281,11 +266,10 @@ written("attention", lambda m, x: m.attend(x, x, x, need_weights=False)[0],
         attend=lambda: nn.MultiheadAttention(DIM, 2, batch_first=True))
 written("an encoder layer", lambda m, x: m.encode(x),
         encode=lambda: nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True))
-written("an LSTM", lambda m, x: m.recur(x)[0], recur=lambda: nn.LSTM(DIM, DIM, batch_first=True),
-        refused="module body cannot be captured at models.py:.*: write the recurrence as a loop over nn.LSTMCell")
+written("an LSTM", lambda m, x: m.recur(x)[0], recur=lambda: nn.LSTM(DIM, DIM, batch_first=True))
 written("a loop over LSTM cells", _steps_of_cells, cell=lambda: nn.LSTMCell(DIM, DIM))
 written("a sort", lambda m, x: x.sort(-1).values.cumsum(-1) + x.topk(1, -1).values)
-written("einsum", lambda m, x: torch.einsum("bsd,ed->bse", x, m.layer.weight), cut_refused=MIXED)
+written("einsum", lambda m, x: torch.einsum("bsd,ed->bse", x, m.layer.weight))
 
 
 class Looked(nn.Module):
@@ -298,9 +282,8 @@ class Looked(nn.Module):
 
 
 odd("padded embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, padding_idx=0)))
-odd("renormed embeddings", tokens=True,
-    refused="module body.embed cannot be captured at models.py:.* build an embedding without max_norm")(
+odd("renormed embeddings", tokens=True)(
     lambda: Looked(nn.Embedding(VOCAB, DIM, max_norm=1.0)))
-odd("sparse embeddings", tokens=True, refused="body.embed .*sparse gradients")(
+odd("sparse embeddings", tokens=True)(
     lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))
 odd("a bag of embeddings", tokens=True)(lambda: Looked(nn.EmbeddingBag(VOCAB, DIM)))

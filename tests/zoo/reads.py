@@ -14,29 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from zoo.memories import ASSIGNS, HOLDS, OUTSIDE
 from zoo.models import DIM, written
-
-CANNOT = "module body cannot be captured at reads.py:.*"
-VALUE = CANNOT + "depends on a tensor's value: choose with torch.where"
-DRAWS = CANNOT + "it draws random numbers of Python or NumPy: draw them with torch"
-REPLACES = "module body assigns its buffer 'mean' in its forward, .*: write into it in place"
-ELSEWHERE = CANNOT + "(do it outside of the captured module|change that line)"
-
 
 # an attribute that the last forward assigned
 
 
-def asked(how: str, ask: Callable[[Any], Any], refused: str = ASSIGNS.format("later")) -> None:
+def asked(how: str, ask: Callable[[Any], Any]) -> None:
     def function(m: Any, x: Tensor) -> Tensor:
         found = x * 2 if ask(m) else x
         m.later = x
         return found
 
-    written(f"an attribute that is asked for {how}", function, refused=refused)
+    written(f"an attribute that is asked for {how}", function)
 
 
 def _tried(m: Any) -> bool:
@@ -53,26 +45,26 @@ asked("by getattr", lambda m: getattr(m, "later", None) is not None)
 asked("by an error", _tried)
 asked("by a count", lambda m: len(vars(m)) % 2)
 asked("by a loop", lambda m: [name for name in vars(m) if name == "later"])
-asked("by dir", lambda m: "later" in dir(m), ELSEWHERE)
+asked("by dir", lambda m: "later" in dir(m))
 
 
 # the value of a counter
 
 
-def counter(name: str, use: Callable[[Any, Tensor], Tensor], dtype: torch.dtype, refused: str = "") -> None:
+def counter(name: str, use: Callable[[Any, Tensor], Tensor], dtype: torch.dtype) -> None:
     def function(m: Any, x: Tensor) -> Tensor:
         found = use(m.steps.item(), x)
         m.steps.add_(1)
         return found
 
-    written(f"{name} of {str(dtype).removeprefix('torch.')}", function, refused=refused,
+    written(f"{name} of {str(dtype).removeprefix('torch.')}", function,
             steps=lambda: torch.ones((), dtype=dtype))
 
 
 for dtype in (torch.int64, torch.float64):
-    counter("a branch on the item", lambda n, x: x if n < 2 else -x, dtype, VALUE)
+    counter("a branch on the item", lambda n, x: x if n < 2 else -x, dtype)
     counter("a product with the item", lambda n, x: x * n, dtype)
-counter("a loop over the item", lambda n, x: sum([x for _ in range(n)], x), torch.int64, VALUE)
+counter("a loop over the item", lambda n, x: sum([x for _ in range(n)], x), torch.int64)
 counter("a product with the item", lambda n, x: x * n, torch.float32)
 written("a scale of float64", lambda m, x: (x * m.scale).float(), scale=lambda: torch.tensor(2.5, dtype=torch.float64))
 
@@ -115,16 +107,12 @@ def _checkpointed(m: Any, x: Tensor) -> Tensor:
     return checkpoint(function, x, use_reentrant=False)
 
 
-CHECKPOINT = r"reads buffer body\.{} inside of a checkpoint, .*: leave the buffer out of the checkpoint"
-written("a buffer written in a checkpoint", _checkpointed, mean=lambda: torch.ones(DIM),
-        refused=CHECKPOINT.format("mean"))
-written("batch norm in a checkpoint", lambda m, x: checkpoint(m.norm, x.flatten(0, 1), use_reentrant=False),
-        norm=lambda: nn.BatchNorm1d(DIM), refused=CHECKPOINT.format("norm.num_batches_tracked"))
+written("a buffer written in a checkpoint", _checkpointed, mean=lambda: torch.ones(DIM))
 written("a buffer read in a checkpoint", lambda m, x: checkpoint(lambda x: x.sin() * m.mean, x, use_reentrant=False),
         mean=lambda: torch.ones(DIM))
-written("a buffer that becomes None", _emptied, refused=REPLACES, **TWO)
-written("buffers that change places", _swapped, refused=REPLACES, **TWO)
-written("a buffer that is deleted", _deleted, refused=REPLACES, **TWO)
+written("a buffer that becomes None", _emptied, **TWO)
+written("buffers that change places", _swapped, **TWO)
+written("a buffer that is deleted", _deleted, **TWO)
 
 
 # numbers that are drawn, and the machine's own
@@ -132,8 +120,8 @@ written("a buffer that is deleted", _deleted, refused=REPLACES, **TWO)
 for name, draw in {"randint": lambda: random.randint(1, 10), "uniform": lambda: random.uniform(0, 1),
                    "choice": lambda: random.choice([1, 2]), "np.random.rand": np.random.rand,
                    "np.random.randn": lambda: torch.from_numpy(np.random.randn(DIM).astype(np.float32))}.items():
-    written(f"a number of {name}", lambda m, x, draw=draw: x * draw(), refused=DRAWS)
-written("the time", lambda m, x: x * (time.time() % 1), refused=ELSEWHERE)
+    written(f"a number of {name}", lambda m, x, draw=draw: x * draw())
+written("the time", lambda m, x: x * (time.time() % 1))
 written("an item of torch.rand", lambda m, x: x * torch.rand(()).item())
 
 
@@ -193,28 +181,20 @@ def _turned(m: Any, x: Tensor) -> Tensor:
     return x if m.training else -x
 
 
-def _leaves_double(m: Any, x: Tensor) -> Tensor:
-    torch.set_default_dtype(torch.float64)
-    return x
-
-
 OBJECT, LOCAL, CONTEXT = Counts(), threading.local(), contextvars.ContextVar("CONTEXT", default=0)
 IDS: dict[int, int] = {}
-written("a number of a class", _of_class, refused=OUTSIDE.format("Counts.calls"))
-written("a number of an object", _of_object(lambda m: OBJECT), refused=OUTSIDE.format("OBJECT.calls"))
-written("a number of a weak reference", _of_object(lambda m: m.seen()), refused=HOLDS.format("seen"),
+written("a number of a class", _of_class)
+written("a number of an object", _of_object(lambda m: OBJECT))
+written("a number of a weak reference", _of_object(lambda m: m.seen()),
         seen=lambda: weakref.ref(OBJECT))
-written("a number of a thread", _of_object(lambda m: LOCAL), refused=OUTSIDE.format(".*calls"))
-written("a number of a context", _of_context, refused=ELSEWHERE)
-written("a number of a cached list", _of_cache, refused=OUTSIDE.format(r"kept\(\)"))
+written("a number of a thread", _of_object(lambda m: LOCAL))
+written("a number of a context", _of_context)
+written("a number of a cached list", _of_cache)
 written("a table of a cached function", lambda m, x: x * table(DIM)[0])
-written("a number of a weight", _of_object(lambda m: m.layer.weight),
-        refused="it assigns attribute 'calls' of a tensor in its forward, .*: make it a buffer")
-written("a number by identity", _by_identity, refused=OUTSIDE.format("IDS"))
-written("a number of the environment", _environment, refused="module body cannot be captured at .*posix.putenv")
-written("training that is turned", _turned, refused=ASSIGNS.format("training"))
-written("the version of a weight", lambda m, x: x * m.layer.weight._version, refused="reads a tensor's '_version'")
+written("a number of a weight", _of_object(lambda m: m.layer.weight))
+written("a number by identity", _by_identity)
+written("a number of the environment", _environment)
+written("training that is turned", _turned)
+written("the version of a weight", lambda m, x: x * m.layer.weight._version)
 written("the gradient mode", lambda m, x: x if torch.is_grad_enabled() else -x)
 written("the default dtype", lambda m, x: x.to(torch.get_default_dtype()) * 2)
-written("a default dtype that is left", _leaves_double,
-        refused="it leaves torch's setting 'default_dtype' changed after its forward, .*: change it before the capture")

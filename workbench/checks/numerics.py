@@ -39,11 +39,13 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _norm_relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """|b - a| / |a| over the finite elements, in float64; inf if they differ and |a| is 0."""
+    """|b - a| / |a| where `a` is finite, in float64; inf where `b` is not finite there, or they differ and |a| is 0."""
     x, y = a.double(), b.double()
     finite = x.isfinite()
     x, y = x[finite], y[finite]
     gap = float((y - x).norm())
+    if not math.isfinite(gap):
+        return math.inf
     return gap / norm if (norm := float(x.norm())) else (0.0 if gap == 0 else math.inf)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.graph.read.diff import GraphDiff, diff
 from workbench.passes.registry import Graphs
 from workbench.recipe.contracts import Stage
@@ -44,8 +44,8 @@ class PassRecord:
         return worst(self.verdicts)
 
     def verdict(self, check: str) -> Verdict | None:
-        """The last verdict of that check."""
-        return next((v for v in reversed(self.verdicts) if v.check == check), None)
+        """The verdict of that check by `verdict_of`; None where it did not run."""
+        return verdict_of(self.verdicts, check)
 
     def diffs(self) -> list[GraphDiff]:
         """What the pass added, removed and moved in each graph; empty for a lowering pass."""

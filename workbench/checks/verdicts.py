@@ -55,6 +55,13 @@ def columns(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     return tuple(c for c in CHECKS if c != "order" or chose)
 
 
+def verdict_of(verdicts: Iterable[Verdict], check: str) -> Verdict | None:
+    """The gravest verdict of a check, the latest of equals. UNKNOWN counts only where nothing else is known."""
+    candidates = [v for v in verdicts if v.check == check]
+    candidates = [v for v in candidates if v.outcome is not Outcome.UNKNOWN] or candidates
+    return min(reversed(candidates), key=lambda v: SEVERITY.index(v.outcome), default=None)
+
+
 def worst(verdicts: Iterable[Verdict]) -> Outcome:
     """The gravest outcome, in the order of SEVERITY; UNKNOWN where there is no verdict."""
     return min((v.outcome for v in verdicts), key=SEVERITY.index, default=Outcome.UNKNOWN)

@@ -1,10 +1,11 @@
 """From a model to FX graphs: capture, partition, lower.
 
+    attributes        what a forward changes in Python
     callables         one direction of a step as a callable
     capture           authored module to joint graph
     facts             what is known of a graph and of its step
-    fixed             attributes that must stay as the capture read them
     gather_chains     from a sharded parameter to the whole weight
+    input_check       a step's inputs against those of its capture
     list_schedule     an order in which compute hides collectives
     lower             partitioned pair to a step that a training loop calls
     make_nodes        add nodes with their fake values

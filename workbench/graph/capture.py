@@ -17,12 +17,11 @@ from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.fixed import Fixed
+from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import (
     NO_TENSOR,
     named,
     not_captured,
-    require_one_draw,
     require_parameters,
     require_trainable,
 )
@@ -39,8 +38,7 @@ from workbench.torch_api.ops import (
     may_draw,
     reads_shape,
 )
-from workbench.torch_api.tracing.module_state import Untraceable
-from workbench.torch_api.tracing.traced_step import trace_step
+from workbench.torch_api.tracing.traced_step import Untraceable, trace_step
 
 
 @dataclass
@@ -50,7 +48,8 @@ class JointGraph:
     `graph` takes (primals, tangents) and returns (outputs, gradients); each placeholder and output has its
     descriptor in `meta["desc"]`. Nothing of torch's tracing state stays open after the capture. `close`, or the end
     of a `with` block, or `partition`, which uses it up, lets the capture's state go; `graph` can still be read.
-    passes: those run so far.
+    passes: those run so far. side_effects: sources, as Dynamo writes them, of the Python objects that the forward
+    changes, and a compiled step does not; none of a traced graph.
     broken: why no stage can take `graph` as a pass left it, or None. traced: whether make_fx made it, and so there is
     no partitioner for it. `print` shows the program.
     """
@@ -59,7 +58,8 @@ class JointGraph:
     export: Any = field(repr=False)
     contexts: aot.Contexts = field(repr=False)
     tracing_context: Any = field(repr=False)
-    fixed: Fixed = field(repr=False)
+    inputs: InputCheck = field(repr=False)
+    side_effects: tuple[str, ...] = ()
     closed: bool = False
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
@@ -184,15 +184,15 @@ def _capture(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> 
             graph = aot.dynamo_capture(contexts, authored.module, args)
             require_trainable(authored, graph, args)
             export = aot.export_joint(contexts, graph, args, decompositions)
-            require_one_draw(authored, graph, export.graph_module)
     except WorkbenchError:
         raise
     except Exception as error:
         if aot.without_results(error):
             raise WorkbenchError(f"{named(authored)}: {NO_TENSOR}") from None
         raise WorkbenchError(not_captured(authored, error)) from error
-    fixed = Fixed(authored.module, graph.meta["read"])
-    return JointGraph(authored, export, contexts, graph.meta["tracing_context"], fixed)
+    context = graph.meta["tracing_context"]
+    inputs = InputCheck.of(args, aot.writes_inputs(context, len(args)))
+    return JointGraph(authored, export, contexts, context, inputs, graph.meta["side_effects"])
 
 
 def _traced(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> JointGraph:
@@ -204,8 +204,7 @@ def _traced(authored: Authored, args: tuple[Any, ...], decompositions: Any) -> J
         raise WorkbenchError(f'{named(authored)}: {error}, or set capture to "joint"') from None
     except Exception as error:
         raise WorkbenchError(not_captured(authored, error, by="traced")) from error
-    fixed = Fixed(authored.module, step.read)
-    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, fixed, traced=True)
+    return JointGraph(authored, step, aot.Contexts(), step.tracing_context, InputCheck.of(args), traced=True)
 
 
 def _deterministic(authored: Authored) -> bool:

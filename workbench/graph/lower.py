@@ -13,22 +13,22 @@ from workbench.graph.capture import title
 from workbench.graph.partition import ForwardBackward, Partitioned
 from workbench.graph.update import laid_out_as
 from workbench.torch_api import aot
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 
 
 class CompiledStep:
     """One training step's forward; calling `backward()` on its loss runs the compiled backward.
 
     `step(tokens, targets)` takes this rank's int64 tensors of shape (batch, seq_len) and returns the loss, a scalar
-    local to the rank. Gradients arrive in the module's own parameters. Raises WorkbenchError where an attribute that
-    the forward reads has changed since the capture.
+    local to the rank. Gradients arrive in the module's own parameters. Raises WorkbenchError for a batch of another
+    kind than the capture's.
     """
 
     def __init__(self, pair: ForwardBackward):
         self.pair, self.module = pair, pair.authored.module
 
     def __call__(self, *batch: Any) -> torch.Tensor:
-        self.pair.fixed.require_unchanged(title(self.pair.authored))
+        self.pair.inputs.require(title(self.pair.authored), batch)
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         buffers = dict(self.module.named_buffers(remove_duplicate=False))
         flat = [parameters[n] for n in self.pair.parameters] + [buffers[n] for n in self.pair.buffers]

@@ -15,11 +15,12 @@ from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
-from workbench.graph.fixed import Fixed
+from workbench.graph.input_check import InputCheck
 from workbench.graph.read.nodes import output_values
 from workbench.torch_api import aot, partitioning
 from workbench.torch_api.garbage import uncollected
 from workbench.torch_api.inductor.regions import named_regions
+from workbench.torch_api.ops import tensor_bytes
 
 PARTS: tuple[Part, Part] = ("forward", "backward")
 
@@ -92,7 +93,8 @@ class ForwardBackward(Partitioned):
     parameters: list[str]
     buffers: list[str]
     function: Callable[..., Any]
-    fixed: Fixed
+    inputs: InputCheck
+    side_effects: tuple[str, ...] = ()
     writes: tuple[str, ...] | None = None
 
     @property
@@ -118,7 +120,7 @@ class ForwardBackward(Partitioned):
     def __repr__(self) -> str:
         forward, backward = (len(g.graph.nodes) for g in self.graphs)
         saved = saved_nodes(self.forward, self.backward)
-        size = sum(n.meta["val"].nbytes for n in saved if isinstance(n.meta.get("val"), torch.Tensor))
+        size = sum(tensor_bytes(n.meta.get("val")) for n in saved)
         return (
             f"ForwardBackward({title(self.authored)}: forward {forward} nodes, backward {backward} nodes, "
             f"{len(saved)} saved, {size:,} bytes)"
@@ -171,6 +173,7 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
             function, forward, backward = partitioning.compile_joint(joint.export, by)
         finally:
             joint.graph = made
-    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.fixed)
+    pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.inputs,
+                           joint.side_effects)
     pair.share_facts(made)
     return pair

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from workbench.graph.partition import Partitioned
-from workbench.torch_api.unchanged import kept
+from workbench.torch_api.restoring import restoring
 
 Pair = TypeVar("Pair", bound=Partitioned)
 
@@ -36,7 +36,7 @@ class Rehearsal:
         self._kept += [v.detach() for v in inputs if isinstance(v, torch.Tensor) and _address(v) not in made]
         given = set(map(_address, inputs))
         fixed = [_at_address(value) for value in inputs]
-        with kept(dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))):  # the step may write its inputs
+        with restoring(dict.fromkeys(v for v in fixed if isinstance(v, torch.Tensor))):  # the step may write its inputs
             outputs = list(body(list(fixed)))
         fresh = [value for value in outputs if isinstance(value, torch.Tensor) and _address(value) not in given]
         for value in fresh:

@@ -16,7 +16,7 @@ from workbench.graph.step_graph import StepGraph
 from workbench.graph.update import STATE, Update, scalar_dtype
 from workbench.torch_api import aot
 from workbench.torch_api.distributed.adamw import ShardedAdamW
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 
 
 class WholeStep:
@@ -61,7 +61,8 @@ class WholeStep:
 
     def inputs(self, *batch: Any) -> list[Any]:
         """The graph's inputs for this batch, in its order. Raises WorkbenchError as `CompiledStep` does."""
-        self.pair.fixed.require_unchanged(title(self.pair.authored))
+        if self.joined.microbatches == 1:
+            self.pair.inputs.require(title(self.pair.authored), batch)
         self.take_state()
         self._take_lr()
         if replaced := next((name for name, table, key, was in self._held if table.get(key) is not was), ""):

@@ -20,7 +20,7 @@ from workbench.graph.whole_step import WholeStep
 from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.proofs.numerics_proof import prove_numerics
+from workbench.pipeline.proofs.numerics_proof import prove_numerics, unseen_effects
 from workbench.pipeline.route import TIMED, route, upto, walk
 from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
 from workbench.pipeline.train import deterministic, optimizer_of
@@ -118,6 +118,8 @@ def build(
             started = time.perf_counter()
             built.pipeline += prove_numerics(built.records, built.step)
             built.seconds["numerics"] = time.perf_counter() - started
+        else:
+            built.pipeline += unseen_effects(built.step.pair.side_effects, 'level "full" compares two steps')
     refuse_no_effect(recipe, built.records)
     return built
 

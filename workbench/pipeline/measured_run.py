@@ -17,7 +17,7 @@ from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE,
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline import gpu_communication as gpu
 from workbench.pipeline.step_profile import profiled
-from workbench.torch_api.unchanged import kept, unchanged
+from workbench.torch_api.restoring import restoring, restoring_module
 
 _KINDS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
           "all_to_all": "SendRecv", "broadcast": "Broadcast"}
@@ -49,7 +49,7 @@ def measured(step: Callable[[], Any], what: ForwardBackward | WholeStep) -> Step
     """
     if not torch.cuda.is_available():
         raise WorkbenchError("a timeline is measured on a GPU, and there is none here: simulated(...) estimates one")
-    with _unchanged(what):
+    with _restoring(what):
         events, calls = profiled(step)
     launched = {call.id: call.time_range.end for call in calls}
     kernels = [Kernel(e.name, int(e.device_resource_id), e.time_range.start, e.time_range.end,
@@ -63,13 +63,13 @@ def graphs_of(what: ForwardBackward | WholeStep) -> dict[str, GraphModule]:
 
 
 @contextmanager
-def _unchanged(what: ForwardBackward | WholeStep) -> Iterator[None]:
+def _restoring(what: ForwardBackward | WholeStep) -> Iterator[None]:
     """Restore the module at the end; also what a whole step updates, parameters and the optimizer's state."""
     if isinstance(what, WholeStep):
-        with unchanged(what.module, what.joined.trained), kept(what.states):
+        with restoring_module(what.module, what.joined.trained), restoring(what.states):
             yield
     else:
-        with unchanged(what.authored.module, what.written):
+        with restoring_module(what.authored.module, what.written):
             yield
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.pipeline.roofline import Roofline
 from workbench.pipeline.step_profile import StepProfile
 from workbench.pipeline.train import Training
@@ -39,10 +39,8 @@ class PassRow:
         return worst(known)
 
     def verdict(self, check: str) -> Verdict:
-        """The gravest verdict of that check."""
-        found = [v for v in self.verdicts if v.check == check]
-        gravest = worst(found)
-        return next((v for v in reversed(found) if v.outcome is gravest), Verdict(check, gravest, "not checked"))
+        """The verdict of that check by `verdict_of`; UNKNOWN where it did not run."""
+        return verdict_of(self.verdicts, check) or Verdict(check, Outcome.UNKNOWN, "not checked")
 
 
 @dataclass(frozen=True)

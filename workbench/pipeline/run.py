@@ -39,7 +39,7 @@ from workbench.pipeline.train import Batches, Training, recipe_of, train
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
-from workbench.torch_api.unchanged import unchanged
+from workbench.torch_api.restoring import restoring_module
 from workbench.world.mesh import World, current_world
 from workbench.world.ranks import RankPool
 
@@ -171,7 +171,7 @@ def _result(built: Built, recipe: Recipe, level: Level, training: Training | Non
 
 def _prove_executed(built: Built, once: Callable[[], None]) -> None:
     whole = isinstance(built.step, WholeStep)
-    with unchanged(built.authored.module, _written(built)):
+    with restoring_module(built.authored.module, _written(built)):
         prove_executed(built.records, once, recipe_of(built.authored).training.accumulate if whole else 1)
 
 

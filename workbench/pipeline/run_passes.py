@@ -113,7 +113,7 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
         set_facts(result, facts)
-        result.recompile()
+        aot.keep_convention(result, graph)
     return result
 
 

@@ -22,7 +22,7 @@ from workbench.pipeline.gpu_communication import (
     waits_counted,
     waits_inside,
 )
-from workbench.torch_api.unchanged import unchanged
+from workbench.torch_api.restoring import restoring_module
 
 LONGEST, NAME = 20, 120
 _MARK = "workbench: the measured step"
@@ -123,7 +123,7 @@ def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Coll
     """Run `step` twice, the second time profiled; every rank calls it. Needs a CUDA device.
 
     The module's gradients are dropped before each run: a replayed step refuses to write over gradients that are held.
-    Otherwise it stays as it was: see `unchanged`, also for `written`.
+    Otherwise it stays as it was: see `restoring_module`, also for `written`.
     """
 
     def once() -> None:
@@ -131,5 +131,5 @@ def profile_step(step: Callable[[], Any], module: torch.nn.Module, written: Coll
         step()
 
     module.zero_grad(set_to_none=True)
-    with unchanged(module, written):
+    with restoring_module(module, written):
         return profile_of(once)

@@ -25,7 +25,7 @@ from workbench.pipeline.text_data import load_text
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.determinism import deterministic
 from workbench.torch_api.distributed.adamw import ShardedAdamW
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import coordinates
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.files import json_of
-from workbench.recipe.strict_toml import Problem, annotation_at, shown, suggestion, toml_of
+from workbench.recipe.strict_toml import Problem, annotation_at, shown, suggestion
 
 
 def parse_value(text: str) -> Any:
@@ -23,8 +23,8 @@ def parse_value(text: str) -> Any:
     if "\n" in text:
         return text
     try:
-        found = toml_of(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except ValueError:
         _refuse_json(text)
         return text
     return found["value"] if set(found) == {"value"} else text

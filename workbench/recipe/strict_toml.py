@@ -45,8 +45,6 @@ class DeclarationError(WorkbenchError):
 
 
 M = TypeVar("M", bound=BaseModel)
-DEEPEST = 30
-_TOO_DEEP = f"more than {DEEPEST} tables and lists inside one another"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -79,58 +77,20 @@ def find_file(
     return folder / f"{text}.toml"
 
 
-def toml_of(text: str) -> dict[str, Any]:
-    """The tables of TOML text. TOMLDecodeError for all that cannot be read; tomllib itself has other errors, too."""
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError as error:  # a number of thousands of digits
-        raise tomllib.TOMLDecodeError(str(error)) from None
-    except RecursionError:
-        raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
-    level: list[Any] = [found]
-    for _ in range(DEEPEST):
-        level = [value for each in level if isinstance(each, dict | list)
-                 for value in (each.values() if isinstance(each, dict) else each)]
-    if level:
-        raise tomllib.TOMLDecodeError(_TOO_DEEP)
-    return found
-
-
 def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:
     """The tables of a TOML file, lists as tuples; raises `error` where it cannot be read."""
     try:
         text = regular(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-        return freeze(toml_of(text))
+        return freeze(tomllib.loads(text))
     except FileNotFoundError:
         message = "no such file"
     except UnicodeDecodeError:
         message = "not UTF-8 text"
     except OSError as exc:
         message = f"cannot be read: {exc.strerror}"
-    except tomllib.TOMLDecodeError as exc:
-        raise error(str(path), [_twice(text, str(exc)) or Problem("", f"not valid TOML: {exc}")]) from None
+    except ValueError as exc:  # tomllib's own, or of a number of thousands of digits
+        message = f"not valid TOML: {exc}"
     raise error(str(path), [Problem("", message)])
-
-
-_TWICE = re.compile(r"(Cannot overwrite a value|Cannot declare|Duplicate inline table key) ?(.*?)(?: twice)? "
-                    r"\(at line (\d+),.*\)")
-_ASSIGNED = re.compile(r"\s*([\w.\"'-]+(?:\s*\.\s*[\w.\"'-]+)*)\s*=")
-
-
-def _twice(text: str, message: str) -> Problem | None:
-    """The problem of a key that occurs twice: tomllib gives the line where its value ends, and not always its name."""
-    found = _TWICE.fullmatch(message)
-    if found is None:
-        return None
-    what, name, line = found[1], ".".join(re.findall(r"'([^']*)'", found[2])), int(found[3])
-    if what != "Cannot declare":
-        lines = text.splitlines()[:line]
-        line, key = next((i, m[1]) for i in range(line, 0, -1) if (m := _ASSIGNED.match(lines[i - 1])))
-        table = next((m[1] for each in reversed(lines[:line]) if (m := re.match(r"\s*\[+([^\]]+)\]", each))), "")
-        name = ".".join(filter(None, (table.strip(), key, name)))
-    return Problem(name, f"occurs twice, the second time in line {line}: keep one")
 
 
 def freeze(value: Any) -> Any:
@@ -159,15 +119,7 @@ def check(model: type[M], data: Any, prefix: str = "") -> tuple[M | None, list[P
             message = _sentence(err, model, key)
             if message not in messages:
                 messages.append(message)
-        return None, [Problem(key, _either(messages)) for key, messages in found.items()]
-
-
-def _either(messages: list[str]) -> str:
-    """One sentence for the members of a union: "expected text or a list, got 1"."""
-    parts = [m.removeprefix("expected ").rpartition(", got ") for m in messages]
-    if len({got for *_, got in parts}) == 1 and all(m.startswith("expected ") for m in messages):
-        return f"expected {' or '.join(what for what, *_ in parts)}, got {parts[0][2]}"
-    return " or ".join(messages)
+        return None, [Problem(key, " or ".join(messages)) for key, messages in found.items()]
 
 
 def annotation_at(model: type[BaseModel], key: str) -> Any:
@@ -199,13 +151,6 @@ def _key(data: Any, err: Mapping[str, Any]) -> str:
     return key
 
 
-_EXPECTED = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number", "string_type": "text",
-    "bool_type": "true or false", "tuple_type": "a list", "list_type": "a list", "dict_type": "a table",
-    "model_type": "a table", "model_attributes_type": "a table", "finite_number": "a finite number",
-}
-
-
 def shown(value: Any) -> str:
     """A value in the words of TOML."""
     if isinstance(value, bool):
@@ -218,23 +163,13 @@ def shown(value: Any) -> str:
 
 
 def _sentence(err: Mapping[str, Any], model: type[BaseModel], key: str) -> str:
-    kind, got, ctx = err["type"], err.get("input"), err.get("ctx", {})
+    """pydantic's message with what was given; of an unknown key the nearest known one."""
+    kind = err["type"]
     if kind == "extra_forbidden":
         table, _, name = re.sub(r"\[\d+\]", "", key).rpartition(".")
         inside = _model_in(annotation_at(model, table) if table else model)
         return "unknown key" + suggestion(name, inside.model_fields if inside else ())
-    if kind == "missing":
-        return "this key is required"
-    if kind in _EXPECTED:
-        return f"expected {_EXPECTED[kind]}, got {shown(got)}"
-    if kind == "literal_error":
-        return f"expected {ctx['expected']}, got {shown(got)}"
-    if kind in ("too_short", "string_too_short"):
-        return "must not be empty"
-    bounds = {"greater_than": "more than", "greater_than_equal": "at least",
-              "less_than": "less than", "less_than_equal": "at most"}
-    if kind in bounds:
-        return f"must be {bounds[kind]} {next(iter(ctx.values()))}, got {got}"
     if kind == "value_error":
-        return str(ctx["error"])
-    return str(err["msg"])
+        return str(err["ctx"]["error"])
+    message: str = err["msg"]
+    return message if kind == "missing" else f"{message}, got {shown(err.get('input'))}"

@@ -13,8 +13,8 @@
     module_paths     a node's module, from its metadata
     ops              what an operator does, read from its schema
     partitioning     torch's partitioners
+    restoring        runs that leave a module's tensors as they were
     supported        supported torch versions and platforms; no torch here
     tracing          trace a model's forward, or its whole step
     tree             torch's pytree
-    unchanged        runs that leave a module as it was
 """

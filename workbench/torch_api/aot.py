@@ -6,9 +6,12 @@ torch/_dynamo/functional_export.py.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import enum
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -21,14 +24,13 @@ from torch._dynamo.utils import CleanupHook
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 from workbench.torch_api.distributed.fake import cached
 from workbench.torch_api.flex import cpu_backward
-from workbench.torch_api.tracing.own_code import nothing_frozen
-from workbench.torch_api.tracing.side_effects import noted_reads, noted_side_effects
-from workbench.torch_api.unchanged import same_tensors
+from workbench.torch_api.restoring import same_tensors
 
 Graph = torch.fx.GraphModule
 
@@ -47,18 +49,50 @@ def capture_settings() -> Iterator[None]:
 def dynamo_capture(contexts: contextlib.ExitStack, module: torch.nn.Module, args: tuple[Any, ...]) -> Graph:
     """The module as one FX graph on its own parameters.
 
-    `meta["tracing_context"]` holds Dynamo's context, `meta["side_effects"]` the effects that the graph leaves out, and
-    `meta["read"]` the sources of what the forward read in Python.
+    `meta["tracing_context"]` holds Dynamo's context, `meta["side_effects"]` the sources of the Python objects that the
+    forward changes, which the graph leaves out: those of the warning that Dynamo gives for an export.
 
     The graph can be called until `contexts` closes, which removes the globals that Dynamo's code reads.
     """
     capture: Callable[..., Any] = torch._dynamo.functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    with _noted_globals() as hooks, noted_reads() as read, noted_side_effects(read) as effects, nothing_frozen():
+    with _noted_globals() as hooks, _unknown_items(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         contexts.callback(_remove_globals, hooks)
         graph: Graph = capture(module)(*args)
-    graph.meta["side_effects"], graph.meta["read"] = effects, read
+    graph.meta["side_effects"] = _side_effects(told)
     return graph
+
+
+@contextlib.contextmanager
+def _unknown_items() -> Iterator[None]:
+    """Dynamo reads the `item()` of a scalar integer or float64 tensor in host memory, such as a count of steps, as a
+    number that it knows, and the partitioner then asks Dynamo to start again, which an export cannot do.
+
+    Source: torch/_subclasses/fake_tensor.py (`FakeTensorConverter.from_real_tensor`), 2.11 to 2.15.
+    """
+    make = FakeTensorConverter.__init__
+
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options | {"export": True})
+
+    with mock.patch.object(FakeTensorConverter, "__init__", made):
+        yield
+
+
+_SIDE_EFFECTS = re.compile(r"certain side effects happened in the model\.forward.*?: (\[.*\])", re.DOTALL)
+
+
+def _side_effects(told: list[warnings.WarningMessage]) -> tuple[str, ...]:
+    """The sources in Dynamo's warning about side effects; all other warnings are shown as they would have been."""
+    sources: list[str] = []
+    for warning in told:
+        match = _SIDE_EFFECTS.search(str(warning.message))
+        if match:
+            sources += ast.literal_eval(match[1])
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return tuple(dict.fromkeys(sources))
 
 
 @contextlib.contextmanager
@@ -140,6 +174,12 @@ def export_joint(
     contexts.enter_context(tracing(context))
     with cached(graph.graph, context.fake_mode), same_tensors(graph):
         return aot_export_joint_with_descriptors(contexts, graph, args, decompositions=decompositions)
+
+
+def writes_inputs(context: TracingContext, count: int) -> bool:
+    """Whether the captured forward writes into one of the last `count` inputs in place: the batch."""
+    metadata = context.fw_metadata
+    return metadata is not None and any(info.mutates_data for info in metadata.input_info[-count:])
 
 
 def fork_joint(export: Any) -> Any:
@@ -288,6 +328,12 @@ def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs:
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1
     return node
+
+
+def keep_convention(graph: Graph, before: Graph) -> None:
+    """Give `graph` the calling convention of the graph it was made of, whatever a pass has set, and its code."""
+    graph.graph.set_codegen(before.graph._codegen)
+    graph.recompile()
 
 
 def like(graph: Graph, new: torch.fx.Graph, attributes: dict[str, Any] | None = None) -> Graph:

@@ -1,7 +1,10 @@
+import gc
+import weakref
+
 import torch
 from graphs_by_hand import named, two_layer_graph
 
-from workbench.graph.read.nodes import census, kind_of, module_path, nodes_from_line, provenance
+from workbench.graph.read.nodes import census, kind_of, layer_of, module_path, nodes_from_line, provenance
 from workbench.torch_api.module_paths import clean_path
 
 
@@ -37,3 +40,16 @@ def test_backward_nodes_have_their_forward_module_and_line(fake4):
     assert (found.file, found.line, found.text, found.backward) == ("/x/model.py", 12, "return self.w1(x)", True)
     assert nodes_from_line(gm, "model.py", 12) == [node]
     assert nodes_from_line(gm, "model.py", 13) == []
+
+
+def test_reading_a_nodes_layer_does_not_keep_its_graph(fake4):
+    gm = two_layer_graph()
+    node = named(gm, "aten.mm")[0]
+    node.meta["nn_module_stack"] = {"k": ("L['self'].layers.1.feed_forward", torch.nn.Linear)}
+    assert layer_of(node) == 1
+    node.meta["nn_module_stack"] = {"k": ("L['self'].layers.2.feed_forward", torch.nn.Linear)}
+    assert layer_of(node) == 2
+    graph = weakref.ref(gm.graph)
+    del gm, node
+    gc.collect()
+    assert graph() is None

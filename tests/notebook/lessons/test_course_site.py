@@ -72,5 +72,5 @@ def test_an_exhibit_without_what_would_have_caught_it_is_refused(tmp_path):
     path = lessons_dir() / "03_split_forward_and_backward.toml"
     kept = [line for line in path.read_text().splitlines() if not line.startswith("caught = ")]
     (tmp_path / path.name).write_text("\n".join(kept))
-    with pytest.raises(WorkbenchError, match=r"museum\[0\]\.caught: this key is required"):
+    with pytest.raises(WorkbenchError, match=r"museum\[0\]\.caught: Field required"):
         load_lesson(tmp_path / path.name)

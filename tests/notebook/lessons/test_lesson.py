@@ -117,8 +117,8 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
     path.write_text(GOOD.replace('title = "T"', 'titel = "T"').replace("minutes = 5", 'minutes = "5"')
                     .replace('hints = ["one", "two"]', 'hints = "one"'))
     assert error_of(load_lesson, path).splitlines() == [f"{path}: {line}" for line in (
-        "title: this key is required", "minutes: expected a whole number, got text '5'",
-        "checkpoints[0].hints: expected a list, got text 'one'",
+        "title: Field required", "minutes: Input should be a valid integer, got text '5'",
+        "checkpoints[0].hints: Input should be a valid tuple, got text 'one'",
         "titel: unknown key; did you mean 'title'?",
     )]
 
@@ -127,8 +127,8 @@ def test_all_problems_at_once_word_for_word(tmp_path: Path) -> None:
     ("default = 20", "default = 1", "parameters.steps.default: must be from 2 to 100, got 1"),
     ('default = "a"', 'default = "c"', "parameters.kind.default: must be one of a, b, got c"),
     ('recipe = "tour"', 'recipe = "tuor"', "recipe: no recipe 'tuor'; did you mean 'tour'?"),
-    ('type = "int"', 'type = "integer"', "parameters.steps.type: expected 'int', 'float', 'str' or 'bool', got text "
-                                         "'integer'"),
+    ('type = "int"', 'type = "integer"', "parameters.steps.type: Input should be 'int', 'float', 'str' or "
+                                         "'bool', got text 'integer'"),
     ("steps = 3", "steps = 1", "profiles.small.steps: must be from 2 to 100, got 1"),
     ("steps = 3", "step = 3", "profiles.small.step: unknown parameter; did you mean 'steps'?"),
     ("[[checkpoints]]", '[[museum]]\nname = "tied"\nbug = "b"\nseen = "s"\nverdict="F"\ncaught = "c"\n[[checkpoints]]',
@@ -237,7 +237,7 @@ def test_a_checkpoint_may_have_no_hints(tmp_path: Path) -> None:
     lesson = load_lesson(path)
     assert [str(lesson.check("sum", 50, truth=100)) for _ in range(3)] == ["sum: 50%, too low"] * 3
     path.write_text(GOOD.replace('hints = ["one", "two"]', ""))
-    assert error_of(load_lesson, path) == f"{path}: checkpoints[0].hints: this key is required"
+    assert error_of(load_lesson, path) == f"{path}: checkpoints[0].hints: Field required"
 
 
 def test_a_hint_reacts_to_how_an_answer_was_wrong(lesson: Lesson) -> None:

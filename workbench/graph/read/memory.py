@@ -10,7 +10,7 @@ import torch
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.nodes import kind_of, module_path, output_values, provenance
-from workbench.torch_api.aot import is_parameter, parameter_of
+from workbench.torch_api.aot import is_parameter, is_tangent, parameter_of
 from workbench.torch_api.ops import (
     aliased_inputs,
     calls_of,
@@ -95,8 +95,8 @@ class Flow:
         inputs = gm.graph.find_nodes(op="placeholder")
         if not saved and any("desc" in n.meta for n in inputs):
             found = set(filter(is_parameter, inputs))
-        else:  # a graph without descriptors: only the names of tangents tell them apart
-            found = {n for n in inputs if (is_parameter(n) if "desc" in n.meta else not n.name.startswith("tangents"))}
+        else:
+            found = {n for n in inputs if "desc" not in n.meta or is_parameter(n)}
         self._parameters: dict[torch.fx.Node, frozenset[torch.fx.Node] | None] = {
             n: frozenset([n]) if n in found else None for n in inputs}
 
@@ -193,7 +193,7 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     gathers = set(parameter_gathers(forward, flow))
     owner, counted, rows = flow.owner, set(), []
     holder = item_roots(forward, owner)
-    taken = [n for n in backward.graph.find_nodes(op="placeholder") if not n.name.startswith("tangents")]
+    taken = [n for n in backward.graph.find_nodes(op="placeholder") if not is_tangent(n)]
     outputs = output_values(forward)
     for node in dict.fromkeys(n for n in outputs[len(outputs) - len(taken):] if isinstance(n, torch.fx.Node)):
         value = node.meta.get("val")

@@ -35,11 +35,10 @@ _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "
                "native_layer_norm_backward", "sort", "topk", "prod"}
 
 
-@functools.cache
 def layer_of(node: torch.fx.Node) -> int | None:
     """N of a node whose module path holds `layers.N`."""
-    found = _LAYER.search(module_path(node))
-    return int(found.group(1)) if found else None
+    match = _LAYER.search(module_path(node))
+    return int(match.group(1)) if match else None
 
 
 @functools.cache

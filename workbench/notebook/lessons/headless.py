@@ -22,7 +22,6 @@ from workbench.errors import WorkbenchError, temporary
 from workbench.notebook.lessons.lesson import load_lesson, parameters
 from workbench.pipeline.progress import PROGRESS, REPORTS, Progress, Teller, telling
 from workbench.recipe.files import write_whole
-from workbench.recipe.strict_toml import toml_of
 
 
 class NotebookError(WorkbenchError):
@@ -52,8 +51,8 @@ def from_text(lesson: str, changes: Mapping[str, str]) -> dict[str, Any]:
     for name, text in changes.items():
         values[name] = text
         if kinds.get(name) != "str":
-            with contextlib.suppress(tomllib.TOMLDecodeError):
-                values[name] = toml_of(f"value = {text}")["value"]
+            with contextlib.suppress(ValueError):
+                values[name] = tomllib.loads(f"value = {text}")["value"]
     return values
 
 

@@ -24,7 +24,7 @@ from workbench.pipeline.train import train
 from workbench.recipe.contracts import CONTRACTS, Numerics
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned, counted, first_line
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 

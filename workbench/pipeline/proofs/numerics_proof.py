@@ -21,14 +21,15 @@ from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
 from workbench.graph.whole_step import WholeStep
+from workbench.pipeline.proofs.two_steps import one_step, two_steps, written_parameters
 from workbench.pipeline.proofs.whole_proof import whole_steps
 from workbench.pipeline.run_passes import PassRecord
-from workbench.pipeline.train import deterministic
+from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import seeded
-from workbench.torch_api.unchanged import kept, shard_of, unchanged
+from workbench.torch_api.restoring import restoring, restoring_module
 
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
 
@@ -38,24 +39,6 @@ def loosest(records: Sequence[PassRecord]) -> PassContract:
     contracts = [CONTRACTS[r.name] for r in records]
     exact = PassContract("no pass", Stage.JOINT, Numerics.EXACT, "nothing")
     return max([exact, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
-
-
-def _run(step: CompiledStep, function: Any, batch: tuple[Any, ...]) -> dict[str, torch.Tensor]:
-    """The loss and every gradient of one step on this rank, and buffers and written parameters as the step leaves them.
-
-    The module is unchanged afterwards.
-    """
-    written = {*step.pair.written, *(name for graph in step.pair.graphs for node in inputs_written(graph)
-                                     if (name := aot.parameter_of(node)) is not None)}
-    with unchanged(step.module, written, batch), seeded(0):
-        held = {name: p for name, p in step.module.named_parameters() if p.requires_grad}
-        loss = function(*batch)
-        # not backward(): an optimizer in a hook of the gradients would step
-        found = dict(zip(held, torch.autograd.grad(loss, list(held.values()), allow_unused=True), strict=True))
-        named = {"loss": loss} | {f"gradient of {name}": grad for name, grad in found.items() if grad is not None}
-        named |= {f"buffer {name}": buffer for name, buffer in step.module.named_buffers()}
-        named |= {f"parameter {name}": p for name, p in step.module.named_parameters() if name in written}
-        return {name: shard_of(value).detach().clone() for name, value in named.items()}
 
 
 def _noted(seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]) -> Any:
@@ -70,7 +53,8 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
     try:
         for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
             slot.body = partial(_noted, seen, name, aot.boxed(graph))
-        _run(step, step, batch)
+        with restoring_module(step.module, written_parameters(step)):
+            one_step(step, step, batch, 0)
     finally:
         for slot, body in zip(step.pair.slots, bodies, strict=True):
             slot.body = body
@@ -87,7 +71,7 @@ def revealing(primals: Sequence[Any], tangents: Sequence[Any]) -> Iterator[list[
     addresses. The new values are the same on every rank, as replicated parameters must be.
     """
     flat = {place: value for place, value in enumerate(primals) if _repeats(value)}
-    with kept(flat.values()):
+    with restoring(flat.values()):
         with torch.no_grad():  # a parameter on one rank is a leaf
             for place, value in flat.items():
                 value.copy_(_varied(value, place))
@@ -139,7 +123,7 @@ def run_graphs(
     """
 
     def once() -> list[Any]:
-        with kept(written.values()):
+        with restoring(written.values()):
             found = (_joint(graphs[0], primals, tangents) if record.stage is Stage.JOINT
                      else _call(graphs[0], primals) if len(graphs) == 1 else _pair(record, graphs, primals, tangents))
             return found + copies(list(written.values()))
@@ -204,10 +188,11 @@ def group_size(authored: Authored) -> int:
 def prove_numerics(
     records: Sequence[PassRecord], step: CompiledStep | WholeStep, batch: tuple[Any, ...] | None = None
 ) -> list[Verdict]:
-    """Add a numerics verdict to each record; returns the verdict of the whole list against eager.
+    """Add a numerics verdict to each record; returns the verdict of the whole list against eager, over two steps.
 
     `batch`: one step's inputs; by default the example batch. That of a recipe has random tokens of the whole
-    vocabulary: text of few letters leaves the part of some tensor-parallel ranks unread, and a fault there unseen.
+    vocabulary: text of few letters leaves the part of some tensor-parallel ranks unread, and a fault there unseen. The
+    second step takes the first batch of the run's own data, or a second example batch where there is no recipe.
     Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
     """
     authored = step.pair.authored
@@ -216,7 +201,7 @@ def prove_numerics(
         unknown = Verdict("numerics", Outcome.UNKNOWN, why)
         for record in records:
             record.verdicts.append(unknown)
-        return [unknown]
+        return [unknown, *unseen_effects(step.pair.side_effects, "run on real ranks")]
     recipe = authored.recipe
     if batch is None:
         batch = authored.example_batch()
@@ -236,10 +221,24 @@ def prove_numerics(
                 eager, compiled = whole_steps(step, batch)
         if isinstance(step, CompiledStep):
             with torch.enable_grad():
-                eager, compiled = _run(step, step.module, batch), _run(step, step, batch)
+                eager, compiled = two_steps(step, [batch, _second_batch(authored)])
     names = list(eager | compiled)
-    return [numerics.compare_outputs([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
-                                     group_size=size, names=names)]
+    whole = numerics.compare_outputs([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
+                                     group_size=size, names=names)
+    outside = [source for source in step.pair.side_effects if not source.startswith("L['self']")]
+    return [whole, *unseen_effects(outside, "two steps agree, and later ones may not")]
+
+
+def unseen_effects(sources: Sequence[str], why: str) -> list[Verdict]:
+    """UNKNOWN where Dynamo names Python objects that the forward changes and the compiled step does not."""
+    if not sources:
+        return []
+    message = f"the forward changes {', '.join(sources)} in Python, which the compiled step does not: {why}"
+    return [Verdict("numerics", Outcome.UNKNOWN, message)]
+
+
+def _second_batch(authored: Authored) -> tuple[Any, ...]:
+    return authored.example_batch() if authored.recipe is None else Batches(authored).at(0)
 
 
 Inputs = dict[tuple[str, ...], tuple[list[Any], list[Any]]]

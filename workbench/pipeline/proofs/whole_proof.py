@@ -10,7 +10,7 @@ from workbench.graph.update import STATE
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.train import apart, optimizer_of
 from workbench.torch_api.determinism import seeded
-from workbench.torch_api.unchanged import kept, shard_of, unchanged
+from workbench.torch_api.restoring import restoring, restoring_module, shard_of
 
 Results = dict[str, torch.Tensor]
 
@@ -27,9 +27,9 @@ def whole_steps(step: WholeStep, batch: tuple[Any, ...]) -> tuple[Results, Resul
         group["lr"].fill_(own["lr"])
     for parameter, state in step.optimizer.state.items():
         optimizer.state[parameter] = {key: value.detach().clone() for key, value in state.items()}
-    with unchanged(step.module, names, batch), seeded(0), torch.enable_grad():
+    with restoring_module(step.module, names), seeded(0), torch.enable_grad():
         eager = _results(step, optimizer, *apart(step.pair.authored, step.module, optimizer)(*batch))
-    with unchanged(step.module, names, batch), kept(step.states), seeded(0):
+    with restoring_module(step.module, names), restoring(step.states), seeded(0):
         whole = _results(step, step.optimizer, *step(*batch))
     return eager, whole
 

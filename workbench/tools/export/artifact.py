@@ -31,7 +31,7 @@ from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
 from workbench.tools.export.code import Code, region_file
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
 _ROOMS = {"models": "authoring/**/*.py", "captures and graphs": "graph/**/*.py", "use of torch": "torch_api/**/*.py",

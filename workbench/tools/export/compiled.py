@@ -152,7 +152,7 @@ def _step(recipe: Recipe, state: StepState) -> dict[str, Any]:
     """What loading needs beside the code, and what a report says of the step."""
     pair = state.forward_backward
     found: dict[str, Any] = {
-        "parameters": pair.parameters, "buffers": pair.buffers, "read": list(pair.fixed.read),
+        "parameters": pair.parameters, "buffers": pair.buffers, "inputs": asdict(pair.inputs),
         "saved_order": saved_order(*pair.graphs), "saved_bytes": saved_bytes(pair),
         "flop": sum(flops(state.captured).values()) * recipe.training.accumulate}
     if hasattr(state, "joined"):

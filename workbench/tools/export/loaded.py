@@ -14,7 +14,7 @@ from workbench.authoring.author import Authored
 from workbench.checks.record import PassRecord
 from workbench.graph.capture import title
 from workbench.graph.facts import GraphFacts, StepFacts, set_facts
-from workbench.graph.fixed import Fixed
+from workbench.graph.input_check import InputCheck
 from workbench.graph.lower import CompiledStep, PairFunction, bind
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.step_graph import StepGraph
@@ -28,7 +28,7 @@ from workbench.tools.export.artifact import KERNELS, Manifest, read_code
 from workbench.tools.export.code import Code
 from workbench.tools.export.groups import find_groups
 from workbench.torch_api.inductor.carried import install_kernels
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 
 
 def load_step(authored: Authored, folder: Path, manifest: Manifest
@@ -45,10 +45,10 @@ def load_step(authored: Authored, folder: Path, manifest: Manifest
     facts = StepFacts(results=next(iter(codes.values())).results)
     parts = [_Part(code, code.function(file, gpu), facts) for file, code in codes.items()]
     step, whole = program["step"], program["step"].get("whole")
-    fixed, slots = Fixed(authored.module, step["read"]), tuple(parts) * (3 - len(parts))
+    inputs, slots = InputCheck(**step["inputs"]), tuple(parts) * (3 - len(parts))
     run: Any = _function(authored, step, parts) if whole is None else None
-    pair = ForwardBackward(slots, authored, step["parameters"], step["buffers"], run, fixed,  # type: ignore[arg-type]
-                           parts[0].code.written)
+    pair = ForwardBackward(slots, authored, step["parameters"], step["buffers"], run, inputs,  # type: ignore[arg-type]
+                           writes=parts[0].code.written)
     pair.facts = facts
     if whole is None:
         records, bodies = _replayed(pair, authored, parts)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from workbench.torch_api.unchanged import shard_of
+from workbench.torch_api.restoring import shard_of
 
 FUSED = torch.ops.aten._fused_adamw_.tensor_lr
 _ATEN = torch.library.Library("aten", "IMPL")

@@ -14,13 +14,14 @@ from torch import nn
 
 _TORCH = str(Path(torch.__file__).parent)
 _EXPLAINED = re.compile(r"Explanation: (.+)")
+_UNKNOWN_VALUE = re.compile(r"(Could not guard on data-dependent expression [^(\n]*\S)")
 _INNER = re.compile(r"got (\w+\((?P<quote>['\"]).*?(?P=quote)\))", re.DOTALL)
 
 
 def reason(error: BaseException) -> str:
     """One sentence of a long error: the operator's own error, Dynamo's explanation, or the first line."""
     text = str(error)
-    found = _INNER.search(text) or _EXPLAINED.search(text)
+    found = _INNER.search(text) or _EXPLAINED.search(text) or _UNKNOWN_VALUE.search(text)
     line = found[1] if found else next(iter(text.splitlines()), "") or type(error).__name__
     first = re.split(r"(?<=[.`]) (?=[A-Z])", " ".join(line.split()))[0]
     return first.rstrip(".").replace(".`", "`")
@@ -40,25 +41,6 @@ def refused_module(module: nn.Module, error: BaseException) -> str:
         if found and frame.name == "forward":
             path, inner = f"{path}.{found}".strip("."), inner.get_submodule(found)
     return path
-
-
-def without_backward(node: torch.fx.Node) -> str:
-    """The operator of a node whose result needs a gradient, where it has no kernel for autograd; "" for all others.
-
-    torch gives such an operator no gradient, and warns when the backward runs.
-    """
-    target = node.target
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        target = getattr(target, target.overloads()[0])
-    if not isinstance(target, torch._ops.OpOverload):
-        return ""
-    made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
-    needs = any(isinstance(value, torch.Tensor) and value.requires_grad for value in made)
-    has = any(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key) for key in _AUTOGRAD)
-    return "" if has or not needs else target._schema.name
-
-
-_AUTOGRAD = "Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd"
 
 
 def _frames(error: BaseException) -> list[Any]:

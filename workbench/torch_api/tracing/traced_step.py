@@ -6,7 +6,6 @@ number the backward's nodes by the forward operators that they belong to).
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,19 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.node import map_arg
 
-from workbench.torch_api.aot import Graph, clone
-from workbench.torch_api.ops import is_fake, storage_key
-from workbench.torch_api.tracing.module_state import (
-    Untraceable,
-    generators,
-    noted_modules,
-    noted_python_reads,
-    refused_calls_of_forwards,
-    require_unseeded,
-    swapped,
-)
+from workbench.torch_api.aot import Graph
+from workbench.torch_api.tracing.module_state import noted_modules, swapped
 
 _LOCAL, _TORCH, _HERE = "_local_tensor", str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
@@ -49,14 +38,17 @@ class TracedStep:
     """A traced step, whose parts are named as those of torch's `JointWithDescriptors`.
 
     graph_module: takes (primals, tangents), returns (new values of buffers and the loss, gradients). params_spec,
-    buffers_spec: qualified names in calling order. read: sources of what the forward read in Python.
+    buffers_spec: qualified names in calling order.
     """
 
     graph_module: Graph
     params_spec: list[str]
     buffers_spec: list[str]
     tracing_context: TracingContext = field(repr=False)
-    read: set[str] = field(repr=False)
+
+
+class Untraceable(Exception):
+    """The forward does what a traced step would leave out."""
 
 
 def trace_step(
@@ -64,36 +56,26 @@ def trace_step(
 ) -> TracedStep:
     """Trace `module(*args)`, a scalar loss, and its gradient by each parameter that requires one.
 
-    Local shards take the place of DTensors, as inputs and as gradients. Raises Untraceable where the forward changes
-    its module in Python, or returns no scalar that depends on a parameter, and torch's errors.
+    Local shards take the place of DTensors, as inputs and as gradients. Raises Untraceable where the forward writes a
+    parameter, or returns no scalar that depends on one, and torch's errors.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     tensors = (*parameters.values(), *buffers.values(), *args)
     table = dict(decompositions) if decompositions is not None else None
-    programs, drawn = [], generators(module)
-    for _ in range(2):  # what Python keeps, draws or counts is another number the second time
-        made = _Trace(module, [*parameters.items()], [*buffers.items()])
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        given = [_fake(value, mode) for value in tensors]
-        with mode:
-            tangent = torch.ones((), device=given[0].device)
-        context = TracingContext(mode)
-        with (tracing(context), noted_modules(module), noted_python_reads(module) as (read, made.gathered),
-              torch.enable_grad(), refused_calls_of_forwards(), enable_python_dispatcher(), mode,
-              mock.patch.object(torch.fx.traceback, "set_stack_trace", _set_stack_trace)):
-            graph = make_fx(made, table, record_stack_traces=True)(given, [tangent])
-        mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
-        programs.append(_lines(graph))
-    require_unseeded(drawn)
-    if programs[0] != programs[1]:
-        at = next((i for i, (one, other) in enumerate(zip(*programs, strict=False)) if one != other), -1)
-        where = [*_live(graph).nodes][at].meta.get("stack_trace", "").strip().splitlines()
-        raise Untraceable(f"its forward does something else when it is called again{_line(where)}: a traced step keeps "
-                          "the numbers of one call, so make what changes a buffer or an input")
-    made.describe(graph)
+    trace = _Trace(module, [*parameters.items()], [*buffers.items()])
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    inputs = [_fake(value, mode) for value in tensors]
+    with mode:
+        tangent = torch.ones((), device=inputs[0].device)
+    context = TracingContext(mode)
+    with (tracing(context), noted_modules(module), torch.enable_grad(), enable_python_dispatcher(), mode,
+          mock.patch.object(torch.fx.traceback, "set_stack_trace", _set_stack_trace)):
+        graph = make_fx(trace, table, record_stack_traces=True)(inputs, [tangent])
+    mode.allow_non_fake_inputs = True  # for passes, as after Dynamo's capture
+    trace.describe(graph)
     copy_fwd_metadata_to_bw_nodes(graph)
     _copy_lines(graph)
-    return TracedStep(graph, list(parameters), list(buffers), context, read)
+    return TracedStep(graph, list(parameters), list(buffers), context)
 
 
 def _set_stack_trace(stack: Sequence[str]) -> None:
@@ -102,36 +84,6 @@ def _set_stack_trace(stack: Sequence[str]) -> None:
     meta.pop("stack_trace", None)
     if stack:
         meta["stack_trace"] = "".join(stack)
-
-
-def _lines(graph: Graph) -> list[str]:
-    """A line a node that something reads.
-
-    torch 2.11 names nodes by what the process traced before, and notes how a DTensor propagates shapes the first time.
-    """
-    live = _live(graph)
-    number = {node: f"%{i}" for i, node in enumerate(live.nodes)}
-    return [f"{node.op} {node.target if node.op == 'call_function' else _constant(graph, node)} "
-            f"{map_arg((node.args, node.kwargs), number.__getitem__)}" for node in live.nodes]
-
-
-def _live(graph: Graph) -> torch.fx.Graph:
-    """A copy without what nothing reads."""
-    copy = clone(graph).graph
-    copy.eliminate_dead_code()
-    return copy
-
-
-def _constant(graph: Graph, node: torch.fx.Node) -> str:
-    """The values of a constant that the graph holds; "" for any other node."""
-    value = getattr(graph, str(node.target), None) if node.op == "get_attr" else None
-    return "" if not isinstance(value, torch.Tensor) or is_fake(value) else str(value.tolist())
-
-
-def _line(trace: Sequence[str]) -> str:
-    """" at file.py:12", the innermost line of a node's stack trace."""
-    found = [m for m in (re.search(r'File "([^"]+)", line (\d+)', text) for text in trace) if m]
-    return f" at {Path(found[-1][1]).name}:{found[-1][2]}" if found else ""
 
 
 @dataclass
@@ -143,7 +95,6 @@ class _Trace:
     buffers: list[tuple[str, torch.Tensor]]
     written: list[str] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
-    gathered: list[tuple[str, torch.Tensor, set[str]]] = field(default_factory=list)
 
     def __call__(self, primals: list[Any], tangents: list[Any]) -> tuple[list[Any], list[Any]]:
         off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
@@ -155,15 +106,13 @@ class _Trace:
                      zip(held, [*self.parameters, *self.buffers], strict=False)]
             for value, (_, tensor) in zip(whole, self.parameters, strict=False):
                 value._is_param = isinstance(tensor, nn.Parameter)  # type: ignore[attr-defined]  # for isinstance
-            named = [(name, value, {*vars(value)}) for (name, _), value in zip(self.parameters, whole, strict=False)]
             with swapped(self.module, [*self.parameters, *self.buffers], whole):
                 loss = self.module(*held[len(whole):])
             if not isinstance(loss, torch.Tensor) or loss.dim() or loss.grad_fn is None:
                 raise Untraceable("its forward returns no scalar tensor that depends on a parameter: return the mean "
                                   "loss")
             _tag_forward()
-            _require_kept([*named, *self.gathered])
-            values = [from_fun(value) for value in held[count:len(whole)]]
+            self._require_unwritten(whole)
             setup_stacktrace_preservation_hooks([loss.grad_fn])
             trained = {name: tensor for (name, _), tensor in zip(self.parameters, whole, strict=False)
                        if tensor.requires_grad}
@@ -172,27 +121,16 @@ class _Trace:
             shards = dict(zip(trained, (None if g is None else from_fun(getattr(g, _LOCAL, g)) for g in found),
                               strict=True))
             self.gradients = [name for name, value in shards.items() if value is not None]
-            _require_kept(named)  # by the backward, too
-            self._require_kept_buffers(held[count:], values)
             news = {name: value for (name, _), value in zip(self.buffers, held[count:], strict=False)
                     if has_data_mutation(value)}
             self.written = list(news)
-            self._require_own_memory()
             return [*map(from_fun, news.values()), from_fun(loss)], [shards[name] for name in self.gradients]
 
-    def _require_kept_buffers(self, now: list[Any], before: list[Any]) -> None:
-        for (name, _), value, was in zip(self.buffers, now, before, strict=False):
-            if from_fun(value) is not was:
-                raise Untraceable(f"buffer {name} is written by the backward, which runs a checkpoint a second time: "
-                                  "leave the buffer out of the checkpoint")
-
-    def _require_own_memory(self) -> None:
-        keys = {name: storage_key(getattr(t, _LOCAL, t)) for name, t in (*self.parameters, *self.buffers)}
-        for name in self.written:
-            shared = [other for other, key in keys.items() if other != name and key is not None and key == keys[name]]
-            if shared:
-                raise Untraceable(f"it writes into buffer {name}, which shares memory with {shared[0]}: give each "
-                                  "memory of its own with .clone()")
+    def _require_unwritten(self, weights: list[Any]) -> None:
+        for (name, _), value in zip(self.parameters, weights, strict=False):
+            if has_data_mutation(value):
+                raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
+                                  "torch.no_grad()")
 
     def describe(self, graph: Graph) -> None:
         """Give inputs and outputs torch's descriptors, and the nodes of the backward their tag."""
@@ -214,18 +152,6 @@ class _Trace:
             if node.op != "output":
                 node.meta.setdefault("partitioner_tag", "is_backward")
         graph.recompile()
-
-
-def _require_kept(weights: Sequence[tuple[str, torch.Tensor, set[str]]]) -> None:
-    """Weights, whole or gathered, are neither written, nor hold attributes that they did not come with."""
-    for name, value, attributes in weights:
-        if has_data_mutation(value):
-            raise Untraceable(f"parameter {name} is written in the forward: write between the steps, under "
-                              "torch.no_grad()")
-        if kept := sorted({*vars(value)} - attributes):
-            raise Untraceable(f"it assigns attribute {kept[0]!r} of parameter {name} in its forward, which the traced "
-                              "step would not do: make it a buffer, and write into it in place, with copy_, add_ or "
-                              "lerp_")
 
 
 def _tag_forward() -> None:
