@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,7 +15,7 @@ class Part(nn.Module):
     def __init__(self):
         super().__init__()
         self.count, self.names, self.tables, self.seen = 0, ["a"], {"a": {"b": [1]}}, {1}
-        self.queue, self.tensor, self.anything = deque([1]), torch.ones(2), object()
+        self.queue, self.tensor, self.anything, self.array = deque([1]), torch.ones(2), object(), np.zeros(2)
         self.register_buffer("mean", torch.ones(2))
 
 
@@ -35,6 +36,7 @@ def test_what_is_assigned_and_what_containers_hold():
     assert changes(lambda part: part.queue.append(2)) == ["part.queue"]
     assert changes(lambda part: setattr(part, "tensor", torch.ones(2))) == ["part.tensor"]
     assert changes(lambda part: setattr(part, "anything", object())) == ["part.anything"]
+    assert changes(lambda part: part.array.fill(1)) == ["part.array"]
     assert changes(lambda part: part.eval()) == ["part.training"]
     assert changes(lambda part: setattr(part, "new", 1)) == ["part.new"]
     assert changes(lambda part: delattr(part, "count")) == ["part.count"]

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 Attributes = dict[str, Any]
@@ -15,7 +16,7 @@ _DEPTH = 4
 def module_attributes(module: nn.Module) -> Attributes:
     """Copies of the attributes of all parts by name, such as "layers.0.count"; not of torch's own.
 
-    Lists, tuples, sets and dictionaries are copied to a depth of 4; all else is what it is.
+    Lists, tuples, sets, dictionaries and arrays are copied to a depth of 4; all else is what it is.
     """
     attributes = {}
     for path, part in module.named_modules():
@@ -39,7 +40,7 @@ def _copy(value: Any, depth: int = 0) -> Any:
         return {key: _copy(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | deque):
         return [_copy(item, depth + 1) for item in value]
-    return set(value) if isinstance(value, set) else value
+    return value.copy() if isinstance(value, set | np.ndarray) else value
 
 
 def _same(before: Any, after: Any) -> bool:
@@ -49,5 +50,7 @@ def _same(before: Any, after: Any) -> bool:
         return before.keys() == after.keys() and all(_same(item, after[key]) for key, item in before.items())
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(_same, before, after))
+    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
+        return np.array_equal(before, after)
     plain = (bool, int, float, complex, str, bytes, set)
     return type(before) is type(after) and isinstance(before, plain) and before == after

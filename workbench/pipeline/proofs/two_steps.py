@@ -63,14 +63,13 @@ def one_step(step: CompiledStep, function: Callable[..., Any], batch: tuple[Any,
     """Loss and gradients on this rank, and buffers and written parameters as the step leaves them; all cloned."""
     module = step.module
     with seeded(seed):
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         loss = function(*(value.clone() if isinstance(value, torch.Tensor) else value for value in batch))
-        # not backward(): an optimizer in a hook of the gradients would step
-        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        loss.backward()  # not autograd.grad, which a reentrant checkpoint refuses
     named = {"loss": loss}
-    for name, gradient in zip(trained, gradients, strict=True):
-        if gradient is not None:
-            named[f"gradient of {name}"] = gradient
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            named[f"gradient of {name}"] = parameter.grad
+            parameter.grad = None
     named |= {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     written = written_parameters(step)
     named |= {f"parameter {name}": p for name, p in module.named_parameters() if name in written}
