@@ -209,5 +209,5 @@ def test_a_refusal_of_several_sentences_is_seen() -> None:
 
 
 def test_the_zoo_is_large_and_a_difference_is_seen(pool2: Any) -> None:
-    assert len(ZOO) >= 310 and len(CUTTABLE) >= 300 and len(TRACED) >= 70
+    assert len(ZOO) >= 280 and len(CUTTABLE) >= 275 and len(TRACED) >= 40
     assert [outcome for outcome, _ in pool2.run(tried, "layer norm", MESHES["fsdp"], True)] == ["fixed"] * 2
