@@ -15,6 +15,5 @@
     ranks           `ranks(n)`: open a pool
     registered      send the user's passes and models to the ranks
     simulated       every rank's values in one process
-    template        ranks forked from a process that has imported torch
     worker          the process of one rank
 """

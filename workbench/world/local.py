@@ -11,21 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import temporary
-from workbench.world import template
 from workbench.world.bounds import cores
 from workbench.world.diagnosis import read_stack, stack_is_whole
 from workbench.world.rank_output import Echo
 from workbench.world.rank_processes import STACK_SECONDS, RankProcesses
-
-Process = subprocess.Popen[bytes] | template.Forked
-Spawn = Callable[[dict[str, Any], dict[str, str], list[int]], Process]
 
 
 class LocalRanks(RankProcesses):
@@ -34,8 +30,7 @@ class LocalRanks(RankProcesses):
     def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         super().__init__(size, echo)
         self.folder = Path(temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-")))  # mode 0700
-        self._processes: list[Process] = []
-        spawn: Spawn = template.fork if template.suits(backend, env) else _spawn
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(size):
                 job = {
@@ -47,12 +42,12 @@ class LocalRanks(RankProcesses):
                     "store": str(self.folder / "store"),
                     "stacks": str(self._stack_file(rank)),
                 }
-                self._start(spawn, job, rank_env(rank, size, env))
+                self._start(job, rank_env(rank, size, env))
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, spawn: Spawn, job: dict[str, Any], env: dict[str, str]) -> None:
+    def _start(self, job: dict[str, Any], env: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
         with theirs:
@@ -60,7 +55,7 @@ class LocalRanks(RankProcesses):
             os.set_blocking(read, False)
             self._pipes[read] = job["rank"]
             try:
-                process = spawn(job, env, [theirs.fileno(), write])
+                process = _spawn(job, env, theirs.fileno(), write)
             finally:
                 os.close(write)
         self._processes.append(process)
@@ -128,8 +123,7 @@ class LocalRanks(RankProcesses):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _spawn(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> subprocess.Popen[bytes]:
-    channel, output = fds
+def _spawn(job: Mapping[str, Any], env: Mapping[str, str], channel: int, output: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # A new process, which imports none of the caller's modules; -P: none of the working folder's either.
         [sys.executable, "-P", "-m", "workbench.world.worker", json.dumps({**job, "channel": channel})],
@@ -140,15 +134,6 @@ def _spawn(job: Mapping[str, Any], env: Mapping[str, str], fds: list[int]) -> su
         env=env,
         start_new_session=True,  # a terminal's or Jupyter's interrupt stays with the parent
     )
-
-
-def prepare() -> None:
-    """Start importing torch for this process's first ranks now, in the background. Only where ranks are forks.
-
-    An NVIDIA driver counts as CUDA here: asking torch would import it.
-    """
-    if not Path("/proc/driver/nvidia").exists():
-        template.prepare(rank_env(0, 1, {}))
 
 
 def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:

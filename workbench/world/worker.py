@@ -1,4 +1,4 @@
-"""The process of one rank: a fork of the template, or `python -m workbench.world.worker JOB`, started by the pool.
+"""The process of one rank: `python -m workbench.world.worker JOB`, started by the pool.
 
 It joins the default process group, sends "ready", then runs one call after another until the pool sends "stop" or
 goes away. It imports torch after it starts to listen, so that it notices a pool that dies meanwhile.
