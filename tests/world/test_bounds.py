@@ -9,7 +9,8 @@ import time
 import pytest
 
 from workbench import WorkbenchError, author, bisect, compare_schedules, fake_world, load_recipe, ranks, run
-from workbench.world import bounds, local
+from workbench.world import bounds
+from workbench.world.rank_processes import RankProcesses
 from workbench.world.ranks import resolve
 
 
@@ -18,7 +19,7 @@ def none_starts(monkeypatch):
     def started(*_, **__):
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr(local.LocalRanks, "_start", started)
+    monkeypatch.setattr(RankProcesses, "_start", started)
 
 
 @pytest.mark.parametrize("ask", [

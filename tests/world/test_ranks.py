@@ -19,8 +19,8 @@ from processes import SOON, wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import cells, rank_processes
-from workbench.world.local import rank_env
 from workbench.world.rank_output import Echo
+from workbench.world.rank_processes import rank_env
 from workbench.world.ranks import RankError, RankPool, ranks
 
 pytestmark = pytest.mark.ranks

@@ -6,7 +6,6 @@
     divergence      the first collective on which ranks differ
     exchange        one call to the ranks, and their answers or failures
     fake            a world of any size, with shapes and no values
-    local           ranks on this machine
     mesh            World and device meshes
     pickling        functions and tensors between parent and ranks
     pool            RankPool: calls to running ranks
