@@ -103,7 +103,8 @@ BAD = {
               "does not divide by mesh.tp 8: change one of them"),
     "json": (["tour", "--json", "/nowhere/r.json"], "--json /nowhere/r.json: the folder /nowhere does not exist: "
              "make it first"),
-    "dump": (["tour", "--dump", __file__], f"--dump {__file__}: is a file: give a folder"),
+    "dump": (["tour", "--dump", "graphs"], "--dump is gone: print(joint) and print_readable() show a graph, and "
+             "TORCH_LOGS what torch logs of it"),
     "checkpoints": (["llama3_fsdp", *SMALL, "--checkpoints", __file__], f"checkpoints {__file__}: is a file: give a "
                     "folder"),
     "save every": (["llama3_fsdp", "--save-every", "2"], "--save-every 2: give --checkpoints DIR too"),

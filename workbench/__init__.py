@@ -78,8 +78,7 @@ __all__, __getattr__, __dir__ = exported(__name__)
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext workbench`: the magics `%%ranks` and `%ranks`, and ranks that start at once when they are wanted."""
-    import_module("workbench.world.local").prepare()  # before this process imports torch, too
+    """`%load_ext workbench`: the magics `%%ranks` and `%ranks`."""
     import_module("workbench.notebook.magics").load(shell)
 
 

@@ -74,15 +74,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.strict:
         recipe = recipe.model_copy(update={"strict": True})
     writable(args.json)
-    if args.dump is not None and args.dump.exists() and not args.dump.is_dir():
-        raise WorkbenchError(f"--dump {args.dump}: is a file: give a folder")
     if args.save_every is not None and args.checkpoints is None:
         raise WorkbenchError(f"--save-every {args.save_every}: give --checkpoints DIR too")
     with loading_torch():
         from workbench.pipeline.run import run
 
-    report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, dump=args.dump,
-                 checkpoints=args.checkpoints, save_every=args.save_every)
+    report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, checkpoints=args.checkpoints,
+                 save_every=args.save_every)
     return _tell(report, args)
 
 
@@ -100,8 +98,7 @@ def _tell(report: Report, args: argparse.Namespace) -> int:
 
 
 def _run_artifact(args: argparse.Namespace) -> int:
-    given = {"--dump": args.dump, "--strict": args.strict, "--level": args.level != "light",
-             "--world": args.world != "auto"}
+    given = {"--strict": args.strict, "--level": args.level != "light", "--world": args.world != "auto"}
     if wrong := [name for name, value in given.items() if value]:
         raise WorkbenchError(f"run --artifact {args.artifact}: leave out {wrong[0]}: an artifact has its recipe, built "
                              "for one kind of ranks")

@@ -86,10 +86,10 @@ def recipe(family: str, mesh: dict[str, int], **more: object) -> Recipe:
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_a_users_module_with_its_plan_goes_the_whole_way(registered):
+def test_a_users_module_with_its_plan_goes_the_whole_way(registered, pool4):
     mixer()
     passes = PASSES | {"joint_passes": ["reshard_after_forward"]}  # nothing here is dear enough to recompute
-    report = run(recipe("mixer", {"dp_shard": 2, "tp": 2}, **passes), world="gloo", level="full", progress=False)
+    report = run(recipe("mixer", {"dp_shard": 2, "tp": 2}, **passes), world=pool4, level="full", progress=False)
     assert report.ok and {row.outcome for row in report.passes} == {"PASS"}
     assert {row.verdict("numerics").outcome for row in report.passes} == {"PASS"}
     assert [v.outcome for v in report.pipeline if v.check == "numerics"] == ["PASS"]
@@ -98,7 +98,7 @@ def test_a_users_module_with_its_plan_goes_the_whole_way(registered):
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_a_model_of_transformers_goes_the_whole_way(registered):
+def test_a_model_of_transformers_goes_the_whole_way(registered, pool4):
     inside = "model.model.layers.*"
     cut = {f"{inside}.self_attn.{name}_proj": "colwise" for name in "qkv"} | {
         f"{inside}.self_attn.o_proj": "rowwise", f"{inside}.mlp.gate_proj": "colwise",
@@ -113,7 +113,7 @@ def test_a_model_of_transformers_goes_the_whole_way(registered):
             hidden_size=32, intermediate_size=48, num_hidden_layers=sizes["n_layers"], num_attention_heads=4,
             num_key_value_heads=2, vocab_size=sizes["vocab_size"], max_position_embeddings=sizes["max_seq_len"])))
 
-    report = run(recipe("llama_hf", {"dp_shard": 2, "tp": 2}, **PASSES), world="gloo", level="full", progress=False)
+    report = run(recipe("llama_hf", {"dp_shard": 2, "tp": 2}, **PASSES), world=pool4, level="full", progress=False)
     assert report.ok and {row.verdict("numerics").outcome for row in report.passes} == {"PASS"}
     assert report.training.losses[-1] < report.training.losses[0]
 

@@ -13,16 +13,14 @@ from workbench import bisect
 from workbench.checks.bisect import Bisection
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.world.ranks import ranks
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(pool2):
     """All faults, one after the other on one pair of ranks: what each rank found of each."""
-    with ranks(2, backend="gloo", timeout=400, echo="none") as pool:
-        return pool.run(find_all)
+    return pool2.run(find_all)
 
 
 # graph, operator before and after ("": what torch returns for a gradient), module, source file, and what changed

@@ -27,8 +27,8 @@ def effect_of(report):
     return next(v for v in report.passes[0].verdicts if v.check == "effect")
 
 
-def test_a_run_counts_the_products_that_a_step_ran():
-    effect = effect_of(run(recipe(FLOAT8), world="gloo", progress=False))
+def test_a_run_counts_the_products_that_a_step_ran(pool2):
+    effect = effect_of(run(recipe(FLOAT8), world=pool2, progress=False))
     assert effect.outcome == "PASS" and effect.evidence["ran"] == effect.evidence["converted"] == 21
     assert effect.message.startswith("21 scaled products ran in a step, for 21 converted ones")
     assert effect.evidence["emulated"] and effect.message.endswith("and so nothing is said of time")
@@ -47,9 +47,9 @@ def lowered_back(gm):
     return gm
 
 
-def test_a_product_that_is_lowered_back_is_told():
+def test_a_product_that_is_lowered_back_is_told(pool2):
     with user_pass("lowered_back", lowered_back, numerics="lossy", tolerance=0.4):
-        effect = effect_of(run(recipe(FLOAT8, "lowered_back"), world="gloo", progress=False))
+        effect = effect_of(run(recipe(FLOAT8, "lowered_back"), world=pool2, progress=False))
     assert effect.outcome == "NO_EFFECT"
     assert effect.message == "20 scaled products ran in a step, for 21 converted ones"
 
@@ -62,8 +62,8 @@ def doubles_a_scale(gm):
 
 
 @pytest.mark.nightly
-def test_bisect_finds_a_broken_scale():
+def test_bisect_finds_a_broken_scale(pool2):
     with user_pass("doubles_a_scale", doubles_a_scale, numerics="lossy", tolerance=0.4):
-        found = bisect(recipe("doubles_a_scale"), "numerics", world="gloo", progress=False).found
+        found = bisect(recipe("doubles_a_scale"), "numerics", world=pool2, progress=False).found
     assert found is not None and found.record == "doubles_a_scale" and "break 'lossy'" in found.problem
     assert found.after is not None and found.after.module == "layers.0.feed_forward.w1"

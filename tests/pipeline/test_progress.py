@@ -18,7 +18,7 @@ from workbench.pipeline.progress import PROGRESS, InNotebook, Lines, Post, Ticki
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import current_world
-from workbench.world.ranks import ranks
+from workbench.world.ranks import RankPool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
@@ -43,12 +43,11 @@ def walk_on_rank(recipe: Recipe, post: Post) -> None:
 
 
 @pytest.mark.ranks
-def test_the_stages_of_rank_0_of_a_pool_are_told() -> None:
+def test_the_stages_of_rank_0_of_a_pool_are_told(pool2: RankPool) -> None:
     recipe, heard = Recipe.model_validate({"name": "two", "mesh": {"dp_shard": 2}}), list[str]()
-    with ranks(2, backend="gloo") as pool:
-        on_ranks(recipe, pool, walk_on_rank, timeout=60, progress=heard.append)
-        assert heard == ["start 2 ranks", "author on rank 0", "author", "train"]
-        assert pool.run(os.environ.get, PROGRESS) == ["0", "0"]
+    on_ranks(recipe, pool2, walk_on_rank, timeout=60, progress=heard.append)
+    assert heard == ["start 2 ranks", "author on rank 0", "author", "train"]
+    assert pool2.run(os.environ.get, PROGRESS) == ["0", "0"]
 
 
 def test_a_line_ticks_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ import cloudpickle
 import pytest
 from on_ranks import small
 
-from workbench import WorkbenchError, bisect, ranks, run
+from workbench import WorkbenchError, bisect, run
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.pipeline.run import _start
 from workbench.world.mesh import current_world
+from workbench.world.ranks import RankPool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 RECIPE = small({"dp_shard": 2}, joint=("reshard_after_forward",)).override({"training.steps": 1})
@@ -41,13 +42,12 @@ def test_the_start_is_the_slowest_rank_s_and_no_wait_for_the_last_to_join():
 
 
 @pytest.mark.ranks
-def test_one_pool_serves_several_questions() -> None:
-    with ranks(2, timeout=300, echo="none") as pool:
-        pids = pool.pids
-        report = run(RECIPE, world=pool, progress=False)
-        assert report.ok and report.world["kind"] == "gloo" and report.training is not None
-        assert bisect(RECIPE, world=pool, progress=False).found is None
-        assert pool.pids == pids
-        with pytest.raises(WorkbenchError, match=r"needs 4 ranks, and this pool has 2: .* start ranks\(4\)"):
-            run(RECIPE.override({"mesh.dp_shard": 4}), world=pool)
-        assert pool.pids == pids
+def test_one_pool_serves_several_questions(pool2: RankPool) -> None:
+    pids = pool2.pids
+    report = run(RECIPE, world=pool2, progress=False)
+    assert report.ok and report.world["kind"] == "gloo" and report.training is not None
+    assert bisect(RECIPE, world=pool2, progress=False).found is None
+    assert pool2.pids == pids
+    with pytest.raises(WorkbenchError, match=r"needs 4 ranks, and this pool has 2: .* start ranks\(4\)"):
+        run(RECIPE.override({"mesh.dp_shard": 4}), world=pool2)
+    assert pool2.pids == pids

@@ -9,24 +9,24 @@ from workbench.passes.registry import register_pass
 from workbench.pipeline.report import Report
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import load_recipe
-from workbench.world.ranks import RankError
+from workbench.world.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.ranks
 SMALL = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1, "training.steps": 3})
 
 
-def mine(name: str, change) -> Report:
+def mine(pool: RankPool, name: str, change) -> Report:
     """A run of a pass that this test registers, as a notebook's cell would."""
 
     @register_pass(name, stage="joint", numerics="exact")
     def own(gm, example_inputs, *, options):
         return change(gm)
 
-    return run(SMALL.override({"joint_passes": [name]}), level="full", progress=False)
+    return run(SMALL.override({"joint_passes": [name]}), world=pool, level="full", progress=False)
 
 
-def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows() -> None:
-    report = mine("does_nothing", lambda gm: gm)
+def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: RankPool) -> None:
+    report = mine(pool2, "does_nothing", lambda gm: gm)
     row = report.pass_row("does_nothing")
     assert row.verdict("effect").outcome is Outcome.NO_EFFECT
     assert report.idle == [("does_nothing", row.verdict("effect").message)]
@@ -52,8 +52,8 @@ def _rounded_on_rank_1(gm):
     return gm
 
 
-def test_a_fault_on_one_rank_is_shown_with_its_rank() -> None:
-    report = mine("wrong_on_one", _rounded_on_rank_1)
+def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
+    report = mine(pool2, "wrong_on_one", _rounded_on_rank_1)
     assert not report.ok
     assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
     assert "FAIL" in report.table()
@@ -74,9 +74,9 @@ def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
 
 
 @pytest.mark.nightly  # quick: test_a_pass_that_raises_on_one_rank_names_it, of the same error
-def test_a_pass_that_raises_names_its_rank() -> None:
+def test_a_pass_that_raises_names_its_rank(pool2: RankPool) -> None:
     def explode(gm):
         raise RuntimeError("half way")
 
     with pytest.raises(RankError, match=r"rank [01] failed: .*pass 'explodes' .* raised RuntimeError: half way"):
-        mine("explodes", explode)
+        mine(pool2, "explodes", explode)

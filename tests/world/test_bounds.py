@@ -9,7 +9,8 @@ import time
 import pytest
 
 from workbench import WorkbenchError, author, bisect, compare_schedules, fake_world, load_recipe, ranks, run
-from workbench.world import bounds, local
+from workbench.world import bounds
+from workbench.world.rank_processes import RankProcesses
 from workbench.world.ranks import resolve
 
 
@@ -18,7 +19,7 @@ def none_starts(monkeypatch):
     def started(*_, **__):
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr(local.LocalRanks, "_start", started)
+    monkeypatch.setattr(RankProcesses, "_start", started)
 
 
 @pytest.mark.parametrize("ask", [
@@ -38,14 +39,14 @@ def test_many_ranks_on_few_cores_are_allowed(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     bounds.refuse_too_many(8)
     bounds.refuse_too_many(bounds.RANKS_A_CORE)
-    with pytest.raises(WorkbenchError, match=r"can start 64 ranks at most \(64 for each of 1 core\)"):
+    with pytest.raises(WorkbenchError, match=r"can start 32 ranks at most \(32 for each of 1 core\)"):
         bounds.refuse_too_many(bounds.RANKS_A_CORE + 1)
 
 
 def test_memory_bounds_them(monkeypatch):
     monkeypatch.setattr(bounds, "_memory", lambda: 10 * bounds.RANK_BYTES + 1)
     bounds.refuse_too_many(10)
-    with pytest.raises(WorkbenchError, match=r"at most \(64 MiB for each, and 640 MiB are free\)"):
+    with pytest.raises(WorkbenchError, match=r"at most \(144 MiB for each, and 1,440 MiB are free\)"):
         bounds.refuse_too_many(11)
 
 
@@ -55,7 +56,7 @@ def test_a_container_bounds_them(monkeypatch, tmp_path):
     (tmp_path / "pids.max").write_text("max\n")
     bounds.refuse_too_many(8)
     (tmp_path / "memory.max").write_text(f"{4 * bounds.RANK_BYTES}\n")
-    with pytest.raises(WorkbenchError, match=r"can start 4 ranks at most \(64 MiB for each, and 256 MiB are free\)"):
+    with pytest.raises(WorkbenchError, match=r"can start 4 ranks at most \(144 MiB for each, and 576 MiB are free\)"):
         bounds.refuse_too_many(8)
     (tmp_path / "memory.max").unlink()
     (tmp_path / "pids.max").write_text("40\n")

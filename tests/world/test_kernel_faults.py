@@ -124,7 +124,7 @@ def test_restart_of_the_kernel(notebook, row, backend, n):
     row(f"{n} {backend}", "restart of the kernel", seconds, left, book.works())
 
 
-@pytest.mark.nightly  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
 @pytest.mark.parametrize("how", ["shutdown", "kill -9"])
 def test_the_end_of_the_kernel(notebook, row, backend, n, how):

@@ -149,17 +149,21 @@ def test_unlike_collectives_that_nobody_notices_are_refused(pool):
 
 
 def test_a_hang_in_a_captured_graph_shows_its_line(pool):
-    def hang():
+    def captured():
         from torch.fx.experimental.proxy_tensor import make_fx
 
         def body(x):
             reduced = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
             return torch.ops._c10d_functional.wait_tensor(reduced)
 
-        graph = make_fx(body, tracing_mode="fake")(torch.ones(3))
+        return make_fx(body, tracing_mode="fake")(torch.ones(3))
+
+    def hang():
+        graph = captured()
         if dist.get_rank() == 0:
             graph(torch.ones(3))
 
+    pool.run(lambda: captured() is None)  # the first capture imports for seconds
     pool.timeout = 3
     with pytest.raises(RankError) as caught:
         pool.run(hang)

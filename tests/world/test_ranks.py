@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from processes import SOON, wait_until_gone
 
 from workbench.errors import WorkbenchError
 from workbench.world import cells, rank_processes
-from workbench.world.local import rank_env
 from workbench.world.rank_output import Echo
+from workbench.world.rank_processes import rank_env
 from workbench.world.ranks import RankError, RankPool, ranks
 
 pytestmark = pytest.mark.ranks
@@ -53,6 +54,13 @@ def test_results_come_in_rank_order_after_a_collective(pool):
     assert [pid for _, pid, _ in results] == pool.pids
     assert [value.item() for _, _, value in results] == [42.0, 42.0]
     assert (pool.size, pool.backend) == (2, "gloo" if torch.cuda.device_count() < 2 else "nccl")
+
+
+def test_a_rank_is_a_child_without_input_in_a_process_group_of_its_own(pool):
+    def seen():
+        return os.getppid(), os.getpgrp(), os.fstat(0).st_rdev
+
+    assert pool.run(seen) == [(os.getpid(), pid, os.stat(os.devnull).st_rdev) for pid in pool.pids]
 
 
 def test_lambda_and_keyword_named_like_a_parameter(pool):
@@ -152,9 +160,9 @@ def chatter():
 LINES = ("line 0", "line 1", "100%", "no newline")
 
 
-def test_grouped_output_is_deterministic(capsys):
-    with ranks(2, timeout=30, echo="grouped") as pool:
-        pool.run(chatter)
+def test_grouped_output_is_deterministic(pool, capsys, monkeypatch):
+    monkeypatch.setattr(pool, "echo", "grouped")
+    pool.run(chatter)
     assert capsys.readouterr().out.splitlines() == [f"[rank {rank}] {text}" for rank in (0, 1) for text in LINES]
 
 
@@ -195,7 +203,7 @@ def test_a_live_bar_moves_in_its_place_and_leaves_nothing_behind(capsys, monkeyp
     assert capsys.readouterr().out == "[rank 0] 40%\n"
 
 
-def test_live_output_comes_during_the_call_with_its_rank(tmp_path, monkeypatch):
+def test_live_output_comes_during_the_call_with_its_rank(pool, tmp_path, monkeypatch):
     class Log:
         def __init__(self):
             self.seen = []
@@ -214,15 +222,15 @@ def test_live_output_comes_during_the_call_with_its_rank(tmp_path, monkeypatch):
         print("second")
 
     go, log = tmp_path / "go", Log()
-    with ranks(2, timeout=30) as pool:
-        monkeypatch.setattr(sys, "stdout", log)
-        pool.run(speak, go)  # ends only if the first line was shown before the call was over
-        monkeypatch.undo()
+    monkeypatch.setattr(pool, "echo", "live")
+    monkeypatch.setattr(sys, "stdout", log)
+    pool.run(speak, go)  # ends only if the first line was shown before the call was over
+    monkeypatch.undo()
     lines = sorted(line for text, _ in log.seen for line in text.splitlines())
     assert lines == ["[rank 0] first", "[rank 0] second", "[rank 1] first", "[rank 1] second"]
 
 
-def test_a_rank_that_never_stops_writing_does_not_hold_the_call():
+def test_ranks_that_never_stop_writing_hold_neither_a_call_nor_a_restart(pool):
     def babble():
         import threading
 
@@ -232,11 +240,13 @@ def test_a_rank_that_never_stops_writing_does_not_hold_the_call():
 
         threading.Thread(target=forever, daemon=True).start()
 
-    with ranks(1, timeout=30, echo="none") as pool:
-        start = time.monotonic()
-        assert pool.run(babble) == [None]
-        assert pool.run(os.getpid) == pool.pids
-        assert time.monotonic() - start < SOON
+    pids, start = pool.pids, time.monotonic()
+    assert pool.run(babble) == [None, None]
+    assert pool.run(os.getpid) == pids
+    pool.restart()
+    assert time.monotonic() - start < SOON
+    assert wait_until_gone(pids, 0) == []
+    assert pool.run(os.getpid) == pool.pids != pids
 
 
 def listeners(pids):
@@ -294,12 +304,17 @@ def test_close_leaves_nothing(tmp_path, monkeypatch):
         pool.run(os.getpid)
 
 
-def test_a_forgotten_pool_ends_with_its_last_reference():
+def test_a_forgotten_pool_ends_with_its_last_reference_and_waits_for_the_threads_of_its_calls(tmp_path):
+    def writes_at_its_end(path):
+        threading.Thread(target=lambda: (time.sleep(1), path.write_text("written"))).start()
+
     pool = ranks(1, timeout=30, echo="none")
     pids = pool.pids
+    pool.run(writes_at_its_end, tmp_path / "late")
     del pool
     gc.collect()
     assert wait_until_gone(pids, 0) == []
+    assert (tmp_path / "late").read_text() == "written"
 
 
 @pytest.mark.nightly
@@ -329,13 +344,6 @@ def test_a_forked_child_does_not_end_its_parents_ranks(pool):
     os.waitpid(child, 0)
     pids = pool.pids
     assert pool.run(os.getpid) == pids
-
-
-def test_restart_makes_new_ranks(pool):
-    pids = pool.pids
-    pool.restart()
-    assert wait_until_gone(pids, 0) == []
-    assert pool.run(os.getpid) == pool.pids != pids
 
 
 def test_threads_are_shared_out_among_the_ranks(monkeypatch):
@@ -392,7 +400,7 @@ def test_auto_takes_nccl_only_with_a_gpu_a_rank(gpus, n, backend, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_four_ranks_and_subgroups():
+def test_four_ranks_and_subgroups(pool4):
     def pairs():
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -401,8 +409,7 @@ def test_four_ranks_and_subgroups():
         dist.all_reduce(value, group=mesh.get_group("tp"))
         return value.item()
 
-    with ranks(4, backend="gloo", timeout=60, echo="none") as pool:
-        assert pool.run(pairs) == [1.0, 1.0, 5.0, 5.0]
+    assert pool4.run(pairs) == [1.0, 1.0, 5.0, 5.0]
 
 
 @pytest.mark.multi_gpu

@@ -34,12 +34,6 @@ def pool():
         yield running
 
 
-@pytest.fixture(scope="module")
-def short_pool():
-    with ranks(2, timeout=1, echo="none", backend="gloo") as running:
-        yield running
-
-
 @pytest.fixture
 def short_grace(monkeypatch):
     monkeypatch.setattr(exchange, "GRACE_SECONDS", 0.3)
@@ -57,13 +51,15 @@ def total():
     return value.item()
 
 
-def fails(pool, fn, *args):
+def fails(pool, fn, *args, timeout=30):
     """Run `fn`, which must fail; check that no rank is left and that the next call works. Returns (error, seconds)."""
     pool.run(total)
     pids, start = pool.pids, time.monotonic()
+    pool.timeout = timeout
     with pytest.raises(RankError) as caught:
         pool.run(fn, *args)
     seconds = time.monotonic() - start
+    pool.timeout = 30
     assert wait_until_gone(pids, 0) == []
     assert pool.run(total) == [2.0, 2.0]
     assert not set(pids) & set(pool.pids)
@@ -182,14 +178,14 @@ def test_what_a_call_leaves_running_ends_with_its_rank():
     assert time.monotonic() - began < 30 and wait_until_gone(left) == []
 
 
-def test_a_hung_collective_ends_with_every_stack(short_pool):
+def test_a_hung_collective_ends_with_every_stack(pool):
     def spin():
         if dist.get_rank() == 1:
             while True:
                 pass
         dist.all_reduce(torch.ones(1))
 
-    error, seconds = fails(short_pool, spin)
+    error, seconds = fails(pool, spin, timeout=1)
     lines = str(error).splitlines()
     assert error.timed_out and 1 <= seconds < SOON
     assert lines[0] == "ranks 0, 1 gave no answer within 1 s."
@@ -201,20 +197,21 @@ def test_a_hung_collective_ends_with_every_stack(short_pool):
 
 
 @pytest.mark.nightly
-def test_a_stopped_rank_ends_too_even_with_a_large_argument(short_pool):
-    short_pool.run(total)
-    pids = short_pool.pids
+def test_a_stopped_rank_ends_too_even_with_a_large_argument(pool):
+    pool.run(total)
+    pids = pool.pids
     os.kill(pids[0], signal.SIGSTOP)
-    start = time.monotonic()
+    start, pool.timeout = time.monotonic(), 1
     with pytest.raises(RankError, match=r"ranks 0, 1 gave no answer within 1 s\.") as caught:
-        short_pool.run(len, bytes(50_000_000))
+        pool.run(len, bytes(50_000_000))
     assert str(caught.value).splitlines()[1:3] == [
         "  rank 0: no answer, and no stack could be had",
         "  rank 1: waiting for the call",
     ]
     assert time.monotonic() - start < SOON
     assert wait_until_gone(pids, 0) == []
-    assert short_pool.run(total) == [2.0, 2.0]
+    pool.timeout = 30
+    assert pool.run(total) == [2.0, 2.0]
 
 
 def test_a_result_that_cannot_be_read_here_leaves_the_ranks_alive(pool):
@@ -272,7 +269,24 @@ def test_the_source_of_a_cell_is_shown_for_frames_of_the_ranks(pool):
 def test_a_start_that_takes_too_long_ends(monkeypatch):
     monkeypatch.setattr(pool_module, "START_SECONDS", 0.05)
     with pytest.raises(RankError, match=r"ranks 0, 1 did not start within 0.05 s\."):
-        ranks(2, env={"COLOUR": "no fork"})
+        ranks(2, backend="gloo")
+
+
+def test_an_interrupt_between_the_starts_of_two_ranks_leaves_none(private_folder, monkeypatch):
+    start, processes = subprocess.Popen, []
+
+    def once(*args, **kwargs):
+        if processes:
+            raise KeyboardInterrupt
+        processes.append(start(*args, **kwargs))
+        return processes[0]
+
+    monkeypatch.setattr(subprocess, "Popen", once)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ranks(2, backend="gloo", echo="none")
+    assert time.monotonic() - began < SOON and processes[0].returncode == -signal.SIGKILL
+    assert list(private_folder.iterdir()) == []
 
 
 def test_a_start_that_fails_shows_why(private_folder):
@@ -340,7 +354,7 @@ def start_parent(folder):
     return parent, pids
 
 
-@pytest.mark.nightly  # quick: test_kill_9_of_the_owner_ends_the_template_and_the_ranks
+@pytest.mark.nightly
 def test_kill_9_of_the_parent_leaves_no_orphan_and_no_folder(private_folder):
     parent, pids = start_parent(private_folder)
     parent.kill()

@@ -11,7 +11,7 @@ import pytest
 from on_ranks import small
 from torch import nn
 
-from workbench import WorkbenchError, build, ranks, register_model, register_pass, run
+from workbench import WorkbenchError, build, register_model, register_pass, run
 from workbench.authoring import families
 from workbench.passes import registry
 from workbench.world import registered
@@ -22,12 +22,6 @@ pytestmark = pytest.mark.ranks
 FACTOR = 2
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with ranks(2, timeout=120, echo="none", backend="gloo") as running:
-        yield running
-
-
 class SlowToLoad:
     """Unpickling it takes a second and a half, as an import does."""
 
@@ -35,18 +29,15 @@ class SlowToLoad:
         return time.sleep, (1.5,)
 
 
-def test_a_registration_that_imports_is_no_part_of_the_calls_time(pool):
+def test_a_registration_that_imports_is_no_part_of_the_calls_time(pool2, monkeypatch):
     slow = SlowToLoad()
 
     @register_pass("slow_to_load", stage="joint", numerics="exact", changes="nothing")
     def slow_to_load(gm, example_inputs, *, options, held=slow):
         return gm
 
-    pool.timeout = 1
-    try:
-        assert pool.run(contract, "slow_to_load") == [contract("slow_to_load")] * 2
-    finally:
-        pool.timeout = 120
+    monkeypatch.setattr(pool2, "timeout", 1)
+    assert pool2.run(contract, "slow_to_load") == [contract("slow_to_load")] * 2
 
 
 class Net(nn.Module):
@@ -92,36 +83,36 @@ def built(asked):
     return found
 
 
-def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool, monkeypatch):
+def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool2, monkeypatch):
     register()
-    assert pool.run(built, recipe()) == [(8, "nothing", 2)] * 2
+    assert pool2.run(built, recipe()) == [(8, "nothing", 2)] * 2
     register(16, "still nothing")
-    assert pool.run_on([1], lambda: contract().changes) == ["still nothing"]
-    assert pool.run(built, recipe()) == [(16, "still nothing", 2)] * 2  # rank 0 had it not yet
+    assert pool2.run_on([1], lambda: contract().changes) == ["still nothing"]
+    assert pool2.run(built, recipe()) == [(16, "still nothing", 2)] * 2  # rank 0 had it not yet
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)  # a global of the cell, and the cell is not run again
-    assert pool.run(built, recipe()) == [(16, "still nothing", 3)] * 2
-    assert list(pool.stream(lambda asked: iter([built(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
-    pool.restart()
-    assert pool.run(built, recipe()) == [(16, "still nothing", 3)] * 2
+    assert pool2.run(built, recipe()) == [(16, "still nothing", 3)] * 2
+    assert list(pool2.stream(lambda asked: iter([built(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
+    pool2.restart()
+    assert pool2.run(built, recipe()) == [(16, "still nothing", 3)] * 2
 
 
-def test_run_knows_them_too(pool):
+def test_run_knows_them_too(pool2):
     register()
-    report = run(recipe(), world=pool, progress=False)
+    report = run(recipe(), world=pool2, progress=False)
     assert [row.name for row in report.passes] == ["idle"] and report.training is not None
 
 
-def test_they_are_sent_where_they_changed_and_not_with_every_call(pool):
+def test_they_are_sent_where_they_changed_and_not_with_every_call(pool2):
     register()
-    pool.run(int)
-    pool.run(lambda: vars(contract()).update(seen=True))
-    assert pool.run(lambda: vars(contract()).get("seen")) == [True, True]  # what was installed, untouched
+    pool2.run(int)
+    pool2.run(lambda: vars(contract()).update(seen=True))
+    assert pool2.run(lambda: vars(contract()).get("seen")) == [True, True]  # what was installed, untouched
     register(changes="more")
-    assert pool.run(lambda: vars(contract()).get("seen")) == [None, None]
+    assert pool2.run(lambda: vars(contract()).get("seen")) == [None, None]
 
 
 @pytest.mark.parametrize("kind", ["pass", "model"])
-def test_what_cannot_be_pickled_is_named(pool, kind):
+def test_what_cannot_be_pickled_is_named(pool2, kind):
     register()
     lock = threading.Lock()
     if kind == "pass":
@@ -135,7 +126,7 @@ def test_what_cannot_be_pickled_is_named(pool, kind):
             with lock:
                 return Net(8)
     with pytest.raises(WorkbenchError) as caught:
-        pool.run(int)
+        pool2.run(int)
     assert str(caught.value) == (
         f"{kind} 'locked' is registered here, and cannot be sent to the ranks: TypeError: cannot pickle "
         "'_thread.lock' object. Create what cannot be pickled inside the function, and register it again")

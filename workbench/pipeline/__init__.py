@@ -4,7 +4,6 @@
     checkpoints     save and resume a training run
     expert_load     tokens that each expert got
     gpu_communication  which events of a GPU's profile communicate
-    graph_files     graphs of a build as Python files
     machine         machine and versions of a figure
     measured_run    a profiled step, compared with the simulated one
     progress        what runs now, on a terminal, in a notebook or line by line

@@ -68,7 +68,6 @@ def run(
     world: WorldChoice | RankPool = "auto",
     level: Level = "light",
     timeout: float = 600.0,
-    dump: Path | str | None = None,
     checkpoints: Path | str | None = None,
     save_every: int | None = None,
     progress: Progress = True,
@@ -78,10 +77,9 @@ def run(
     world: "auto" takes NCCL where there are enough GPUs, else gloo; "fake" builds for one rank of a mesh of any size
     in this process and trains nothing; a pool, `ranks(n)`, is used and stays open. In a process that torchrun started,
     or in a rank, its ranks are used. level: "full" also runs each pass's graph against the one it received. timeout:
-    seconds for all of it, a pool's own where one is given. dump: a folder for each rank's graphs, as runnable files.
-    checkpoints: a folder, which all ranks share: the run resumes from the newest checkpoint there, and saves one every
-    `save_every` steps and at the end. progress: whether to show what runs, or a function to
-    call with each stage's name; WORKBENCH_PROGRESS=0 shows nothing.
+    seconds for all of it, a pool's own where one is given. checkpoints: a folder, which all ranks share: the run
+    resumes from the newest checkpoint there, and saves one every `save_every` steps and at the end. progress: whether
+    to show what runs, or a function to call with each stage's name; WORKBENCH_PROGRESS=0 shows nothing.
 
     Raises WorkbenchError for what cannot run here, RankError where a rank fails. A strict recipe's pass without effect
     makes the report not `ok`.
@@ -91,10 +89,10 @@ def run(
     if world == "fake" and checkpoints is not None:
         raise WorkbenchError(f"checkpoints {checkpoints}: a fake world trains nothing: take world gloo or nccl")
     check_saving(recipe, checkpoints, save_every)
-    folder, kept = (Path(each).absolute() if each is not None else None for each in (dump, checkpoints))
+    folder = None if checkpoints is None else Path(checkpoints).absolute()
     if world != "fake":
         load_text(recipe.data.path, seq_len=recipe.data.seq_len, vocab_size=int(recipe.model.sizes()["vocab_size"]))
-    here, results = on_ranks(recipe, world, on_rank, level, folder, (kept, save_every), timeout=timeout,
+    here, results = on_ranks(recipe, world, on_rank, level, folder, save_every, timeout=timeout,
                              progress=progress, began=began)
     report = report_of(recipe, here, level, results)
     return report if world != "fake" and among_ranks(world) else _kept(report)
@@ -115,24 +113,18 @@ def _kept(report: Report) -> Report:
     return report
 
 
-def on_rank(recipe: Recipe, level: Level, folder: Path | None, saving: tuple[Path | None, int | None],
-            post: Post) -> RankResult:
-    """One rank's part of `run`: every rank of the world calls it. saving: the checkpoints' folder, and every how many
-    steps."""
+def on_rank(recipe: Recipe, level: Level, folder: Path | None, save_every: int | None, post: Post) -> RankResult:
+    """One rank's part of `run`: every rank of the world calls it. folder: that of the checkpoints."""
     world = current_world()
     # a pass without effect is told in the report, which a strict recipe then fails: no rank raises alone
     built = build(recipe.model_copy(update={"strict": False}), world, level=level, progress=post.stage)
-    if folder is not None:
-        from workbench.pipeline.graph_files import dump_graphs
-
-        dump_graphs(built, folder)
     training = None
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
             prove_time(built.records, built.step)
         post.stage("train")
-        training = train(built.authored, built.step, progress=post.step, folder=saving[0], save_every=saving[1])
+        training = train(built.authored, built.step, progress=post.step, folder=folder, save_every=save_every)
         post.stage("measure")
     return replace(_result(built, recipe, level, training), start=post.start)
 

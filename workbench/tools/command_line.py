@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import WorkbenchError
+
 
 def parser() -> argparse.ArgumentParser:
     """All commands. The parsed arguments hold the command's name in `command`."""
@@ -29,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
                      help="full: also run each pass's graph against the one it received")
     run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
-    run.add_argument("--dump", type=Path, metavar="DIR", help="write each rank's graphs there as runnable files")
+    run.add_argument("--dump", action=_Gone, nargs="?", help=argparse.SUPPRESS,
+                     const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it")
     run.add_argument("--checkpoints", type=Path, metavar="DIR",
                      help="resume from the newest checkpoint in this folder, and save one at the end")
     run.add_argument("--save-every", type=_count, metavar="N", help="with --checkpoints: save every N steps too")
@@ -163,6 +166,14 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
     parser.add_argument("--set", action=_Pairs, nargs="+", default=[], metavar="KEY=VALUE", type=_pair(form),
                         help=text)
+
+
+class _Gone(argparse.Action):
+    """An option that is refused with what to use, for one release."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        raise WorkbenchError(f"{option_string} is gone: {self.const}")
 
 
 class _Pairs(argparse.Action):

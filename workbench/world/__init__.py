@@ -6,7 +6,6 @@
     divergence      the first collective on which ranks differ
     exchange        one call to the ranks, and their answers or failures
     fake            a world of any size, with shapes and no values
-    local           ranks on this machine
     mesh            World and device meshes
     pickling        functions and tensors between parent and ranks
     pool            RankPool: calls to running ranks
@@ -15,6 +14,5 @@
     ranks           `ranks(n)`: open a pool
     registered      send the user's passes and models to the ranks
     simulated       every rank's values in one process
-    template        ranks forked from a process that has imported torch
     worker          the process of one rank
 """

@@ -91,8 +91,9 @@ def _fail(
             headline += f" ({ranks_text(list(answers))} {'did' if starting else 'had returned'}.)"
     else:
         headline = f"rank {first.rank} {_verb(first.kind, starting)}: {first.summary}"
-    if lost := processes.broken():
-        notes.append(lost)
+    if not processes.folder.exists():
+        notes.append(f"{processes.folder}, through which new process groups find each other, was removed while the "
+                     "ranks ran")
     divergence, all_answered, launches = (None, False, {}) if starting or unsent else compared(
         processes, frames={rank: frame for rank, lines in stacks.items() if (frame := own_frame(lines))})
     same = same and first.kind == "error" and "CUDA" not in first.summary

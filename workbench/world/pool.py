@@ -16,7 +16,6 @@ from workbench.errors import WorkbenchError
 from workbench.world.cells import close_stream, next_of, open_stream
 from workbench.world.diagnosis import Failure, RankError
 from workbench.world.exchange import compared, gather
-from workbench.world.local import LocalRanks
 from workbench.world.pickling import dumps
 from workbench.world.rank_output import ECHOES, Echo
 from workbench.world.rank_processes import RankProcesses
@@ -227,7 +226,7 @@ class RankPool:
 
     def _start(self) -> None:
         echo = Echo(self._echo, self._size)
-        self._processes[:] = [LocalRanks(self._size, self._backend, self._env, echo)]
+        self._processes[:] = [RankProcesses(self._size, self._backend, self._env, echo)]
         self._gather(START_SECONDS, None, range(self._size))
         echo.quiet = False
 

@@ -1,17 +1,27 @@
-"""The processes behind a pool: send to them, receive from them, end them."""
+"""The processes behind a pool: start them, send to them, receive from them, read their stacks, end them."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from pickle import dumps, loads
 from typing import Any
 
+from workbench.errors import temporary
+from workbench.world.bounds import cores
+from workbench.world.diagnosis import read_stack, stack_is_whole
 from workbench.world.rank_output import Echo
 
 STOP_SECONDS = 5.0
@@ -23,10 +33,14 @@ KINDS = "ready", "ok", "error", "load", "unsent", "aside", "progress"
 
 
 class RankProcesses:
-    """The processes of all ranks, from start to kill, with a channel to each. A pool that lost one starts new ones."""
+    """The processes of all ranks, from start to kill, with a channel to each. A pool that lost one starts new ones.
 
-    def __init__(self, size: int, echo: Echo) -> None:
+    They rendezvous through a file in a private folder; their sockets listen on loopback.
+    """
+
+    def __init__(self, size: int, backend: str, env: Mapping[str, str], echo: Echo) -> None:
         self.size, self.echo, self.owner = size, echo, os.getpid()
+        self.folder = Path(temporary(lambda: tempfile.mkdtemp(prefix="workbench-ranks-")))  # mode 0700
         self.dismissed = False
         self.tick: Callable[[RankProcesses], None] | None = None  # the running call's, as is `progress`
         self.progress: Callable[[Any], None] | None = None
@@ -36,6 +50,38 @@ class RankProcesses:
         self._channels: list[Connection] = []
         self._gone: set[int] = set()
         self._pipes: dict[int, int] = {}  # file descriptor -> rank
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(size):
+                self._start(rank, backend, rank_env(rank, size, env))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, rank: int, backend: str, env: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        read, write = os.pipe()
+        self._channels.append(Connection(ours.detach()))
+        os.set_blocking(read, False)
+        self._pipes[read] = rank
+        job = {"rank": rank, "size": self.size, "backend": backend, "parent": self.owner, "folder": str(self.folder),
+               "store": str(self.folder / "store"), "stacks": str(self._stack_file(rank)), "channel": theirs.fileno()}
+        try:
+            process = subprocess.Popen(
+                # A new process, which imports none of the caller's modules; -P: none of the working folder's either.
+                [sys.executable, "-P", "-m", "workbench.world.worker", json.dumps(job)],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                pass_fds=(theirs.fileno(),),
+                env=env,
+                start_new_session=True,  # a terminal's or Jupyter's interrupt stays with the parent
+            )
+        finally:
+            theirs.close()
+            os.close(write)
+        self._processes.append(process)
+        self.pids.append(process.pid)
 
     def send(self, message: tuple[Any, ...], ranks: Iterable[int] | None = None) -> None:
         """Send to these ranks, or to all. `events` reports a rank whose channel is broken."""
@@ -70,14 +116,17 @@ class RankProcesses:
 
     def bound(self, seconds: float) -> None:
         """Let a rank that stops in the middle of a message block this process for at most `seconds`."""
+        bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         for channel in self._channels:
-            bound_waits(channel, seconds)
+            with suppress(OSError), _twin(channel) as socket_:
+                socket_.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+                socket_.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
 
     def dismiss(self) -> None:
         """End the ranks during a call in another thread. That thread sees them die, and cleans up."""
         self.dismissed = True
         for channel in self._channels:
-            with suppress(OSError), twin(channel) as socket_:
+            with suppress(OSError), _twin(channel) as socket_:
                 socket_.shutdown(socket.SHUT_RDWR)
 
     def ask(self, ranks: Iterable[int], what: str, *args: Any) -> None:
@@ -107,7 +156,7 @@ class RankProcesses:
         except Exception:  # strange bytes unpickle to anything, or raise anything
             return rank, "stuck", ("sent bytes that are no message: something in it writes to a file descriptor that "
                                    "it did not open")
-        return rank, "died", self._last_words(rank)
+        return rank, "died", self._exit_status(rank)
 
     def _read(self, fd: int) -> None:
         try:
@@ -142,43 +191,88 @@ class RankProcesses:
             self.kill()
 
     def kill(self) -> None:
-        """Close the channels: a rank ends when it loses its channel."""
+        """Kill every rank with its process group, and remove the folder."""
         if os.getpid() != self.owner:
             return
+        for process in self._processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
         for channel in self._channels:
             channel.close()
         for fd in self._pipes:
             os.close(fd)
         self._pipes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ended(self, rank: int) -> bool:
-        """Whether the rank is known to have ended."""
-        return rank in self._gone
+        return self._wait_result(rank) is not None
 
-    def _last_words(self, rank: int) -> int | None:
-        """The exit status of a rank that lost its channel; None if unknown."""
-        return None
+    def _wait_result(self, rank: int) -> Any:
+        # WNOWAIT leaves the zombie in place: no other process group can get its number before it is killed.
+        try:
+            return os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
 
-    def broken(self) -> str:
-        """What the ranks have lost that their collectives need; "" if nothing."""
-        return ""
+    def _exit_status(self, rank: int) -> int | None:
+        """That of a rank that lost its channel; None if it does not end."""
+        limit = time.monotonic() + 2.0
+        while not self._ended(rank) and time.monotonic() < limit:
+            time.sleep(0.005)
+        result = self._wait_result(rank)
+        if not result:
+            return self._processes[rank].returncode
+        return int(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
     def stacks(self, ranks: Sequence[int], ask: bool = True) -> dict[int, list[str]]:
         """The Python stack of each of these ranks, innermost frame first; a rank that gave none in time is left out.
 
         ask: request the stacks now; otherwise read those that dying ranks have left.
         """
-        raise NotImplementedError
+        if ask:
+            for rank in ranks:
+                if not self._ended(rank):
+                    os.kill(self.pids[rank], signal.SIGUSR1)
+            limit = time.monotonic() + STACK_SECONDS
+            texts: list[str] = []
+            while time.monotonic() < limit:  # the rank writes while this reads
+                before, texts = texts, [self._stack_text(rank) for rank in ranks]
+                if texts == before and all(map(stack_is_whole, texts)):
+                    break
+                time.sleep(0.05)
+        return {rank: read_stack(self._stack_text(rank)) for rank in ranks}
+
+    def _stack_file(self, rank: int) -> Path:
+        return self.folder / f"stacks.{rank}"
+
+    def _stack_text(self, rank: int) -> str:
+        """What faulthandler has written so far; empty where the file is gone."""
+        with suppress(OSError):
+            return self._stack_file(rank).read_text("utf-8", "replace")
+        return ""
 
 
-def bound_waits(channel: Connection, seconds: float) -> None:
-    """Let a send or a receive wait for the other side at most `seconds`."""
-    bound = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with suppress(OSError), twin(channel) as socket_:
-        socket_.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
-        socket_.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
+def rank_env(rank: int, size: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment: this process's, then its rank, loopback for sockets, its share of threads, and `extra`."""
+    env = dict(os.environ)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // size)))
+    env |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "WORKBENCH_PROGRESS": "0",  # a rank posts its stages to this process
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    }
+    return env | dict(extra)
 
 
-def twin(channel: Connection) -> socket.socket:
+def _twin(channel: Connection) -> socket.socket:
     """A second file descriptor of a channel's socket, as a socket object."""
     return socket.socket(fileno=os.dup(channel.fileno()))

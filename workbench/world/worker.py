@@ -1,4 +1,4 @@
-"""The process of one rank: a fork of the template, or `python -m workbench.world.worker JOB`, started by the pool.
+"""The process of one rank: `python -m workbench.world.worker JOB`, started by the pool.
 
 It joins the default process group, sends "ready", then runs one call after another until the pool sends "stop" or
 goes away. It imports torch after it starts to listen, so that it notices a pool that dies meanwhile.
@@ -67,9 +67,7 @@ class Parent:
                     self.calls.put((command, *body))
         except Exception:  # it has gone, or what came is no message
             shutil.rmtree(job["folder"], ignore_errors=True)
-            if os.getpgrp() == os.getpid():
-                os.killpg(os.getpid(), signal.SIGKILL)
-            os._exit(1)
+            os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _aside(what: str, *args: Any) -> Any:
@@ -186,8 +184,15 @@ def send_progress(message: Any) -> None:
         pool.send("progress", message)
 
 
-def serve(parent: Parent, job: dict[str, Any]) -> None:
-    """Join the process group, then answer one call after another until the pool sends "stop"."""
+def serve() -> None:
+    """Join the process group of the job in the first argument, and answer its pool's calls until that sends "stop"."""
+    job = json.loads(sys.argv[1])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it while the process lives
+    faulthandler.enable(file=stacks)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    parent = Parent(Connection(job["channel"]))
     _POOLS.append(parent)
     threading.Thread(target=parent.listen, args=(job,), daemon=True, name="parent").start()
     try:
@@ -210,27 +215,8 @@ def serve(parent: Parent, job: dict[str, Any]) -> None:
     _leave()
 
 
-def main() -> None:
-    """Serve the job in the first argument, as JSON."""
-    serve_job(json.loads(sys.argv[1]))
-
-
-def serve_job(job: dict[str, Any]) -> None:
-    """Serve the pool on this machine that made this job."""
-    _set_streams()
-    stacks = open(job["stacks"], "w")  # noqa: SIM115 - the signal handler writes to it while the process lives
-    faulthandler.enable(file=stacks)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    serve(Parent(Connection(job["channel"])), job)
-
-
-def _set_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-
-
 if __name__ == "__main__":
     # The module under its own name: what is pickled must not name __main__, which belongs to the cells.
-    from workbench.world.worker import main as _main
+    from workbench.world.worker import serve as _serve
 
-    _main()
+    _serve()

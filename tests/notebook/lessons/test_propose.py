@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_ranks import calls, insert, small, user_pass
 
-from workbench import WorkbenchError, ranks
+from workbench import WorkbenchError
 from workbench.notebook.lessons.propose import propose_contract
 from workbench.recipe.contracts import CONTRACTS, Numerics
 
@@ -18,12 +18,6 @@ pytestmark = pytest.mark.ranks
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 RECIPE = small({"dp_shard": 2})
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with ranks(2, timeout=300, echo="none") as started:
-        yield started
 
 
 def drop_idle_views(gm):
@@ -44,9 +38,9 @@ def scaled(factor):
     return scale
 
 
-def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted(pool):
+def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted(pool2):
     with user_pass("own", drop_idle_views, numerics="lossy", tolerance=1e-3) as name:
-        found = propose_contract(name, RECIPE, world=pool)
+        found = propose_contract(name, RECIPE, world=pool2)
         assert CONTRACTS[name].numerics is Numerics.LOSSY  # what was stated stays
     assert found.contract.numerics is Numerics.EXACT and found.worst == 0.0
     assert set(found.changed) == {"aten.view"} and found.changed["aten.view"] < 0
@@ -61,15 +55,15 @@ def proposed_here():
     return str(found.contract.numerics), found.ranks, found.changed
 
 
-def test_in_a_rank_its_own_world_is_used(pool):
-    first, second = pool.run(proposed_here)
+def test_in_a_rank_its_own_world_is_used(pool2):
+    first, second = pool2.run(proposed_here)
     assert first == second and first[:2] == ("exact", 2) and set(first[2]) == {"aten.view"}
 
 
 @pytest.mark.nightly
-def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool):
+def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool2):
     with user_pass("own", scaled(1 + 1e-6)) as name:
-        found = propose_contract(name, RECIPE, world=pool)
+        found = propose_contract(name, RECIPE, world=pool2)
     assert found.contract.numerics is Numerics.LOSSY
     assert 0.0 < found.worst < found.contract.tolerance < 1e-4
 
@@ -78,6 +72,6 @@ def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool):
     pytest.param(scaled(2.0), "pass 'own' keeps no contract: rank", id="another result", marks=pytest.mark.nightly),
     pytest.param(lambda gm: gm, "pass 'own' did nothing to recipe 'small'", id="no effect"),
 ])
-def test_what_keeps_no_contract_is_refused(pool, function, said):
+def test_what_keeps_no_contract_is_refused(pool2, function, said):
     with user_pass("own", function) as name, pytest.raises(WorkbenchError, match=said):
-        propose_contract(name, RECIPE, world=pool)
+        propose_contract(name, RECIPE, world=pool2)

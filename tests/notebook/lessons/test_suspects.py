@@ -27,6 +27,7 @@ from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.tools.bisect import bisect
 from workbench.tools.schedule import compare_schedules
 from workbench.world.fake import fake_world
+from workbench.world.ranks import RankPool
 
 CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
           "metals": ("iron", "all_gather_into_tensor_1")}  # the checkpoints; the text itself solves trees
@@ -172,15 +173,15 @@ def test_stones_keep_gathered_weights() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_bisect_finds_bass_by_values() -> None:
-    found = bisect(pipeline("voices"), world="gloo", progress=False).found
+def test_bisect_finds_bass_by_values(pool2: RankPool) -> None:
+    found = bisect(pipeline("voices"), world=pool2, progress=False).found
     assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
 
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_voices_are_sound_without_bass() -> None:
-    assert bisect(pipeline("voices", without="bass"), world="gloo", progress=False).ok
+def test_voices_are_sound_without_bass(pool2: RankPool) -> None:
+    assert bisect(pipeline("voices", without="bass"), world=pool2, progress=False).ok
 
 
 @pytest.mark.nightly

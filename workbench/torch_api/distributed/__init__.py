@@ -8,7 +8,6 @@
     gloo              gloo with one thread a group
     named_groups      process groups under chosen names
     nccl              NCCL's setting for CUDA graphs
-    preload           what a rank imports before its first call
     simulated         torch's local-tensor mode
     symmetric_memory  products that send while they multiply
 """
