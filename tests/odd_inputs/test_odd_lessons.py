@@ -31,12 +31,12 @@ from odd import (
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.headless import from_text
-from workbench.notebook.lessons.lesson import lesson_names, lessons_dir, load_lesson, parameters
+from workbench.notebook.lessons.lesson import lesson_file, lesson_names, load_lesson, parameters
 from workbench.notebook.lessons.scores import SCORES, keep_score, load_scores, take_hint
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
-FILES = {name: (lessons_dir() / f"{name}.toml").read_bytes() for name in lesson_names()}
+FILES = {name: lesson_file(name).read_bytes() for name in lesson_names()}
 TABLES = {name: tomllib.loads(text.decode()) for name, text in FILES.items()}
 LESSONS = {name: load_lesson(name) for name in FILES}
 names = st.sampled_from(sorted(FILES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import Counter
 from itertools import combinations, pairwise
@@ -45,8 +44,8 @@ from workbench.notebook.lessons.traces import (
 )
 from workbench.notebook.lessons.traces_graded import exposes, fastest, lateness, remedies
 from workbench.tools.timing.order import read_order
+from workbench_lessons.l14_read_your_own_trace import solution as solved
 
-ROOT = Path(__file__).parents[3]
 SPANS = [("a", 7, 10, 20, 120), ("nccl b", 20, 15, 40, 180), ("b", 7, 20, 180, 280), ("c", 7, 325, 330, 400)]
 
 
@@ -95,9 +94,6 @@ def test_a_function_that_raises_and_what_is_no_function_are_refused_in_words():
 
 
 def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
-    spec = importlib.util.spec_from_file_location("solved", ROOT / "lessons/solutions/14_read_your_own_trace.py")
-    solved = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(solved)
     found = {"eager": read_order([recorded("eager")])}
     eager, span = found["eager"].traced[-1], found["eager"].steps[-1].span_ms
     assert exposes(solved.exposed_time()) == (1.0, "right")

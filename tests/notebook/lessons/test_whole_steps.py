@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -35,6 +34,7 @@ from workbench.notebook.lessons.whole_steps import (
 )
 from workbench.tools.timing.order import read_order
 from workbench.world.mesh import World
+from workbench_lessons.l15_one_graph_for_the_whole_step import solution as solved
 
 ROOT = Path(__file__).parents[3]
 LESSON = "15_one_graph_for_the_whole_step"
@@ -174,15 +174,8 @@ def test_lint_finds_late_reads_by_the_input_and_its_first_reader():
     assert late_reads(rows) == {"w": "mm"} and late_reads(rows[:4]) == {}
 
 
-def solutions():
-    spec = importlib.util.spec_from_file_location("solved", ROOT / "lessons" / "solutions" / f"{LESSON}.py")
-    solved = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(solved)
-    return solved
-
-
 def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
-    solved, found = solutions(), joined()
+    found = joined()
     inputs = len(found.graph.graph.find_nodes(op="placeholder"))
     assert finds(solved.late()) == (1.0, "right") and solved.all_inputs(found.pair.forward, found) == inputs
     before, after = (sum(map(sum, traffic(each).values())) for each in (found, joined("fused_clip_adamw")))
@@ -206,7 +199,7 @@ def test_the_size_where_launches_take_as_long_as_the_work_and_answers_on_either_
     tail = TAILS["llama3_full_inductor_cudagraph"]
     truth = even_size(1000, tail)
     assert round(even_size(374_360_064, TAILS["compile"]) / 1e6) == 373  # what the lesson says of torch.compile's row
-    assert solutions().tips(1000, tail) == truth and truth * tail.gpu_ms == pytest.approx(1000 * tail.cpu_ms)
+    assert solved.tips(1000, tail) == truth and truth * tail.gpu_ms == pytest.approx(1000 * tail.cpu_ms)
     check = load_lesson(LESSON).checkpoint("tips").check
     inverse, share = 1000 * tail.gpu_ms / tail.cpu_ms, round(tail.cpu_ms / tail.gpu_ms, 2)
     for answer, said in ((truth, "right"), (2000, "too high"),

@@ -292,7 +292,7 @@ def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, s
         except (ImportError, AttributeError) as exc:
             raise WorkbenchError(f"check {check!r}: {exc}") from None
     if grader is None:
-        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench.module:function")
+        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench_lessons.module:function")
     with no_exit():
         result = grader(answer, **context)
     given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")
