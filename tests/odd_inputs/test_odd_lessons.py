@@ -149,8 +149,8 @@ def _graphs() -> dict[str, Any]:
     """What graders take that compute the truth of it: graphs without a node, figures of a trace, collectives."""
     import torch
 
-    from workbench.notebook.lessons.whole_steps import Tail
     from workbench.torch_api.devices.profile import device_spec
+    from workbench_lessons.l15_one_graph_for_the_whole_step.whole_steps import Tail
 
     graph = torch.fx.Graph()
     graph.output(())

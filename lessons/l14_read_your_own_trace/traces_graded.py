@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench.errors import temporary
 from workbench.notebook.lessons.grading import by_cases, close
-from workbench.notebook.lessons.traces import (
+from workbench.tools.timing.order import read_order
+from workbench_lessons.l14_read_your_own_trace.traces import (
     FUSED,
     THIRD,
     Span,
@@ -26,7 +27,6 @@ from workbench.notebook.lessons.traces import (
     third_job,
     timed,
 )
-from workbench.tools.timing.order import read_order
 
 
 def fastest(answer: Any) -> tuple[float, str]:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from workbench import WorkbenchError, author_module, capture, cut, fake_world, find_nodes, partition, provenance
 from workbench.graph.capture import JointGraph
-from workbench.notebook.lessons.two_captures import count_kept, readers, refused_by, wrong_modules
+from workbench_lessons.l17_two_captures.two_captures import count_kept, readers, refused_by, wrong_modules
 
 
 class Summed(nn.Sequential):

@@ -12,7 +12,14 @@ from torch.distributed.tensor import DTensor, Shard
 from workbench import author_module, capture, fake_world, partition, run_joint
 from workbench.graph.capture import JointGraph
 from workbench.graph.read.memory import live_bytes, saved_tensors
-from workbench.notebook.lessons.step_memory import draw_memory, fall, finds_gathered, gathered_from, names, step_memory
+from workbench_lessons.l02_capture_a_joint_graph.step_memory import (
+    draw_memory,
+    fall,
+    finds_gathered,
+    gathered_from,
+    names,
+    step_memory,
+)
 
 
 class Summed(nn.Sequential):

@@ -11,8 +11,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import author, capture, find_nodes, load_recipe, provenance, register_pass, run_joint
-from workbench.notebook.lessons import fewer_bits
-from workbench.notebook.lessons.fewer_bits import (
+from workbench.notebook.lessons.lesson import load_lesson
+from workbench.pipeline.train import Batches
+from workbench.recipe.files import json_lines
+from workbench.tools.compatibility import results_dir
+from workbench.world.fake import fake_world
+from workbench.world.mesh import World
+from workbench_lessons.l16_fewer_bits_proved import fewer_bits
+from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     casts,
     casts_well,
     counts_bytes,
@@ -26,14 +32,8 @@ from workbench.notebook.lessons.fewer_bits import (
     sums_over,
     underflowing,
 )
-from workbench.notebook.lessons.lesson import load_lesson
-from workbench.pipeline.train import Batches
-from workbench.recipe.files import json_lines
-from workbench.tools.compatibility import results_dir
-from workbench.world.fake import fake_world
-from workbench.world.mesh import World
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LESSON = "16_fewer_bits_proved"
 FLOAT8 = torch.float8_e4m3fn
 

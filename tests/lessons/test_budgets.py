@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from workbench.notebook.lessons import budgets
-from workbench.notebook.lessons.budgets import budget_table, draw_budgets, measured_budgets
+from workbench_lessons.l03_split_forward_and_backward import budgets
+from workbench_lessons.l03_split_forward_and_backward.budgets import budget_table, draw_budgets, measured_budgets
 
 
 def test_all_measured_steps_are_there_with_their_estimates() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workbench.notebook.lessons.expert_slots import slot_bytes
+from workbench_lessons.l09_route_tokens_to_experts.expert_slots import slot_bytes
 
 EXCHANGE: Any = SimpleNamespace(shape=(192, 128), bytes_in=192 * 512)
 

@@ -13,11 +13,14 @@ from torch import nn
 from workbench import Update, author_module, capture, join, partition, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.errors import WorkbenchError
-from workbench.notebook.lessons import whole_steps
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.notebook.lessons.traces import recorded as recorded_trace
-from workbench.notebook.lessons.whole_steps import (
+from workbench.tools.timing.order import read_order
+from workbench.world.mesh import World
+from workbench_lessons.l14_read_your_own_trace.traces import recorded as recorded_trace
+from workbench_lessons.l15_one_graph_for_the_whole_step import solution as solved
+from workbench_lessons.l15_one_graph_for_the_whole_step import whole_steps
+from workbench_lessons.l15_one_graph_for_the_whole_step.whole_steps import (
     added_passes,
     calls_of_loop,
     even_size,
@@ -32,11 +35,8 @@ from workbench.notebook.lessons.whole_steps import (
     tail_pace,
     traffic,
 )
-from workbench.tools.timing.order import read_order
-from workbench.world.mesh import World
-from workbench_lessons.l15_one_graph_for_the_whole_step import solution as solved
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LESSON = "15_one_graph_for_the_whole_step"
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.notebook.lessons.traces import (
+from workbench.tools.timing.order import read_order
+from workbench_lessons.l14_read_your_own_trace import solution as solved
+from workbench_lessons.l14_read_your_own_trace.traces import (
     FUSED,
     KINDS,
     THIRD,
@@ -42,9 +44,7 @@ from workbench.notebook.lessons.traces import (
     top_of,
     waits_of,
 )
-from workbench.notebook.lessons.traces_graded import exposes, fastest, lateness, remedies
-from workbench.tools.timing.order import read_order
-from workbench_lessons.l14_read_your_own_trace import solution as solved
+from workbench_lessons.l14_read_your_own_trace.traces_graded import exposes, fastest, lateness, remedies
 
 SPANS = [("a", 7, 10, 20, 120), ("nccl b", 20, 15, 40, 180), ("b", 7, 20, 180, 280), ("c", 7, 325, 330, 400)]
 

@@ -12,8 +12,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.simulated_run import Span, StepTimeline
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.notebook.lessons.link_costs import PROBE, hides, linked, margin_ms, saves, takes_twice
 from workbench.torch_api.devices.profile import MeasuredSpec, _along
+from workbench_lessons.l05_bucket_and_overlap.link_costs import PROBE, hides, linked, margin_ms, saves, takes_twice
 
 LESSON = "05_bucket_and_overlap"
 SPEC: Any = SimpleNamespace(sending_ms=lambda kind, size, payload: 1.0 + 4.0 * payload / PROBE)

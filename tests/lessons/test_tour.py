@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from workbench.notebook.lessons.tour import RUNS, recorded_steps, saves_less, slowest_products, unnoticed
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
+from workbench_lessons.l00_tour.tour import RUNS, recorded_steps, saves_less, slowest_products, unnoticed
 
 MOST = {"collectives": 27, "saved bytes": 169_632}
 

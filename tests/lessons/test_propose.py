@@ -10,8 +10,8 @@ import torch
 from on_ranks import calls, insert, small, user_pass
 
 from workbench import WorkbenchError, ranks
-from workbench.notebook.lessons.propose import propose_contract
 from workbench.recipe.contracts import CONTRACTS, Numerics
+from workbench_lessons.l11_write_your_own_pass.propose import propose_contract
 
 pytestmark = pytest.mark.ranks
 

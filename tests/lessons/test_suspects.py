@@ -19,14 +19,14 @@ from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
 from workbench.notebook.draw.step import changes
-from workbench.notebook.lessons.gather_order import gather_order
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.notebook.lessons.suspects import PIPELINES, REPAIRS, cause, pipeline
 from workbench.pipeline.run_passes import run_joint, run_partitioned
 from workbench.tools.bisect import bisect
 from workbench.tools.schedule import compare_schedules
 from workbench.world.fake import fake_world
+from workbench_lessons.l13_find_the_wrong_pass.gather_order import gather_order
+from workbench_lessons.l13_find_the_wrong_pass.suspects import PIPELINES, REPAIRS, cause, pipeline
 
 CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
           "metals": ("iron", "all_gather_into_tensor_1")}  # the checkpoints; the text itself solves trees
@@ -81,7 +81,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[PassRecord]
 def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
     name, records, pair = case
     assert cause(name, records, pair.graphs) == CAUSES[name]
-    check, given = "workbench.notebook.lessons.suspects:named", {"case": (records, pair)}
+    check, given = "workbench_lessons.l13_find_the_wrong_pass.suspects:named", {"case": (records, pair)}
     culprit, place = CAUSES[name]
     wrong = next(r for r in records if r.name == culprit)
     other = next(r.name for r in records if r.name != culprit)

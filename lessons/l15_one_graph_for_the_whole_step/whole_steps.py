@@ -22,13 +22,13 @@ from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.read.program import program
 from workbench.graph.step_graph import StepGraph
 from workbench.notebook.lessons.grading import by_cases, told
-from workbench.notebook.lessons.traces import gaps_of, late_ms
-from workbench.notebook.lessons.traces_graded import near
 from workbench.pipeline.gpu_communication import union
 from workbench.recipe.files import json_lines
 from workbench.tools.compatibility import results_dir
 from workbench.tools.timing.trace_file import TracedStep
 from workbench.torch_api.ops import tensor_bytes
+from workbench_lessons.l14_read_your_own_trace.traces import gaps_of, late_ms
+from workbench_lessons.l14_read_your_own_trace.traces_graded import near
 
 RECORDED = results_dir() / "whole_step_h200x1.jsonl"
 LEAD = 50  # microseconds that a tail's picture shows before the end of its first launch

@@ -1,0 +1,4 @@
+"""What "The tour" alone uses.
+
+    tour  recorded steps and slow products; graders
+"""

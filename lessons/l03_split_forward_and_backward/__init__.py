@@ -1,0 +1,4 @@
+"""What "Split forward and backward" alone uses.
+
+    budgets  memory budgets as estimated, and as they ran on GPUs
+"""

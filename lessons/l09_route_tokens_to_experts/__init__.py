@@ -1,0 +1,4 @@
+"""What "Route tokens to experts" alone uses.
+
+    expert_slots  a grader: bytes as slots of each expert
+"""

@@ -1,0 +1,5 @@
+"""What "Read your own trace" uses, and in part "One graph for the whole step".
+
+    traces         recorded traces, and small ones made by hand: gaps, late launches, waits
+    traces_graded  the graders
+"""
