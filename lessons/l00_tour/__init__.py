@@ -1,4 +1,5 @@
 """What "The tour" alone uses.
 
-    tour  recorded steps and slow products; graders
+    pass_chips  passes on and off, and their order
+    tour        recorded steps and slow products; graders
 """

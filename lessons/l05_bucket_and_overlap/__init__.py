@@ -1,4 +1,7 @@
 """What "Bucket and overlap" alone uses.
 
-    link_costs  the time of collectives, and the tokens that hide them; graders
+    collective_order  move a collective's start and wait; its grader
+    link_costs        the time of collectives, and the tokens that hide them; graders
+    list_race         which list of passes is fastest, by tokens and link
+    order_pass        an order made by hand, as a pass
 """

@@ -120,12 +120,13 @@ def test_any_guess_and_any_answer_is_scored_or_refused() -> None:
         if not points:
             return
         point = points[where % len(points)]
-        if ".moments.graders:" in point.check:
-            return  # they need a board: tests/notebook/moments/test_graders.py
         context = {"targets": {"at_most": {"bytes": 4.0}}, "first_of": {"truth": "mul", "order": ["mul", "add"]}}.get(
             point.check, {"truth": truth})
         module, _, grader = point.check.partition(":")
-        if grader and "truth" not in inspect.signature(getattr(import_module(module), grader)).parameters:
+        wanted = inspect.signature(getattr(import_module(module), grader)).parameters if grader else {"truth": ""}
+        if {"board", "lab", "mesh"} & {*wanted}:
+            return  # of a view: tests/lessons/test_graders.py
+        if "truth" not in wanted:
             context = _graphs().get(grader, {})  # or it holds the truth
         if point.check.endswith(":calls_of"):
             call = SimpleNamespace(number=1, nodes=("mm",), kind="extern")

@@ -14,8 +14,9 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, no_exit
 
-Grader = Callable[..., "float | bool | tuple[float, str] | tuple[float, str, Figures]"]
 Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
+Graded = tuple[float, str] | tuple[float, str, Figures]
+Grader = Callable[..., float | bool | Graded]
 LINE, LABEL, BAR, FILL = 26, 240, 360, "#7a8793"  # of the drawing, in pixels, and its bars
 
 

@@ -16,6 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.redistribution import Move, no_warnings, redistribution
 from workbench.notebook.draw.mesh import placements
 from workbench.notebook.draw.picture import Picture
+from workbench.notebook.lessons.grading import Graded, targets
 from workbench.notebook.moments.moment import Moment
 from workbench.torch_api.distributed.dtensor import CollectiveLog, local_shape
 from workbench.world.fake import fake_world
@@ -104,3 +105,23 @@ def _enumerated(x: Sequence[int], w: Sequence[int], mesh: dict[str, int], given:
                 "result": list(map(str, result.placements)),
                 "bytes": sum(move.counted for move in every)}
     return found
+
+
+SUMS = {("columns", "rows"), ("columns", "replicate"), ("replicate", "rows")}  # of x and w, which leave a sum
+
+
+def placed(answer: Any, *, lab: PlacementLab) -> Graded:
+    """Placements of both factors (x_0, x_1, w_0, w_1) with nothing added by DTensor, and the least bytes of all."""
+    names = ("x_0", "x_1", "w_0", "w_1")
+    if isinstance(answer, PlacementLab):
+        answer = {name: getattr(answer, name) for name in names}
+    if not isinstance(answer, Mapping) or sorted(answer) != sorted(names):
+        return 0.0, f"give the board, or a placement for each of {', '.join(names)}"
+    if wrong := [name for name in names if not isinstance(answer[name], str) or answer[name] not in CHOICES]:
+        return 0.0, f"{wrong[0]}: {answer[wrong[0]]!r} is none of {', '.join(CHOICES)}"
+    now = lab.table[tuple(answer[name] for name in names)]  # type: ignore[index]
+    if now["added"]:
+        pairs = {(answer["x_0"], answer["w_0"]), (answer["x_1"], answer["w_1"])}
+        why = "both axes leave a sum" if pairs <= SUMS else "the placements do not fit"
+        return 0.0, f"{why}: DTensor adds {', '.join(now['added'])}"
+    return targets({"cost in bytes": now["bytes"]}, at_most={"cost in bytes": lab.best})

@@ -6,14 +6,14 @@ import json
 from itertools import product
 
 import pytest
+from all_reduces import all_reduces
 from unpacked import unpacked
 
-from notebook.moments.all_reduces import all_reduces
 from workbench import RankError, WorkbenchError, ranks
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.moments.program_counters import ProgramCounters
 from workbench.notebook.show import outputs
 from workbench.world.diagnosis import Failure
+from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters
 
 MESH = {"dp": 2, "tp": 2}
 CIRCLE = ["0: dp", "1: tp", "2: tp", "3: dp"]

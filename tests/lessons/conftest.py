@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from stack import split
 
-from notebook.moments.stack import split
 from workbench import fake_world
 
 

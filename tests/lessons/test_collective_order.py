@@ -10,14 +10,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from stack import random_order
 from unpacked import unpacked
 
-from notebook.moments.stack import random_order
-from workbench import WorkbenchError, load_lesson, order_pass, run_partitioned
+from workbench import WorkbenchError, load_lesson, run_partitioned
 from workbench.graph.read.cost import device_spec
-from workbench.notebook.moments.collective_order import CollectiveOrder
+from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
+from workbench_lessons.l05_bucket_and_overlap.order_pass import order_pass
 
-SOURCES = Path(__file__).parents[3] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
+SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
 ORDERS = 500
 
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from workbench import WorkbenchError, fake_world, simulated_world
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.moments.placement_lab import CHOICES, PlacementLab
 from workbench.notebook.show import outputs
 from workbench.torch_api.distributed.dtensor import local_shape
+from workbench_lessons.l01_author_with_dtensor.placement_lab import CHOICES, PlacementLab
 
 FLOAT = 4
 
@@ -86,8 +86,8 @@ def test_factors_that_do_not_multiply_are_refused():
 
 @pytest.mark.nightly
 def test_making_it_prints_no_warnings_and_leaves_logging_as_it_was():
-    code = ("import logging; from workbench.notebook.moments.placement_lab import PlacementLab; PlacementLab();"
-            "assert logging.root.manager.disable == 0; logging.warning('seen')")
+    code = ("import logging; from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab\n"
+            "PlacementLab(); assert logging.root.manager.disable == 0; logging.warning('seen')")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stderr == "WARNING:root:seen\n"
 

@@ -18,6 +18,7 @@ from workbench.graph.read.memory import roots, saved_tensors
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.dataflow import dataflow, places
 from workbench.notebook.draw.picture import Picture
+from workbench.notebook.lessons.grading import Graded, targets
 from workbench.notebook.moments.moment import Moment
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import own_bytes
@@ -118,3 +119,23 @@ def _with_budget(joint: JointGraph, share: float) -> ForwardBackward:
 def _choices(names: Collection[str]) -> list[tuple[str, ...]]:
     return [tuple(name for name, kept in zip(names, chosen, strict=True) if kept)
             for chosen in product((True, False), repeat=len(names))]
+
+
+def cut(answer: Any, *, board: Partitioner, at_most: Mapping[str, float], start: Mapping[str, float]) -> Graded:
+    """The tensors that are saved, as a board, a list of names, or {name: saved or not}."""
+    names = list(board.names)
+    saved = answer.saved if isinstance(answer, Partitioner) else answer
+    if isinstance(saved, Mapping):
+        if missing := [name for name in names if name not in saved]:
+            return 0.0, f"say of {missing[0]!r} whether it is saved: give {', '.join(names)}"
+        unknown = [name for name in saved if name not in names]
+        saved = [name for name in names if saved[name]]
+    elif isinstance(saved, list | tuple | set):
+        unknown = [name for name in saved if name not in names]
+    else:
+        return 0.0, "give the board, or the names of the saved tensors"
+    if unknown:
+        return 0.0, f"{unknown[0]!r} is none of the tensors of this board: {', '.join(names)}"
+    kept = tuple(name for name in names if name in saved)
+    return targets(dict(zip(("bytes saved", "FLOP again"), board.cuts[kept], strict=True)), at_most=at_most,
+                   start=start)

@@ -9,9 +9,9 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError, fake_world, load_recipe, what_if
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.moments.pass_chips import PassChips
 from workbench.notebook.show import outputs
 from workbench.recipe.recipe import RecipeError
+from workbench_lessons.l00_tour.pass_chips import PassChips
 
 JOINT, LATER = ["activation_checkpointing", "reshard_after_forward"], ["transformer_block_bucketing"]
 EMPTY = {"joint_passes": [], "passes": []}

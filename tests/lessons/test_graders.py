@@ -6,12 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import CollectiveOrder, Partitioner, PlacementLab, author_module, capture, fake_world
+from workbench import author_module, capture, fake_world
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.notebook.moments.graders import SUMS
+from workbench_lessons.l01_author_with_dtensor.placement_lab import SUMS, PlacementLab
+from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
+from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
-GRADERS = "workbench.notebook.moments.graders:"
+PLACED = "workbench_lessons.l01_author_with_dtensor.placement_lab:placed"
+CUT = "workbench_lessons.l03_split_forward_and_backward.partitioner:cut"
+HANGS = "workbench_lessons.l10_run_on_real_ranks.program_counters:hangs"
+ORDERED = "workbench_lessons.l05_bucket_and_overlap.collective_order:ordered"
 MESH = {"dp": 2, "tp": 2}
 CIRCLE, OTHER = ["0: dp", "1: tp", "2: tp", "3: dp"], ["0: tp", "1: dp", "2: dp", "3: tp"]
 TENSOR = 8 * 64 * 4
@@ -24,7 +29,7 @@ def lab():
 
 def test_placements_that_fit_at_the_least_bytes(lab):
     def placed(answer):
-        return grade(f"{GRADERS}placed", answer, {"lab": lab})[:2]
+        return grade(PLACED, answer, {"lab": lab})[:2]
 
     names = ("x_0", "x_1", "w_0", "w_1")
     at = {place: each["bytes"] for place, each in lab.table.items() if not each["added"]}
@@ -44,7 +49,7 @@ def test_placements_that_fit_at_the_least_bytes(lab):
 def test_two_pairs_that_fit_alone_are_told_from_a_pair_that_does_not(lab):
     fits = {*SUMS, ("rows", "replicate"), ("replicate", "columns"), ("replicate", "replicate")}
     for (x_0, x_1, w_0, w_1), found in lab.table.items():
-        message = grade(f"{GRADERS}placed", {"x_0": x_0, "x_1": x_1, "w_0": w_0, "w_1": w_1}, {"lab": lab})[1]
+        message = grade(PLACED, {"x_0": x_0, "x_1": x_1, "w_0": w_0, "w_1": w_1}, {"lab": lab})[1]
         alone = {(x_0, w_0), (x_1, w_1)} <= fits
         assert bool(found["added"]) == (not alone or message.startswith("both axes leave a sum: DTensor adds "))
         assert message.startswith("the placements do not fit: ") == (not alone)
@@ -60,7 +65,7 @@ def test_what_is_saved_is_taken_from_the_board_or_typed():
              "at_most": {"bytes saved": 2 * TENSOR, "FLOP again": 0}}
 
     def cut(answer):
-        return grade(f"{GRADERS}cut", answer, given)[:2]
+        return grade(CUT, answer, given)[:2]
 
     assert cut(board)[0] == 0 and cut(board) == cut(["mm", "silu", "mm_1", "silu_1"])
     assert cut(["mm", "mm_1"]) == cut({"mm": True, "silu": False, "mm_1": True, "silu_1": False}) == (
@@ -75,7 +80,7 @@ def test_what_is_saved_is_taken_from_the_board_or_typed():
 
 def test_the_other_circle_and_no_other_launches():
     def hangs(answer):
-        return grade(f"{GRADERS}hangs", answer, {"mesh": MESH, "shown": CIRCLE})[:2]
+        return grade(HANGS, answer, {"mesh": MESH, "shown": CIRCLE})[:2]
 
     assert hangs(OTHER) == hangs(OTHER[::-1]) == (1.0, "right")
     assert hangs(CIRCLE) == hangs(CIRCLE[::-1]) == (0.0, "this circle is the one that is shown")
@@ -94,7 +99,7 @@ def board(pair):
 def ordered(answer, board, limits=None):
     captured = board.measure(board.given)
     limits = limits or {"exposed ms": captured["exposed ms"] * 3 / 4, "peak bytes": captured["peak bytes"]}
-    return grade(f"{GRADERS}ordered", answer, {"board": board, "at_most": limits})
+    return grade(ORDERED, answer, {"board": board, "at_most": limits})
 
 
 def test_an_order_is_taken_from_the_board_or_typed(board):
@@ -143,4 +148,4 @@ def test_an_order_that_no_graph_can_have_is_refused_in_the_words_of_lint(board):
     ("01_author_with_dtensor", "fit"), ("03_split_forward_and_backward", "no_product_again"),
     ("05_bucket_and_overlap", "hidden_for_nothing"), ("10_run_on_real_ranks", "another_circle")])
 def test_the_lessons_grade_a_moment(lesson, point):
-    assert load_lesson(lesson).checkpoint(point).check.startswith(GRADERS)
+    assert load_lesson(lesson).checkpoint(point).check.startswith(f"workbench_lessons.l{lesson}.")

@@ -7,8 +7,8 @@ from unpacked import unpacked
 
 from workbench import WorkbenchError
 from workbench.graph.read.simulated_run import Span, StepTimeline
-from workbench.notebook.moments.list_race import ListRace
 from workbench.notebook.show import outputs
+from workbench_lessons.l05_bucket_and_overlap.list_race import ListRace
 
 
 def run(compute: float, exposed: float) -> StepTimeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import traitlets
@@ -21,12 +21,13 @@ from workbench.graph.read.simulated_run import simulated
 from workbench.graph.read.timeline import Costs, costs_of
 from workbench.notebook.draw.picture import Picture
 from workbench.notebook.draw.timeline import lane_colors, timeline
+from workbench.notebook.lessons.grading import Graded, targets
 from workbench.notebook.moments.moment import Moment
-from workbench.notebook.moments.order_pass import difference, reorder
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.passes.overlap_collectives.transform import overlap_collectives
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import collective_kind, own_bytes
+from workbench_lessons.l05_bucket_and_overlap.order_pass import difference, reorder
 
 
 class CollectiveOrder(Moment):
@@ -148,3 +149,13 @@ def tables(gm: GraphModule, spec: DeviceSpec) -> dict[str, Any]:
         "kept": [int(n in kept) for n in nodes],
         "slow": [spec.compute_slowdown, spec.collective_slowdown, spec.product_delays],
     }
+
+
+def ordered(answer: Any, *, board: CollectiveOrder, at_most: Mapping[str, float]) -> Graded:
+    """An order of a board's graph. One that is no permutation, of another graph or illegal scores 0, and says why."""
+    order = answer.order if isinstance(answer, CollectiveOrder) else answer
+    if not isinstance(order, list | tuple) or not all(isinstance(name, str) for name in order):
+        return 0.0, "give the board, or the names of all its nodes in their order"
+    if problem := board.problem(order):
+        return 0.0, problem
+    return targets(board.measure(order), at_most=at_most, start=board.measure(board.given))
