@@ -2,4 +2,5 @@
 
     budgets      memory budgets as estimated, and as they ran on GPUs
     partitioner  save a tensor, or compute it again; its grader
+    pictures     bytes saved against work computed again
 """

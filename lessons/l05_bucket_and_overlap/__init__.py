@@ -4,4 +4,5 @@
     link_costs        the time of collectives, and the tokens that hide them; graders
     list_race         which list of passes is fastest, by tokens and link
     order_pass        an order made by hand, as a pass
+    pictures          collectives before and after a pass
 """

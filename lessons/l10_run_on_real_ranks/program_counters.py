@@ -10,9 +10,9 @@ import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, Table
-from workbench.notebook.draw.rank_lanes import lanes
 from workbench.notebook.moments.moment import Moment
 from workbench.world.diagnosis import RankError
+from workbench_lessons.l10_run_on_real_ranks.pictures import lanes
 
 MOST = 4
 State = tuple[tuple[str, ...], ...]

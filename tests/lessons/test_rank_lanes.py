@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workbench.notebook.draw.rank_lanes import awaited, lanes
 from workbench.torch_api.distributed.flight_recorder import Launch
 from workbench.world.diagnosis import Failure, RankError
+from workbench_lessons.l10_run_on_real_ranks.pictures import awaited, lanes
 
 TP, DP = ("3", "tp", (0, 1)), ("5", "dp", (0, 2))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.notebook import draw
-from workbench.notebook.draw.memory import unbeaten
+from workbench_lessons.l03_split_forward_and_backward.pictures import frontier, unbeaten
 
 POINTS = {"all": (8, 0), "some": (4, 0), "few": (4, 3), "none": (0, 6), "worse": (8, 6), "one": (2, 3)}
 
@@ -16,8 +15,8 @@ def test_a_point_is_unbeaten_where_no_other_is_as_good_in_both():
 
 
 def test_the_text_has_the_unbeaten_points_and_the_marked_ones():
-    lines = draw.frontier(POINTS, {"all": "as it is"}, "bytes", "FLOP").text.splitlines()
+    lines = frontier(POINTS, {"all": "as it is"}, "bytes", "FLOP").text.splitlines()
     assert lines == ["6 choices, 3 of them unbeaten", "none: 0 bytes, 6 FLOP", "one: 2 bytes, 3 FLOP",
                      "some: 4 bytes, 0 FLOP", "as it is (all): 8 bytes, 0 FLOP"]
     with pytest.raises(KeyError):
-        draw.frontier(POINTS, {"unknown": "?"}, "bytes", "FLOP")
+        frontier(POINTS, {"unknown": "?"}, "bytes", "FLOP")

@@ -19,8 +19,6 @@ from workbench.notebook.draw.picture import Picture, finish, new_figure, panels,
 from workbench.recipe.wording import counted
 
 MOST = 16  # operators in a row
-LARGEST, ZERO = 448.0, 2.0**-10
-"""Of e4m3: the largest number, and the largest magnitude that is rounded to 0."""
 Way = tuple[GraphModule, Sequence[Iterable[str]]]
 
 
@@ -33,7 +31,7 @@ def traffic(ways: Mapping[str, Way], title: str = "traffic") -> Picture:
     rows = {name: kernel_traffic(gm, kernels) for name, (gm, kernels) in ways.items()}
     wide = max(sum(len(k.nodes) for k in found) + 0.3 * (len(found) - 1) for found in rows.values())
     if max(sum(len(k.nodes) for k in found) for found in rows.values()) > MOST:
-        raise WorkbenchError(f"draw.traffic draws at most {MOST} operators in a row: give fewer kernels")
+        raise WorkbenchError(f"traffic draws at most {MOST} operators in a row: give fewer kernels")
     figure = new_figure(max(9.0, 1.05 * (wide + 0.9) + 0.6), 1.75 * len(rows) + 0.5)
     lines = [title]
     for axes, (name, found) in zip(figure.subplots(len(rows), 1, squeeze=False).flat, rows.items(), strict=True):
@@ -115,31 +113,3 @@ def rounding(x: torch.Tensor, whole: torch.Tensor, others: Mapping[str, torch.Te
         lines.append(f"{name}: {'the same bits' if torch.equal(values, whole) else 'other bits'}")
     shown[0].set_ylabel("difference, in last bits", fontsize=8)
     return finish(figure, "Differences over x. " + "; ".join(lines) + ".", "\n".join(lines), colors=64)
-
-
-def float8_grid(rows: Mapping[str, torch.Tensor]) -> Picture:
-    """A row for each tensor: its magnitudes on a logarithmic axis, above the numbers of e4m3.
-
-    Values in the shaded part are rounded to 0, and drawn in orange; zeros themselves are left out. Text: how many.
-    """
-    figure, shown = panels(9, 0.9 + 1.1 * len(rows), len(rows), sharex=True)
-    numbers = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist()
-    magnitudes = {name: values.detach().float().abs().flatten() for name, values in rows.items()}
-    least = min([ZERO / 8, *(float(found[found > 0].min()) / 2 for found in magnitudes.values() if bool(found.any()))])
-    lines = []
-    for axes, (name, found) in zip(shown, magnitudes.items(), strict=True):
-        found = found[found > 0]
-        lost = found.to(torch.float8_e4m3fn).float() == 0
-        axes.axvspan(least, ZERO, color=FAINT, label="rounded to 0")
-        axes.vlines(numbers, 0, 0.3, color=GREY, linewidth=0.6, label="numbers of e4m3")
-        for which, color, said in ((~lost, BLUE, "kept"), (lost, ORANGE, "becomes 0")):
-            axes.plot(found[which], [0.65] * int(which.sum()), "o", color=color, markersize=5, label=said)
-        axes.set_xscale("log", base=2)
-        axes.set(xlim=(least, 2 * LARGEST), ylim=(0, 1), yticks=[])
-        lines.append(f"{name}: {int(lost.sum())} of {len(found)} become 0")
-        axes.set_title(lines[-1], fontsize=9.5, loc="left", color=INK)
-    shown[-1].set_xlabel("magnitude", fontsize=8)
-    handles, labels = shown[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    text = "\n".join(lines)
-    return finish(figure, "Magnitudes above the numbers of e4m3. " + "; ".join(lines) + ".", text, colors=64)

@@ -8,7 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from workbench import WorkbenchError
 from workbench.graph.read.fused_cost import kernel_traffic
-from workbench.notebook.draw.operators import ZERO, float8_grid, rounding, traffic
+from workbench_lessons.l04_decompose.pictures import rounding, traffic
+from workbench_lessons.l16_fewer_bits_proved.pictures import ZERO, float8_grid
 
 BYTES = 4 * 64  # of one tensor
 

@@ -1,4 +1,4 @@
-"""A traced step as pictures: kernels over time, milliseconds by kind, and the times of many steps."""
+"""A traced step: its kernels over time, and the times of many steps."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workbench.errors import WorkbenchError
-from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, RED, SKY, YELLOW
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.picture import Picture, finish, panels
+from workbench.notebook.draw.stacked import EXPOSED, IDLE
 from workbench.notebook.draw.timeline import bars
 from workbench.pipeline.gpu_communication import COMPUTE, gaps, kind_of, union
 
-EXPOSED: dict[str, Any] = {"facecolor": "#fbe3d4", "edgecolor": RED, "hatch": "////", "linewidth": 0}
-IDLE: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "....", "linewidth": 0}
 NAMED = 20
 """Up to so many kernels in a lane, each has its own bar; up to so many in a step, with the last word of its name."""
-PALETTE = ("#004c7f", SKY, GREEN, YELLOW, PINK)
-"""By kind. Its first blue is darker than that of all compute."""
 
 
-def spans(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -> Picture:
+def kernels_over_time(steps: Mapping[str, Sequence[tuple[str, int, float, float, float]]]) -> Picture:
     """A panel for each step, on one clock: kernels that compute above, collectives below.
 
     steps: by title, kernels as (name, stream, launched, begin, end) in microseconds. Hatched: only a collective runs.
     Dotted: nothing runs. Raises WorkbenchError without any kernel.
     """
     if not steps or not all(steps.values()):
-        raise WorkbenchError("draw.spans: give one step or more, by title, each with a kernel")
+        raise WorkbenchError("kernels_over_time: give one step or more, by title, each with a kernel")
     figure, shown = panels(9.6, 0.8 + 1.0 * len(steps), len(steps), sharex=True)
     last = max(end for listed in steps.values() for *_, end in listed)
     unit, per = ("ms", 1e3) if last > 5e3 else ("µs", 1.0)
@@ -74,41 +70,10 @@ def _lanes(*both: Sequence[tuple[str, int, float, float, float]]) -> list[str]:
             for what, found in zip(("computes", "communicates"), streams, strict=True)]
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "ms", *,
-            line: tuple[str, float] | None = None) -> Picture:
-    """A bar for each row, made of its parts: the same parts in each row; "idle" is dotted, "exposed" hatched.
-
-    line: name and value of a dashed line to compare the bars with; it is in the picture alone.
-    """
-    if not rows or len({tuple(parts) for parts in rows.values()}) > 1:
-        raise WorkbenchError("draw.stacked: give one row or more, each with the same parts")
-    figure, (axes,) = panels(9.6, 0.95 + 0.4 * len(rows))
-    names = next(iter(rows.values()))
-    plain = [name for name in names if name not in ("idle", "exposed")]
-    looks: dict[str, dict[str, Any]] = {name: {"color": PALETTE[i % len(PALETTE)]} for i, name in enumerate(plain)}
-    looks |= {"idle": IDLE, "exposed": EXPOSED, "compute": {"color": BLUE}}
-    for y, parts in enumerate(rows.values()):
-        left = 0.0
-        for name, value in parts.items():
-            axes.barh(y, value, 0.7, left=left, **looks[name])
-            left += value
-    axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
-    axes.set(ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xlabel(unit, fontsize=9)
-    handles: list[Artist] = [Patch(**looks[name], label=name) for name in names]
-    if line:
-        axes.axvline(line[1], color=INK, linestyle="--", linewidth=1)
-        handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1, label=line[0]))
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8, frameon=False)
-    lines = [f"{row}: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
-             for row, parts in rows.items()]
-    return finish(figure, f"Bars of {unit} by kind. " + "; ".join(lines) + ".", "\n".join(lines))
-
-
 def dots(rows: Mapping[str, tuple[Sequence[float], Sequence[float]]], unit: str = "ms") -> Picture:
     """A row of timed steps as dots with their median, below the traced steps' lengths as crosses: (timed, traced)."""
     if not rows or not all(timed for timed, _ in rows.values()):
-        raise WorkbenchError("draw.dots: give one row or more, each with a timed step")
+        raise WorkbenchError("dots: give one row or more, each with a timed step")
     figure, (axes,) = panels(9.6, 0.95 + 0.48 * len(rows))
     axes.set_facecolor(PAPER)
     lines = []

@@ -1,4 +1,4 @@
-"""The experts of each token, and the slots in which copies of tokens travel between ranks."""
+"""The slots in which copies of tokens travel between ranks."""
 
 from __future__ import annotations
 
@@ -6,61 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch, Rectangle
 
-from workbench.errors import WorkbenchError
 from workbench.notebook.draw.colors import FAINT, INK, PAPER, RANK_COLORS
 from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.world.simulated import shards
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
-
-
-def routing(scores: torch.Tensor, experts: torch.Tensor, n_groups: int = 1) -> Picture:
-    """Scores from 0 to 1 (tokens, experts) of each rank, in hundredths, and in colour the choices (tokens, top_k).
-
-    The colour is the rank that holds the expert, if ranks hold equal parts in order. Lines separate the groups.
-    """
-    each, chosen = shards(scores), shards(experts)
-    count, size = each[0].shape[1], len(each)
-    if count % size or count % n_groups:
-        raise WorkbenchError(f"{count} experts do not divide by ranks ({size}) and groups ({n_groups})")
-    rows = [(rank, token) for rank, own in each.items() for token in range(own.shape[0])]
-    figure = new_figure(1.2 + 0.55 * count, 0.9 + 0.2 * len(rows))
-    axes = figure.add_subplot()
-    axes.imshow(torch.cat(list(each.values())).tolist(), cmap=_GREYS, vmin=0, aspect="auto")
-    sizes = ((len(rows), "token"), (size, "rank"), (count, "expert"), (n_groups, "group"))
-    said = [f"{n} {what}{'s' * (n > 1)}" for n, what in sizes]
-    lines = [f"{said[0]} on {said[1]}, {said[2]} in {said[3]}: the experts of each token, best first"]
-    for y, (rank, token) in enumerate(rows):
-        picked = chosen[rank][token].tolist()
-        for expert in picked:
-            axes.add_patch(Rectangle((expert - 0.47, y - 0.43), 0.94, 0.86, facecolor=_of(expert * size // count)))
-        for expert, score in enumerate(each[rank][token].tolist()):
-            box = {"facecolor": PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 0.8} if expert in picked else None
-            axes.text(expert, y, f"{100 * score:.0f}", ha="center", va="center", fontsize=7.5, color=INK, bbox=box)
-        lines.append(f"rank {rank}, token {y}: {', '.join(f'e{e}' for e in picked)}")
-    for edge in range(count // n_groups, count, count // n_groups):
-        axes.axvline(edge - 0.5, color=INK, linewidth=1.2)
-    ends = [y for y in range(1, len(rows)) if rows[y][0] != rows[y - 1][0]]
-    for edge in ends:
-        axes.axhline(edge - 0.5, color=INK, linewidth=0.8, linestyle=":")
-    held = [f"e{e}\nrank {e * size // count}" for e in range(count)]
-    axes.set_xticks(range(count), held, fontsize=7.5)
-    axes.xaxis.tick_top()
-    for label, expert in zip(axes.get_xticklabels(), range(count), strict=True):
-        label.set_bbox({"facecolor": _of(expert * size // count), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
-    axes.set_yticks(range(len(rows)), list(map(str, range(len(rows)))), fontsize=7.5)
-    for rank, a, b in zip(each, [0, *ends], [*ends, len(rows)], strict=True):
-        axes.text(-0.05, (a + b - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), ha="right",
-                  va="center", fontsize=9)
-    axes.tick_params(length=0)
-    return finish(figure, "Scores of tokens against experts, the chosen ones in the colour of the rank that holds the "
-                          f"expert. {lines[0]}.", "\n".join(lines), colors=256)
 
 
 def slots(
@@ -74,7 +27,7 @@ def slots(
     """
     each = [(title, shards(buffer)) for title, buffer in buffers]
     wide = max(own.numel() for _, held in each for own in held.values())
-    color_of = _of if owner == "rank" else _of_sequence
+    color_of = rank_color if owner == "rank" else _of_sequence
     low = (0.85 if owner == "sequence" else 0.55) + 0.2 * len(heads)  # 0.85: a legend
     figure = new_figure(min(1.2 + 0.36 * wide, 13), low + sum(0.45 + 0.33 * len(held) for _, held in each))
     panels = figure.subplots(len(each), 1, squeeze=False)[:, 0]
@@ -91,7 +44,7 @@ def slots(
         axes.set_yticks([row + 0.45 for row in range(len(held))], labels, fontsize=9)
         if owner == "rank":
             for label, rank in zip(axes.get_yticklabels(), held, strict=True):
-                label.set_bbox({"facecolor": _of(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
+                label.set_bbox({"facecolor": rank_color(rank), "edgecolor": "none", "alpha": 0.6, "pad": 1.5})
         if heads:
             names = heads[panel]
             axes.set_xticks([wide * (i + 0.5) / len(names) for i in range(len(names))], names, fontsize=8)
@@ -121,10 +74,11 @@ def _row(
         axes.add_patch(Rectangle((start + 0.04, row), capacity - 0.08, 0.9, fill=False, edgecolor=INK, linewidth=0.9))
 
 
-def _of(rank: int) -> str:
+def rank_color(rank: int) -> str:
+    """The colour of a rank in pictures of tokens."""
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 def _of_sequence(number: int) -> str:
     """The palette from its middle on: a sequence has none of the colours of the first ranks."""
-    return _of(number + 3)
+    return rank_color(number + 3)
