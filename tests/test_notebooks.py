@@ -118,7 +118,7 @@ def imports_of_inner_modules(text: str) -> list[str]:
     found = []
     for _, name in all_imports(text):
         place, _, last = name.rpartition(".")
-        helpers = re.fullmatch(r"workbench_lessons(\.\w+)+", place)
+        helpers = re.fullmatch(r"workbench_lessons\.\w+\.(?!solution)\w+", place)
         if place.startswith("workbench") and not helpers and place not in PASSES:
             public = getattr(importlib.import_module(place), "__all__", ()) if place.count(".") < 2 else ()
             found += [name] if last not in public else []
