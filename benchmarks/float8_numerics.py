@@ -17,11 +17,11 @@ from typing import Any
 from result import tell
 
 from workbench import load_recipe, ranks, run
-from workbench.notebook.lessons.fewer_bits import distance, exact_gradients
 from workbench.pipeline.build import build
 from workbench.pipeline.train import Batches, deterministic
 from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import current_world
+from workbench_lessons.l16_fewer_bits_proved.fewer_bits import distance, exact_gradients
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"joint_passes": []},

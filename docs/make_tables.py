@@ -193,7 +193,7 @@ def museum_table(root: Path = ROOT) -> str:
 
 def lessons(root: Path = ROOT) -> list[Any]:
     """The lessons in order."""
-    return [load_lesson(path) for path in sorted((root / "lessons").glob("[0-9]*.toml"))]
+    return [load_lesson(path) for path in sorted((root / "lessons").glob("l*/lesson.toml"))]
 
 
 def recipes_table(root: Path = ROOT) -> str:

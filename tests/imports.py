@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 
 PRIVATE = re.compile(r"(^|\.)_(?!_)\w")
-NOT_FOR_A_PACKAGE = {"lessons", "notebooks", "tests", "benchmarks"}
+NOT_FOR_A_PACKAGE = {"lessons", "workbench_lessons", "notebooks", "tests", "benchmarks"}
 
 
 def all_imports(source: str) -> Iterator[tuple[int, str]]:

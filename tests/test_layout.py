@@ -18,6 +18,7 @@ from workbench.recipe.contracts import package_contracts
 TESTS, PACKAGE = Path(__file__).parent, Path(__file__).parents[1] / "workbench"
 ROOMS = ["errors", "torch_api", "recipe", "world", "authoring", "graph", "passes", "checks", "pipeline", "tools",
          "notebook", "cli", "__main__", "__init__"]  # from the ground up
+LESSONS = TESTS.parent / "lessons"
 FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
          for path in sorted(PACKAGE.rglob("*.py"))}
 PASSES = package_contracts()
@@ -73,6 +74,19 @@ def test_a_room_is_small_and_its_map_names_each_file(folder: str) -> None:
     assert named == sorted({*inside(folder)} - told) and len(named) <= 20
 
 
+@pytest.mark.parametrize("path", sorted(LESSONS.rglob("*.py")), ids=lambda path: str(path.relative_to(LESSONS)))
+def test_a_lesson_s_file_is_short_and_uses_no_private_name_of_torch(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) < 600 and private_torch(text, path.stem) == []
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in LESSONS.glob("l*/lesson.toml")), ids=lambda p: p.name)
+def test_a_lesson_s_map_names_each_file_beside_its_solution(folder: Path) -> None:
+    helpers = sorted({path.stem for path in folder.glob("*.py")} - {"__init__", "solution"})
+    text = (folder / "__init__.py").read_text() if helpers else ""
+    assert re.findall(r"^ {4}(\w+) {2,}\S", text, re.M) == helpers
+
+
 def test_the_gates_can_fail() -> None:
     for name, text, told in [
         ("authoring.models.llama3", "from workbench.cli import main", ":1: imports cli, which lies above it"),
@@ -93,6 +107,6 @@ def test_what_is_declared_is_read_without_torch() -> None:
 
 
 def test_tests_mirror_the_package() -> None:
-    whole = {"browser", "zoo", "mutants", "odd_inputs"}  # these test the package as a whole
+    whole = {"browser", "lessons", "zoo", "mutants", "odd_inputs"}  # these test the package as a whole, or the lessons
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
     assert [folder for folder in folders if folder.name not in whole and not (PACKAGE / folder).is_dir()] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import itertools
 import json
 import os
@@ -18,7 +18,7 @@ import papermill
 import pytest
 from imports import all_imports
 
-from workbench.notebook.lessons.lesson import load_lesson
+from workbench.notebook.lessons.lesson import lesson_names, load_lesson
 from workbench.notebook.views.controls import OwnData
 from workbench.recipe.contracts import package_contracts
 
@@ -79,7 +79,7 @@ def test_a_committed_view_is_small_and_draws_with_the_module_of_now(path: Path) 
 
 
 def test_there_is_a_notebook_for_each_lesson() -> None:
-    assert [p.stem for p in NOTEBOOKS] == sorted(p.stem for p in (ROOT / "lessons").glob("[0-9]*.toml"))
+    assert [p.stem for p in NOTEBOOKS] == lesson_names()
 
 
 @each_notebook
@@ -118,7 +118,7 @@ def imports_of_inner_modules(text: str) -> list[str]:
     found = []
     for _, name in all_imports(text):
         place, _, last = name.rpartition(".")
-        helpers = re.fullmatch(r"workbench\.notebook\.lessons\.\w+", place)
+        helpers = re.fullmatch(r"workbench_lessons\.\w+\.(?!solution)\w+", place)
         if place.startswith("workbench") and not helpers and place not in PASSES:
             public = getattr(importlib.import_module(place), "__all__", ()) if place.count(".") < 2 else ()
             found += [name] if last not in public else []
@@ -239,17 +239,13 @@ def test_the_recorded_figures_are_as_lesson_06_says() -> None:
 
 def solved(path: Path) -> dict[str, str]:
     """A line for each checkpoint that calls its solution."""
-    file = ROOT / "lessons" / "solutions" / path.name.replace(".ipynb", ".py")
-    spec = importlib.util.spec_from_file_location("solution", file)
-    assert spec is not None and spec.loader is not None
-    solution = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(solution)
+    module = f"workbench_lessons.l{path.stem}.solution"
+    solution = importlib.import_module(module)
     change = {}
     for checkpoint in load_lesson(path.stem).checkpoints:
         function = getattr(solution, checkpoint.name)
         wanted = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
-        call = f"runpy.run_path({str(file)!r})[{checkpoint.name!r}]({wanted})"
-        change[checkpoint.name] = f"import runpy; answer = {call}"
+        change[checkpoint.name] = f"import {module} as solution; answer = solution.{checkpoint.name}({wanted})"
     return change
 
 

@@ -65,7 +65,7 @@ def imported(*folders: str) -> set[str]:
                     found |= {a.name.split(".")[0] for a in node.names}
                 elif isinstance(node, ast.ImportFrom) and not node.level:
                     found.add((node.module or "").split(".")[0])
-    return found - set(sys.stdlib_module_names) - {"workbench", "conftest", "tests"}
+    return found - set(sys.stdlib_module_names) - {"workbench", "workbench_lessons", "conftest", "tests"}
 
 
 def test_constraints_pin_what_is_declared_and_nothing_else() -> None:
@@ -89,7 +89,7 @@ def test_environment_yml_declares_only_what_pyproject_does_not() -> None:
 
 def test_every_import_is_declared() -> None:
     modules = {MODULES.get(name_of(r), name_of(r)) for r in PROJECT["dependencies"]}
-    assert imported("workbench", "notebooks") - modules - OPTIONAL == set()
+    assert imported("workbench", "lessons", "notebooks") - modules - OPTIONAL == set()
     everywhere = modules | {MODULES.get(name_of(r), name_of(r)) for r in DEV}
     ours = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     siblings = {name for p in ours for name in (p.stem, p.parent.name)}
@@ -100,7 +100,8 @@ def test_every_import_is_declared() -> None:
 
 
 def test_every_dependency_is_used() -> None:
-    runtime, everywhere = imported("workbench", "notebooks"), imported("workbench", "notebooks", "tests", "benchmarks")
+    runtime = imported("workbench", "lessons", "notebooks")
+    everywhere = runtime | imported("tests", "benchmarks")
     unused = []
     for requirement in PROJECT["dependencies"] + DEV:
         name = name_of(requirement)
@@ -117,6 +118,18 @@ def test_project() -> None:
     assert PROJECT["scripts"] == {"workbench": "workbench.cli:main"}
     assert (ROOT / PROJECT["readme"]).is_file()
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: dict[str, list[str]] = {}
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("setuptools.setup", installed.update)
+    runpy.run_path("setup.py")
+    files = [*Path("workbench").rglob("*.py"), *Path("lessons").rglob("*.py"), *Path("lessons").rglob("*.toml")]
+    folders = {".".join(path.parent.parts) for path in files}
+    assert set(installed["packages"]) == {re.sub("^lessons", "workbench_lessons", folder) for folder in folders}
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert setuptools["package-dir"] == {"workbench_lessons": "lessons"} and "*.toml" in setuptools["package-data"]["*"]
 
 
 def test_ci_runs_make_test() -> None:

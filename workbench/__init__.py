@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from workbench.graph.whole_step import WholeStep
     from workbench.notebook import draw
     from workbench.notebook.lessons.lesson import Lesson, load_lesson, parameters
-    from workbench.notebook.moments.collective_order import CollectiveOrder
-    from workbench.notebook.moments.list_race import ListRace
-    from workbench.notebook.moments.order_pass import order_pass
-    from workbench.notebook.moments.partitioner import Partitioner
-    from workbench.notebook.moments.pass_chips import PassChips
-    from workbench.notebook.moments.placement_lab import PlacementLab
-    from workbench.notebook.moments.program_counters import ProgramCounters
     from workbench.notebook.recorded_figures import Figures, on_gpus
     from workbench.notebook.show import show
     from workbench.passes.effect import Effect

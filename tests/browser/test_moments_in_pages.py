@@ -13,13 +13,13 @@ from unpacked import unpacked
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 CELLS = (
     "from workbench import RankError, author_module, capture, fake_world, load_recipe, ranks, show, what_if\n"
-    "from workbench.notebook.moments.partitioner import Partitioner\n"
-    "from workbench.notebook.moments.pass_chips import PassChips\n"
-    "from workbench.notebook.moments.placement_lab import PlacementLab\n"
-    "from workbench.notebook.moments.program_counters import ProgramCounters\n"
-    "from notebook.moments.all_reduces import all_reduces\n"
-    "from notebook.moments.test_list_race import race\n"
-    "from notebook.moments.test_partitioner import GatedMLP, NAMES",
+    "from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner\n"
+    "from workbench_lessons.l00_tour.pass_chips import PassChips\n"
+    "from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab\n"
+    "from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters\n"
+    "from all_reduces import all_reduces\n"
+    "from lessons.test_list_race import race\n"
+    "from lessons.test_partitioner import GatedMLP, NAMES",
     'recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, "joint_passes": [\n'
     '    "activation_checkpointing", "reshard_after_forward"]})\n'
     "with fake_world(2) as world:\n"

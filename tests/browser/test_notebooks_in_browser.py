@@ -95,7 +95,9 @@ def test_all_cells_run_and_show_what_was_committed(page: Page, lab: str, looked_
 
 
 LIVE = (
-    "from ipywidgets import Label\nfrom workbench import PlacementLab, show\nlab = PlacementLab()\nfigures = Label()\n"
+    "from ipywidgets import Label\nfrom workbench import show\n"
+    "from workbench_lessons.l01_author_with_dtensor.placement_lab import PlacementLab\n"
+    "lab = PlacementLab()\nfigures = Label()\n"
     'lab.observe(lambda _: setattr(figures, "value", f"in the kernel: {lab.result()}"), "w_0")\nfigures',
     "show(lab)",
 )

@@ -15,12 +15,12 @@ from jupyter import write_notebook
 from playwright.sync_api import Page
 
 from workbench import fake_world
-from workbench.notebook.moments.collective_order import CollectiveOrder
+from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 CELLS = (
-    "from notebook.moments.stack import split\nfrom workbench import fake_world, show\n"
-    "from workbench.notebook.moments.collective_order import CollectiveOrder\n"
+    "from stack import split\nfrom workbench import fake_world, show\n"
+    "from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder\n"
     "from workbench.notebook.views import GraphView\n"
     "with fake_world(2) as world:\n    pair = split(world)",
     'show(CollectiveOrder(pair.backward, "h200x2"))',
@@ -39,7 +39,7 @@ STATE = "application/vnd.jupyter.widget-state+json"
 
 
 def nbconvert(*arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT)))}
     done = subprocess.run([sys.executable, "-m", "nbconvert", *arguments], capture_output=True, text=True, timeout=200,
                           env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -81,7 +81,7 @@ def test_a_page_works_offline(notebook: Path, page: Page, looked_at) -> None:  #
     view = page.wait_for_selector(".wb[data-ready]")
     assert view is not None
     with fake_world(2) as world:
-        from notebook.moments.stack import split
+        from stack import split
 
         twin = CollectiveOrder(split(world).backward, "h200x2")
     assert float(view.get_attribute("data-exposed") or 0) == twin.figures["exposed ms"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from ipywidgets import HTML, VBox, dlink, interactive
+from stack import split
 
-from notebook.moments.stack import split
-from workbench import fake_world, load_recipe, order_pass, run_partitioned, what_if
-from workbench.notebook.moments.collective_order import CollectiveOrder
+from workbench import fake_world, load_recipe, run_partitioned, what_if
+from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
+from workbench_lessons.l05_bucket_and_overlap.order_pass import order_pass
 
 
 @pytest.fixture(scope="module")

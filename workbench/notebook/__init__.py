@@ -3,7 +3,7 @@
     draw              static pictures and tables
     lessons           the course
     magics            %%ranks and %ranks
-    moments           views that change something, and work in a saved page
+    moments           the base of views that change something, and work in a saved page
     recorded_figures  figures measured on GPUs, recorded or live
     show              `show`: picture and view of any object
     views             interactive views

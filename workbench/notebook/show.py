@@ -126,7 +126,7 @@ def outputs(what: Any, view: str = "", device: str = "h100",
 
 
 def _record(record: PassRecord) -> list[Any]:
-    """A pass that returns no graph shows its kernels (`draw.kernel_table` lists them), or its CUDA graphs' inputs."""
+    """A pass that returns no graph shows its kernels, or its CUDA graphs' inputs."""
     if record.stage is Stage.REPLAY:
         return [draw.replay(record)]
     if record.stage is Stage.LOWERING:

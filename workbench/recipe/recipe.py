@@ -22,9 +22,9 @@ from workbench.recipe.strict_toml import (
     Declared,
     Problem,
     check,
+    files_in,
     find_file,
     freeze,
-    names_in,
     read_toml,
 )
 from workbench.recipe.wording import mesh_text
@@ -134,13 +134,14 @@ def recipes_dir() -> Path:
 
 def recipe_names() -> list[str]:
     """The names of all recipes, in order; RecipeError where there is no folder of them."""
-    return names_in(recipes_dir(), RecipeError, "no such folder of recipes: install from a checkout with "
-                                                "`pip install -e .`, or set WORKBENCH_RECIPES")
+    files = files_in(recipes_dir(), "*.toml", RecipeError, "no such folder of recipes: install from a checkout with "
+                                                           "`pip install -e .`, or set WORKBENCH_RECIPES")
+    return [path.stem for path in files]
 
 
 def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe by the name of a file in `recipes_dir()`, or by path (anything with a "/" or ".toml")."""
-    path = find_file(name_or_path, "recipe", recipes_dir(), recipe_names, RecipeError)
+    path = find_file(name_or_path, "recipe", lambda name: recipes_dir() / f"{name}.toml", recipe_names, RecipeError)
     return parse_recipe(read_toml(path, RecipeError), str(path))
 
 

@@ -57,24 +57,24 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(known)}" if known else ""
 
 
-def names_in(folder: Path, error: type[DeclarationError], missing: str) -> list[str]:
-    """The names of a folder's TOML files, in order; raises `error` with the sentence `missing` without the folder."""
+def files_in(folder: Path, pattern: str, error: type[DeclarationError], missing: str) -> list[Path]:
+    """A folder's files of a pattern, in order; raises `error` with the sentence `missing` without the folder."""
     if not folder.is_dir():
         raise error(str(folder), [Problem("", missing)])
-    return sorted(path.stem for path in folder.glob("*.toml"))
+    return sorted(folder.glob(pattern))
 
 
 def find_file(
-    name_or_path: str | os.PathLike[str], what: str, folder: Path, names: Callable[[], list[str]],
+    name_or_path: str | os.PathLike[str], what: str, file_of: Callable[[str], Path], names: Callable[[], list[str]],
     error: type[DeclarationError],
 ) -> Path:
-    """The file of a `what`: a path (anything with a "/" or ".toml"), or the name of one of the `names` in `folder`."""
+    """The file of a `what`: a path (anything with a "/" or ".toml"), or `file_of` one of the `names`."""
     text = os.fspath(name_or_path)
     if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
         return Path(text).expanduser()
     if text not in names():
         raise error(f"{what} {text!r}", [Problem("", f"no {what} of this name" + suggestion(text, names()))])
-    return folder / f"{text}.toml"
+    return file_of(text)
 
 
 def read_toml(path: Path, error: type[DeclarationError]) -> dict[str, Any]:

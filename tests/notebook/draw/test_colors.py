@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.notebook.draw.colors import BLUE, GREY, NAMES, ORANGE, RANK_COLORS, RED
 from workbench.notebook.draw.graphs import LANES
 from workbench.notebook.draw.timeline import lane_colors
-from workbench.notebook.lessons.step_memory import COLORS
+from workbench_lessons.l02_capture_a_joint_graph.step_memory import COLORS
 
 ROLES = {BLUE, ORANGE, RED, GREY}
 

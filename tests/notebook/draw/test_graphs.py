@@ -9,7 +9,6 @@ import pytest
 
 from workbench import author, build, capture, fake_world, load_recipe, partition, run_joint
 from workbench.authoring.models import layers
-from workbench.errors import WorkbenchError
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook import draw
@@ -43,13 +42,6 @@ def test_a_half_counts_once(built: Built) -> None:
     assert draw.graph(graph).text.startswith("backward graph: ")
 
 
-def test_launches_before_and_after(built: Built) -> None:
-    lines = draw.launches(built.records[-1]).text.splitlines()
-    assert lines[0] == "launches before and after transformer_block_bucketing"
-    assert "all-gather over dp_shard: 12 to 3" in lines
-    assert "reduce-scatter over dp_shard: 12 to 3" in lines
-
-
 def test_saved_tensors_and_the_views_of_gathered_weights() -> None:
     with fake_world(4) as world:
         pair = partition(capture(author(RECIPE, world)))
@@ -78,25 +70,3 @@ def test_what_layers_save_alike_is_one_row_with_its_policy_and_line() -> None:
     assert mixed[2] == "float32" and mixed[6] == "MUST_SAVE"
     file, line = mixed[7].split(":")
     assert file == "layers.py" and "self.w3(x)" in Path(layers.__file__).read_text().splitlines()[int(line) - 1]
-
-
-KINDS = {"R": "reads", "M": "another", "U": "an update"}
-
-
-def test_rows_are_one_below_the_other_and_another_order_is_another_picture():
-    picture = draw.order({"before": ".RMU", "after the pass": ".RUM"}, KINDS)
-    assert picture.text.splitlines() == ["before          .RMU", "after the pass  .RUM"]
-    assert "before: .RMU; after the pass: .RUM" in picture.alt
-    assert picture.png != draw.order({"before": ".RMU", "after the pass": ".RMU"}, KINDS).png
-
-
-def test_a_line_marks_where_the_backward_begins():
-    marked, plain = (draw.order({"a": letters}, {**KINDS, "|": "the backward"}) for letters in (".R|M", ".RM"))
-    assert marked.text == "a  .R|M" and marked.png != plain.png
-    assert plain.png != draw.order({"a": ".RM"}, KINDS).png  # its legend names the line
-
-
-@pytest.mark.parametrize(("rows", "kinds"), [({}, KINDS), ({"a": "R"}, {**KINDS, "X": "one more"})])
-def test_no_row_and_a_fourth_kind_are_refused(rows, kinds):
-    with pytest.raises(WorkbenchError, match="give one row or more"):
-        draw.order(rows, kinds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch.fx import symbolic_trace
@@ -52,17 +50,6 @@ def test_many_kernels_are_folded_with_their_count():
     assert "not drawn" not in draw.kernels(made(fused=MOST - 1)).text
 
 
-def test_a_row_a_call_and_names_in_the_html_only():
-    table = draw.kernel_table([made(), made("backward", 1)])
-    assert [row[2] for row in table.rows if row[0] == "forward"] == ["all_gather", "wait", "cpp_0", "cpp_1",
-                                                                      "cpp_2"]
-    assert "layers.0, layers.1 and 1 more  llama3.py:9" in repr(table)
-    assert "a1, b1" in table._repr_html_() and "a1" not in repr(table)
-    one = draw.kernel_table(made(), kind="wait")
-    assert [row[0] for row in one.rows] == [1] and not {"graph", "kind"} & {*one.columns}
-    assert [row[0] for row in draw.kernel_table(made(), nodes={"a1", "w"}).rows] == [1, 3]
-
-
 def record(*after, name="cudagraph"):
     graph = symbolic_trace(torch.nn.ReLU())
     return PassRecord(name, Stage.REPLAY, None, (Body(print, graph, StepFacts()),) * len(after), after, 0, 0)
@@ -86,33 +73,6 @@ def test_inputs_of_a_replay_and_no_address_in_the_text():
                            "17 calls of kernels before, 1 launch after",)
     assert "0xabc" in table._repr_html_() and "address" not in repr(table) and "0xabc" not in repr(table)
     assert repr(table) == repr(draw.replay(record(Made(0xDEF))))
-
-
-def test_where_a_replay_reads_its_inputs():
-    picture = draw.addresses(record(Made(0xABC)))
-    assert picture.text == "addresses of the CUDA graphs\nforward: reads up.weight in place; copies primals_2"
-    assert picture.png == draw.addresses(record(Made(0xDEF))).png
-    with pytest.raises(WorkbenchError, match="pass 'regional' records no CUDA graph"):
-        draw.addresses(record(print, name="regional"))
-    with pytest.raises(WorkbenchError, match="62 inputs are too many"):
-        draw.addresses(record(*[Made(0xABC)] * 31))
-
-
-def test_an_input_in_the_memory_of_an_earlier_graph_names_it(monkeypatch):
-    def made(graph, *inputs):
-        body = Made(None)
-        body.graph, body.given = graph, tuple(ReplayInput(name, (3,), 24, *rest) for name, *rest in inputs)
-        return body
-
-    monkeypatch.setattr(Made, "facts", property(lambda b: Replay(b.graph, b.given, None, 1, "operators")))
-    both = (made("forward", ("w", True, "up.weight"), ("buffer", True), ("x", False)),
-            made("backward", ("w", True, "up.weight"), ("buffer", True), ("x", True), ("relu", True), ("t", False)))
-    boxes = []
-    monkeypatch.setattr(sys.modules[draw.addresses.__module__], "_box", lambda axes, *where: boxes.append(where[4]))
-    draw.addresses(record(*both))
-    assert [text for text in boxes if text != "copy"] == [
-        "forward:\nCUDA graph", "results", "up.weight", "buffer", "x", "backward:\nCUDA graph", "results", "up.weight",
-        "buffer", "x, forward's copy", "relu, forward's result", "t"]
 
 
 def test_other_passes_are_refused_by_name():

@@ -10,7 +10,7 @@ import pytest
 from workbench import WorkbenchError
 from workbench.__main__ import main
 from workbench.notebook.lessons.course_site import DOCS, PAGES, _museum, write_site
-from workbench.notebook.lessons.lesson import lesson_names, lessons_dir, load_lesson
+from workbench.notebook.lessons.lesson import lesson_file, lesson_names, load_lesson
 from workbench.notebook.lessons.scores import SCORES, keep_score
 
 NAME = "12_inside_inductor"
@@ -69,7 +69,7 @@ def test_the_museum_is_a_path_of_cells_that_reproduce_and_checks_that_would_have
 
 
 def test_an_exhibit_without_what_would_have_caught_it_is_refused(tmp_path):
-    path = lessons_dir() / "03_split_forward_and_backward.toml"
+    path = lesson_file("03_split_forward_and_backward")
     kept = [line for line in path.read_text().splitlines() if not line.startswith("caught = ")]
     (tmp_path / path.name).write_text("\n".join(kept))
     with pytest.raises(WorkbenchError, match=r"museum\[0\]\.caught: Field required"):

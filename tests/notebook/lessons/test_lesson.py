@@ -19,7 +19,15 @@ import pytest
 from workbench.errors import WorkbenchError
 from workbench.notebook.draw.picture import Picture, table
 from workbench.notebook.lessons.grading import BAR, GRADERS, LABEL, CheckResult, Prediction, calls_of, closeness, grade
-from workbench.notebook.lessons.lesson import Lesson, LessonError, lesson_named, lesson_names, load_lesson, parameters
+from workbench.notebook.lessons.lesson import (
+    Lesson,
+    LessonError,
+    lesson_file,
+    lesson_named,
+    lesson_names,
+    load_lesson,
+    parameters,
+)
 from workbench.notebook.lessons.scores import load_scores, take_hint
 
 ROOT = Path(__file__).parents[3]
@@ -100,10 +108,9 @@ def test_prerequisites_have_no_cycle() -> None:
 @pytest.mark.parametrize("name", lesson_names())
 def test_every_checkpoint_has_a_solution_and_no_other_lies_beside(name: str) -> None:
     """That each solution passes, and that the task fails as shipped, is tested by the notebook."""
-    path = ROOT / "lessons" / "solutions" / f"{name}.py"
-    functions = {n.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)}
+    text = lesson_file(name).with_name("solution.py").read_text()
+    functions = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
     assert functions == {c.name for c in load_lesson(name).checkpoints}
-    assert {p.stem for p in path.parent.glob("*.py")} == set(lesson_names())
 
 
 def test_the_first_three_lessons_guess_and_grade() -> None:
@@ -395,7 +402,7 @@ def test_graders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade("targets", {"n": 4, "m": 2}, {**limits, "start": {"n": 6}})[0] == 0.25  # m met its limit as shipped
     with pytest.raises(WorkbenchError) as caught:
         grade("odd", 3, {})
-    named = "close, equal, exact, first_of, targets, whole_sum, even, or workbench.module:function"
+    named = "close, equal, exact, first_of, targets, whole_sum, even, or workbench_lessons.module:function"
     assert str(caught.value) == f"no check 'odd': one of {named}"
     with pytest.raises(WorkbenchError, match=r"check 'workbench\.notebook\.lessons\.grading:nothing'"):
         grade("workbench.notebook.lessons.grading:nothing", 3, {})

@@ -1,26 +1,19 @@
-"""An overview of a graph, rows of letters for small ones, collectives around a pass, and what the forward saves."""
+"""An overview of a graph, and what the forward saves."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from matplotlib.artist import Artist
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 from torch.fx import GraphModule
 
-from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
-from workbench.graph.read import collectives
 from workbench.graph.read.memory import SavedTensor, saved_tensors
 from workbench.graph.read.nodes import kind_of
-from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, NAMES, ORANGE, PAPER, PINK, RED, SKY
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY
 from workbench.notebook.draw.picture import Picture, Table, finish, panels, table
 from workbench.pipeline.run_passes import PassRecord
-from workbench.recipe.wording import aligned
 from workbench.torch_api.aot import is_tangent
 
 LANES = {"collective": RED, "matmul": BLUE, "attention": PINK, "pointwise": GREEN, "reduction": ORANGE, "view": GREY,
@@ -69,64 +62,6 @@ def graph(gm: GraphModule, title: str = "") -> Picture:
         lines[0] += f", {len(later) - sum(later)} forward and {sum(later)} backward"
     lines += [f"{kind}: {fw + bw if whole else f'{fw} forward, {bw} backward'}" for kind, (fw, bw) in counts.items()]
     return finish(figure, "Operators of a graph in lanes by kind. " + "; ".join(lines) + ".", "\n".join(lines))
-
-
-def order(rows: Mapping[str, str], kinds: Mapping[str, str]) -> Picture:
-    """A row for each graph, a box for each operator, from the first to the last.
-
-    rows: title -> a letter for each operator. kinds: letter -> what it stands for, at most three; any other letter is
-    an empty box. "|" is no operator: it is a dashed line, and kinds["|"] is what begins there. Text: the letters, one
-    below the other. Raises WorkbenchError without any row, or for more kinds.
-    """
-    signs = [letter for letter in kinds if letter != "|"]
-    if not rows or len(signs) > 3:
-        raise WorkbenchError("draw.order: give one row or more, by title, and at most 3 kinds")
-    colors = dict(zip(signs, NAMES, strict=False))
-    dashed: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.1}
-    figure, (axes,) = panels(9.6, 0.5 + 0.42 * len(rows))
-    for y, letters in enumerate(rows.values()):
-        if "|" in letters:
-            axes.vlines(letters.index("|"), y - 0.47, y + 0.47, **dashed)
-        for x, letter in enumerate(letters.replace("|", "")):
-            axes.add_patch(Rectangle((x + 0.06, y - 0.36), 0.88, 0.72, facecolor=colors.get(letter, FAINT)))
-            if letter in colors:
-                axes.text(x + 0.5, y, letter, ha="center", va="center", fontsize=8.5,
-                          color=PAPER if colors[letter] == GREEN else INK)
-    most = max(len(letters.replace("|", "")) for letters in rows.values())
-    axes.set(xlim=(0, most), ylim=(len(rows) - 0.5, -0.5), xticks=[])
-    axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    handles: list[Artist] = [Patch(facecolor=color, label=f"{letter}: {kinds[letter]}")
-                             for letter, color in colors.items()]
-    if set().union(*rows.values()) - {*kinds}:
-        handles.append(Patch(facecolor=FAINT, label="other operators"))
-    if "|" in kinds:
-        handles.append(Line2D([], [], **dashed, label=kinds["|"]))
-    axes.legend(handles=handles, frameon=False, fontsize=8, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1))
-    alt = "Operators in their order. " + "; ".join(f"{title}: {letters}" for title, letters in rows.items()) + "."
-    return finish(figure, alt, "\n".join(aligned([*rows.items()])), colors=64)
-
-
-def launches(record: PassRecord) -> Picture:
-    """The number of collectives before and after a pass, by kind and mesh axis."""
-    before, after = (collectives.launches(c for gm in graphs for c in collectives.list_collectives(gm))
-                     for graphs in (record.before, record.after))
-    keys = sorted(before.keys() | after.keys())
-    figure, (axes,) = panels(8, 0.9 + 0.45 * len(keys))
-    for shift, counts, color, word in ((-0.2, before, GREY, "before"), (0.2, after, PINK, "after")):
-        values = [counts.get(key, 0) for key in keys]
-        bars = axes.barh([i + shift for i in range(len(keys))], values, 0.38, color=color, label=word)
-        axes.bar_label(bars, padding=3, fontsize=8)
-    axes.set_yticks(range(len(keys)), [f"{kind.replace('_', '-')} over {axis}" for kind, axis in keys])
-    axes.invert_yaxis()
-    axes.set_xlabel("launches")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
-    axes.set_title(record.name, fontsize=10)
-    lines = [f"launches before and after {record.name}"]
-    lines += [f"{kind.replace('_', '-')} over {axis}: {before.get((kind, axis), 0)} to {after.get((kind, axis), 0)}"
-              for kind, axis in keys]
-    return finish(figure, "Bars: " + "; ".join(lines) + ".", "\n".join(lines))
 
 
 def saved(pair: ForwardBackward, *, gathered: bool = False, least: int = 1) -> Table:

@@ -1,22 +1,21 @@
-"""For passes that return no graph: Inductor's kernels with their nodes, and the inputs of CUDA graphs."""
+"""For passes that return no graph: Inductor's kernels, and the inputs of CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.patches import FancyBboxPatch, Patch
 from matplotlib.ticker import MaxNLocator
 
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay
-from workbench.notebook.draw.colors import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PAPER, PINK, YELLOW
-from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, panels, shortened
+from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
+from workbench.notebook.draw.picture import Picture, Table, finish, panels
 from workbench.passes.cudagraph.recording import Replayed
 from workbench.pipeline.run_passes import PassRecord
-from workbench.recipe.wording import counted, few
+from workbench.recipe.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +28,8 @@ MOST = 60
 Given = PassRecord | Kernels | Sequence[Kernels]
 
 
-def _given(what: Given) -> tuple[Kernels, ...]:
+def given_kernels(what: Given) -> tuple[Kernels, ...]:
+    """The kernels of each graph. Raises WorkbenchError where Inductor compiled nothing."""
     if isinstance(what, Kernels):
         return (what,)
     found = kernels_of(what.before, what.after) if isinstance(what, PassRecord) else tuple(what)
@@ -46,7 +46,7 @@ def kernels(what: Given) -> Picture:
 
     Waits are numbered and counted, but not drawn. Raises WorkbenchError where Inductor compiled nothing.
     """
-    given = _given(what)
+    given = given_kernels(what)
     figure, shown = panels(9, 0.6 + 2.2 * len(given), len(given))
     lines = [f"kernels of {what.name}"] if isinstance(what, PassRecord) else ["kernels"]
     for axes, found in zip(shown, given, strict=True):
@@ -90,35 +90,12 @@ def _title(found: Kernels, calls: Sequence[Kernel]) -> str:
     return f"{found.graph}: {counted(len(calls), 'call')} with {within} of {len(found.nodes)} nodes{lost}{waits}"
 
 
-def kernel_table(what: Given, *, kind: str | None = None, nodes: Collection[str] | None = None) -> Table:
-    """A row for each call: kernel, kind, its nodes, their modules and source lines. The HTML also has the nodes' names.
-
-    kind: only calls of that kind, and no column for it; nodes: only calls with any of these. A column names the graph
-    where there are several. Raises WorkbenchError where Inductor compiled nothing.
-    """
-    given = _given(what)
-    picked = [(f, k) for f in given for k in f.kernels
-              if kind in (None, k.kind) and (nodes is None or not {*k.nodes}.isdisjoint(nodes))]
-    rows = tuple((f.graph, k.number, _short(k.name), k.kind, len(k.nodes), few(k.modules, 2), few(k.places, 2),
-                  ", ".join(k.nodes)) for f, k in picked)
-    heads = ("graph", "call", "kernel", "kind", "nodes", "modules", "source lines", "names")
-    kept = [i for i, head in enumerate(heads) if (head, len(given)) != ("graph", 1) and (head != "kind" or not kind)]
-    return Table("kernels in calling order", tuple(heads[i] for i in kept),
-                 tuple(tuple(row[i] for i in kept) for row in rows),
-                 notes=tuple(f.summary() for f in given), hidden=("names",))
-
-
-def _short(name: str) -> str:
-    """The beginning, and the number at the end, which tells generated kernels apart."""
-    return shortened(name.removeprefix("torch.ops."), 56, head=42)
-
-
 def replay(record: PassRecord) -> Table:
     """The inputs of the CUDA graphs, static or copied, and their memory and launches; addresses are in the HTML only.
 
     Raises WorkbenchError for the record of another pass.
     """
-    found = _recorded(record)
+    found = recorded(record)
     addresses = ["" if x.address is None else f"{x.address:#x}" for f in found for x in f.inputs]
     rows: list[tuple[Any, ...]] = [
         (f.graph, x.name, x.parameter, "static" if x.static else "copied", list(x.shape), x.bytes)
@@ -131,67 +108,9 @@ def replay(record: PassRecord) -> Table:
                  hidden=("address",) if known else ())
 
 
-def addresses(record: PassRecord) -> Picture:
-    """From where each CUDA graph reads its inputs: at their own address, or in a copy that belongs to the recording.
-
-    An input that lies in the memory of an earlier graph names it: that graph's copy, or its result.
-
-    Raises WorkbenchError for the record of another pass, and where there are more than MOST inputs.
-    """
-    found = _recorded(record)
-    if (count := sum(len(f.inputs) for f in found)) > MOST:
-        raise WorkbenchError(f"{count:,} inputs are too many for a picture: draw.replay lists them")
-    high = sum(len(f.inputs) + 0.7 for f in found)
-    figure = new_figure(9.6, 0.5 + 0.34 * high)
-    axes = figure.add_subplot()
-    axes.set(xlim=(0, 10), ylim=(high - 0.35, -0.6))
-    axes.axis("off")
-    top, lines = 0.0, ["addresses of the CUDA graphs"]
-    for i, f in enumerate(found):
-        origins = _origins(f, found[:i])
-        rows = max(len(f.inputs), 1)
-        _box(axes, 7.2, top + (rows - 1) / 2, 1.5, rows - 0.25, f"{f.graph}:\nCUDA graph", FAINT)
-        _box(axes, 9.3, top + (rows - 1) / 2, 1.2, rows - 0.25, "results", YELLOW)
-        _arrow(axes, 7.95, 8.7, top + (rows - 1) / 2)
-        for y, x in enumerate(f.inputs):
-            text = shortened(x.parameter or x.name, 30) + origins.get(x.name, "")
-            _box(axes, 1.4, top + y, 2.6, 0.72, text, YELLOW if x.static else PAPER)
-            if x.static:
-                _arrow(axes, 2.7, 6.45, top + y)
-            else:
-                _box(axes, 4.6, top + y, 1.7, 0.72, "copy", YELLOW)
-                _arrow(axes, 2.7, 3.75, top + y)
-                _arrow(axes, 5.45, 6.45, top + y)
-        lines.append(f"{f.graph}: reads {few([x.parameter or x.name for x in f.static], 6) or 'no input'} in place; "
-                     f"copies {few([x.name for x in f.copied], 6) or 'no input'}")
-        top += rows + 0.7
-    figure.legend(handles=[Patch(facecolor=YELLOW, edgecolor=GREY, label="at the same address in each replay"),
-                           Patch(facecolor=PAPER, edgecolor=GREY, label="elsewhere in each step")],
-                  loc="outside upper right", ncols=2, fontsize=8, frameon=False)
-    return finish(figure, "Inputs on the left, CUDA graphs on the right. " + "; ".join(lines[1:]) + ".",
-                  "\n".join(lines))
-
-
-def _origins(graph: Replay, earlier: Sequence[Replay]) -> dict[str, str]:
-    """By static inputs in the memory of an earlier graph: what they are there, as the picture says it."""
-    copies = {x.name: f.graph for f in earlier for x in f.copied}
-    others = {x.name for f in earlier for x in f.static}  # buffers, which their module holds
-    return {x.name: f", {copies[x.name]}'s copy" if x.name in copies else f", {earlier[-1].graph}'s result"
-            for x in graph.static if earlier and not x.parameter and x.name not in others}
-
-
-def _recorded(record: PassRecord) -> list[Replay]:
+def recorded(record: PassRecord) -> list[Replay]:
+    """The CUDA graphs of a pass's record. Raises WorkbenchError for the record of another pass."""
     made: list[Any] = [body for body in record.after if isinstance(body, Replayed)]
     if not made:
         raise WorkbenchError(f"pass {record.name!r} records no CUDA graph: give the record of cudagraph")
     return [body.facts for body in made]
-
-
-def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, fill: str) -> None:
-    axes.add_patch(FancyBboxPatch((x - wide / 2, y - high / 2), wide, high, boxstyle="round,pad=0,rounding_size=0.08",
-                                  facecolor=fill, edgecolor=GREY, linewidth=0.8))
-    axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK)
-
-
-def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
-    axes.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0})

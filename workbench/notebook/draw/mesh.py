@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING
 
 from matplotlib.patches import Rectangle
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from workbench.authoring.author import Authored
 from workbench.authoring.layout import part_bounds
-from workbench.graph.read.redistribution import redistribution
 from workbench.notebook.draw.colors import INK, PAPER, RANK_COLORS
-from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
+from workbench.notebook.draw.picture import Picture, finish, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,35 +69,14 @@ def placements(tensor: DTensor, name: str = "parameter") -> Picture:
         raise ValueError(f"{name} is a {type(tensor).__name__}, whole on every rank: there is nothing to place")
     figure = new_figure(8.2, 3)
     whole, ranks = figure.subplots(1, 2, width_ratios=(1.6, 1))
-    held = _whole(whole, tensor, tensor.placements)
+    held = draw_parts(whole, tensor, tensor.placements)
     whole.set_title(f"{name}  {list(tensor.shape)}", fontsize=10)
     _mesh(ranks, tensor)
-    lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *_holdings(held)]
+    lines = [f"{name} {list(tensor.shape)}: {words(tensor)}", *holdings(held)]
     return finish(figure, "Which rank holds which part. " + "; ".join(lines) + ".", "\n".join(lines))
 
 
-def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
-    """The collectives of a change of placements, with the bytes of one rank; see `redistribution`."""
-    moves = redistribution(tensor, placements)
-    figure = new_figure(9.6, 3.2)
-    before, between, after = figure.subplots(1, 3, width_ratios=(1, 0.8, 1))
-    titles = (words(tensor), words(tensor, placements))
-    held = [_whole(axes, tensor, placed) for axes, placed in ((before, tensor.placements), (after, placements))]
-    figure.suptitle(f"{name}  {list(tensor.shape)}", fontsize=10)
-    for axes, title in zip((before, after), titles, strict=True):
-        axes.set_title(title.replace(", ", ",\n"), fontsize=9)
-    between.axis("off")
-    between.set(xlim=(0, 1), ylim=(0, 1))
-    between.annotate("", (1, 0.5), (0, 0.5), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.5})
-    text = "\n".join(f"{m.kind.replace('_', '-')} over {m.axis}\n{m.bytes_in:,} B in, {m.bytes_out:,} B out"
-                     for m in moves) or "no collective:\neach rank has its part"
-    between.text(0.5, 0.55, text, ha="center", va="bottom", fontsize=9, color=INK)
-    lines = [f"{name} {list(tensor.shape)}", f"before: {titles[0]}", *map(str, moves)]
-    lines += ["no collective"] * (not moves) + [f"after: {titles[1]}", *_holdings(held[1])]
-    return finish(figure, "What a change of placements sends. " + "; ".join(lines) + ".", "\n".join(lines))
-
-
-def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
+def draw_parts(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict[Slice, list[int]]:
     """Draw the first 2 dims of the whole tensor, divided into the ranks' parts; returns the ranks of each part.
 
     A part that several ranks hold is a stack of sheets: equal ones ("ranks 0 = 1"), or summands ("ranks 0 + 1").
@@ -130,7 +106,8 @@ def _whole(axes: Axes, tensor: DTensor, placements: Sequence[Placement]) -> dict
     return held
 
 
-def _holdings(held: dict[Slice, list[int]]) -> list[str]:
+def holdings(held: dict[Slice, list[int]]) -> list[str]:
+    """A line for each part: the ranks that hold it, and its bounds on each dim."""
     return [f"{_ranks(who)}: " + (", ".join(f"dim {d} {_span(*b)}" for d, b in enumerate(bounds)) or "the number")
             for bounds, who in held.items()]
 
@@ -161,19 +138,3 @@ def _ranks(who: list[int], sign: str = ", ") -> str:
 
 def _span(start: int, length: int) -> str:
     return f"[{start}:{start + length}]" if length else "nothing"
-
-
-def parameters(authored: Authored, prefix: str = "", rank: int = 0) -> Table:
-    """Each parameter whose name starts with `prefix`: whole shape, placements, and the part on `rank`."""
-    rows = []
-    for name, param in authored.module.named_parameters():
-        if not name.startswith(prefix):
-            continue
-        local, said = tuple(param.shape), "whole on every rank"
-        if isinstance(param, DTensor):
-            local, said = tuple(length for _, length in slices(param)[rank]), words(param)
-        rows.append((name, list(param.shape), said, list(local), prod(local) * param.element_size()))
-    total = sum(row[-1] for row in rows)
-    return table(f"parameters of {prefix or 'the model'}, and what rank {rank} holds",
-                 ("parameter", "shape", "placements", f"rank {rank}", "bytes"), rows,
-                 f"{len(rows)} parameters, {total:,} bytes on rank {rank}")

@@ -14,8 +14,9 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, no_exit
 
-Grader = Callable[..., "float | bool | tuple[float, str] | tuple[float, str, Figures]"]
 Figures = tuple[tuple[str, float, float], ...]  # name, what the answer has, the most it may have
+Graded = tuple[float, str] | tuple[float, str, Figures]
+Grader = Callable[..., float | bool | Graded]
 LINE, LABEL, BAR, FILL = 26, 240, 360, "#7a8793"  # of the drawing, in pixels, and its bars
 
 
@@ -292,7 +293,7 @@ def grade(check: str, answer: Any, context: Mapping[str, Any]) -> tuple[float, s
         except (ImportError, AttributeError) as exc:
             raise WorkbenchError(f"check {check!r}: {exc}") from None
     if grader is None:
-        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench.module:function")
+        raise WorkbenchError(f"no check {check!r}: one of {', '.join(GRADERS)}, or workbench_lessons.module:function")
     with no_exit():
         result = grader(answer, **context)
     given = result if isinstance(result, tuple) else (result, "right" if result >= 1 else "not yet")

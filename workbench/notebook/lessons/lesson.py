@@ -24,8 +24,8 @@ from workbench.recipe.strict_toml import (
     Declared,
     Problem,
     check,
+    files_in,
     find_file,
-    names_in,
     read_toml,
     shown,
     suggestion,
@@ -69,11 +69,11 @@ class Parameter(Declared):
 
 
 class Checkpoint(Declared):
-    """A graded task. `check` names a grader of `grading.GRADERS`, or "workbench.module:function"."""
+    """A graded task. `check` names a grader of `grading.GRADERS`, or "workbench_lessons.module:function"."""
 
     name: str = Field(min_length=1)
     task: str = Field(min_length=1)
-    check: str = Field("close", pattern=r"^(\w+|workbench(\.\w+)+:\w+)$")
+    check: str = Field("close", pattern=r"^(\w+|workbench(_lessons)?(\.\w+)+:\w+)$")
     hints: tuple[str, ...] = Field(description="in order; none in an examination")
     reacts: dict[str, str] = Field(default_factory=dict, description="hints by words of the grader's message")
     minutes: PositiveInt = Field(5, description="effort")
@@ -247,8 +247,14 @@ def lessons_dir() -> Path:
 
 def lesson_names() -> list[str]:
     """The names of all lessons, in order; LessonError where there is no folder of them."""
-    return names_in(lessons_dir(), LessonError, "no such folder of lessons: run from a checkout, or set "
-                                                "WORKBENCH_LESSONS")
+    files = files_in(lessons_dir(), "l*/lesson.toml", LessonError, "no such folder of lessons: run from a checkout, "
+                                                                   "or set WORKBENCH_LESSONS")
+    return [path.parent.name.removeprefix("l") for path in files]
+
+
+def lesson_file(name: str) -> Path:
+    """Where the lesson of this name is declared: `lNAME/lesson.toml` in `lessons_dir()`."""
+    return lessons_dir() / f"l{name}" / "lesson.toml"
 
 
 def lesson_named(text: str) -> str:
@@ -258,7 +264,7 @@ def lesson_named(text: str) -> str:
 
 def load_lesson(name_or_path: str | os.PathLike[str]) -> Lesson:
     """Read a lesson by name or by path. LessonError lists every problem with file and key."""
-    path = find_file(name_or_path, "lesson", lessons_dir(), lesson_names, LessonError)
+    path = find_file(name_or_path, "lesson", lesson_file, lesson_names, LessonError)
     lesson, problems = check(Lesson, read_toml(path, LessonError))
     if lesson is None:
         raise LessonError(str(path), problems)

@@ -1,0 +1,5 @@
+"""What "Author with DTensor" alone uses.
+
+    pictures       what a change of placements sends; what a rank holds of each parameter
+    placement_lab  mesh axes on the dimensions of two factors; its grader
+"""

@@ -1,0 +1,55 @@
+"""What a change of placements sends, and what a rank holds of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from torch.distributed.tensor import DTensor, Placement
+
+from workbench.authoring.author import Authored
+from workbench.graph.read.redistribution import redistribution
+from workbench.notebook.draw.colors import INK
+from workbench.notebook.draw.mesh import draw_parts, holdings, slices, words
+from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
+
+if TYPE_CHECKING:
+    pass
+
+
+def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:
+    """The collectives of a change of placements, with the bytes of one rank; see `redistribution`."""
+    moves = redistribution(tensor, placements)
+    figure = new_figure(9.6, 3.2)
+    before, between, after = figure.subplots(1, 3, width_ratios=(1, 0.8, 1))
+    titles = (words(tensor), words(tensor, placements))
+    held = [draw_parts(axes, tensor, placed) for axes, placed in ((before, tensor.placements), (after, placements))]
+    figure.suptitle(f"{name}  {list(tensor.shape)}", fontsize=10)
+    for axes, title in zip((before, after), titles, strict=True):
+        axes.set_title(title.replace(", ", ",\n"), fontsize=9)
+    between.axis("off")
+    between.set(xlim=(0, 1), ylim=(0, 1))
+    between.annotate("", (1, 0.5), (0, 0.5), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.5})
+    text = "\n".join(f"{m.kind.replace('_', '-')} over {m.axis}\n{m.bytes_in:,} B in, {m.bytes_out:,} B out"
+                     for m in moves) or "no collective:\neach rank has its part"
+    between.text(0.5, 0.55, text, ha="center", va="bottom", fontsize=9, color=INK)
+    lines = [f"{name} {list(tensor.shape)}", f"before: {titles[0]}", *map(str, moves)]
+    lines += ["no collective"] * (not moves) + [f"after: {titles[1]}", *holdings(held[1])]
+    return finish(figure, "What a change of placements sends. " + "; ".join(lines) + ".", "\n".join(lines))
+
+
+def parameter_table(authored: Authored, prefix: str = "", rank: int = 0) -> Table:
+    """Each parameter whose name starts with `prefix`: whole shape, placements, and the part on `rank`."""
+    rows = []
+    for name, param in authored.module.named_parameters():
+        if not name.startswith(prefix):
+            continue
+        local, said = tuple(param.shape), "whole on every rank"
+        if isinstance(param, DTensor):
+            local, said = tuple(length for _, length in slices(param)[rank]), words(param)
+        rows.append((name, list(param.shape), said, list(local), prod(local) * param.element_size()))
+    total = sum(row[-1] for row in rows)
+    return table(f"parameters of {prefix or 'the model'}, and what rank {rank} holds",
+                 ("parameter", "shape", "placements", f"rank {rank}", "bytes"), rows,
+                 f"{len(rows)} parameters, {total:,} bytes on rank {rank}")

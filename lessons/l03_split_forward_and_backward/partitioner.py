@@ -1,0 +1,141 @@
+"""Be the partitioner: save a tensor or compute it again, and compare with the minimum cut."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import product
+from typing import Any
+
+import traitlets
+from ipywidgets import Checkbox
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.read.cost import flops
+from workbench.graph.read.memory import roots, saved_tensors
+from workbench.notebook.draw.colors import INK
+from workbench.notebook.draw.dataflow import dataflow, places
+from workbench.notebook.draw.picture import Picture
+from workbench.notebook.lessons.grading import Graded, targets
+from workbench.notebook.moments.moment import Moment
+from workbench.pipeline.run_passes import copy_graph
+from workbench.torch_api.ops import own_bytes
+from workbench.torch_api.partitioning import memory_budget
+
+MOST = 6
+BUDGETS = tuple(i / 10 for i in range(11))
+
+
+class Partitioner(Moment):
+    """A small joint graph. Each tensor of `names` (node to the name that is shown) is saved or computed again.
+
+    `saved`: the nodes that are saved now. `figures`: bytes saved, and FLOP of products computed again. `reveal`: show
+    torch's two partitioners, and the curve of the memory budget. All choices are cut when the view is made.
+    """
+
+    saved = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    reveal = traitlets.Bool().tag(sync=True)
+
+    def __init__(self, joint: JointGraph, names: Mapping[str, str], title: str = "be the partitioner"):
+        known = {n.name for n in joint.graph.graph.nodes}
+        if unknown := [name for name in names if name not in known]:
+            raise WorkbenchError(f"the joint graph has no node {unknown[0]!r}: print(joint) lists its nodes")
+        if len(names) > MOST:
+            raise WorkbenchError(f"{len(names)} tensors make {2 ** len(names):,} cuts: name at most {MOST}")
+        self._joint, self.names = joint, dict(names)
+        cost = Costs(joint)
+        self.cuts = {kept: cost.of(cut_by_hand(joint, dict.fromkeys(names, False) | dict.fromkeys(kept, True)))
+                     for kept in _choices(names)}
+        marked = {title: cost.marked(joint, by, names) for title, by in (
+            ("minimum cut", "min_cut"), ("default", "default"))}
+        budgets = [cost.of(_with_budget(joint, share)) for share in BUDGETS]
+        super().__init__("partitioner", title, self._drawing() | {
+            "cuts": [[list(kept), *found] for kept, found in self.cuts.items()], "marked": marked,
+            "budgets": [[share, *found] for share, found in zip(BUDGETS, budgets, strict=True)]}, saved=list(names))
+        self.add(self.link("reveal", Checkbox(description="reveal torch's cuts and the budget's curve", indent=False)),
+                 self.setting("save all", saved=list(names)))
+
+    @traitlets.observe("saved")
+    def _chosen(self, change: Any) -> None:
+        if unknown := [name for name in change.new if name not in self.names]:
+            self.message, self.figures = (f"{unknown[0]!r} is none of the tensors that can be saved: "
+                                          f"{', '.join(self.names)}"), {}
+            return
+        kept = tuple(name for name in self.names if name in change.new)
+        self.message, self.figures = "", dict(zip(("bytes saved", "FLOP again"), self.cuts[kept], strict=True))
+
+    def picture(self) -> Picture:
+        """The board as it is at first: what can be chosen is saved."""
+        return dataflow(self._joint.graph, self.title, views=False, rest="no choice", palette={"saved": INK},
+                        name_of=lambda node: "saved" if node.name in self.names else "")
+
+    def _drawing(self) -> dict[str, Any]:
+        gm = self._joint.graph
+        at, arrows = places(gm, roots(gm))
+        place = {node: i for i, node in enumerate(at)}
+        return {"boxes": [[n.name, self.names.get(n.name, ""), x, y, own_bytes(n), n.op == "placeholder"]
+                          for n, (x, y) in at.items()],
+                "arrows": [[place[a], place[b]] for a, b in arrows]}
+
+
+class Costs:
+    """What a cut keeps and repeats, beside the cut that repeats nothing."""
+
+    def __init__(self, joint: JointGraph):
+        self._once = self._flop(partition(joint.fork(), by="default"))
+
+    def of(self, pair: ForwardBackward) -> tuple[int, int]:
+        """(bytes that saving adds, FLOP of products computed again)"""
+        return sum(row.held_bytes for row in saved_tensors(*pair.graphs)), self._flop(pair) - self._once
+
+    def marked(self, joint: JointGraph, by: str, names: Collection[str]) -> list[Any]:
+        """[nodes saved, bytes, FLOP] of one of torch's partitioners."""
+        pair = partition(joint.fork(), by=by)
+        kept = {name for row in saved_tensors(*pair.graphs) for name in (row.name, row.root)}
+        return [[name for name in names if name in kept], *self.of(pair)]
+
+    @staticmethod
+    def _flop(pair: ForwardBackward) -> int:
+        return int(sum(sum(flops(gm).values()) for gm in pair.graphs))
+
+
+def cut_by_hand(joint: JointGraph, kept: Mapping[str, bool]) -> ForwardBackward:
+    """Forward and backward, where the nodes of these names are saved (True) or computed again (False)."""
+    fork = joint.fork()
+    fork.graph = copy_graph(joint.graph)  # tags are written into the graph
+    for node in fork.graph.graph.nodes:
+        if node.name in kept:
+            node.meta["recompute"] = CheckpointPolicy["MUST_SAVE" if kept[node.name] else "MUST_RECOMPUTE"]
+    return partition(fork)
+
+
+def _with_budget(joint: JointGraph, share: float) -> ForwardBackward:
+    with memory_budget(share):
+        return partition(joint.fork())
+
+
+def _choices(names: Collection[str]) -> list[tuple[str, ...]]:
+    return [tuple(name for name, kept in zip(names, chosen, strict=True) if kept)
+            for chosen in product((True, False), repeat=len(names))]
+
+
+def cut(answer: Any, *, board: Partitioner, at_most: Mapping[str, float], start: Mapping[str, float]) -> Graded:
+    """The tensors that are saved, as a board, a list of names, or {name: saved or not}."""
+    names = list(board.names)
+    saved = answer.saved if isinstance(answer, Partitioner) else answer
+    if isinstance(saved, Mapping):
+        if missing := [name for name in names if name not in saved]:
+            return 0.0, f"say of {missing[0]!r} whether it is saved: give {', '.join(names)}"
+        unknown = [name for name in saved if name not in names]
+        saved = [name for name in names if saved[name]]
+    elif isinstance(saved, list | tuple | set):
+        unknown = [name for name in saved if name not in names]
+    else:
+        return 0.0, "give the board, or the names of the saved tensors"
+    if unknown:
+        return 0.0, f"{unknown[0]!r} is none of the tensors of this board: {', '.join(names)}"
+    kept = tuple(name for name in names if name in saved)
+    return targets(dict(zip(("bytes saved", "FLOP again"), board.cuts[kept], strict=True)), at_most=at_most,
+                   start=start)

@@ -1,0 +1,8 @@
+"""What "Bucket and overlap" alone uses.
+
+    collective_order  move a collective's start and wait; its grader
+    link_costs        the time of collectives, and the tokens that hide them; graders
+    list_race         which list of passes is fastest, by tokens and link
+    order_pass        an order made by hand, as a pass
+    pictures          collectives before and after a pass
+"""

@@ -1,0 +1,4 @@
+"""What "Compile everything" alone uses.
+
+    pictures  a table of kernels with their nodes
+"""

@@ -1,0 +1,4 @@
+"""What "Replay with CUDA graphs" alone uses.
+
+    pictures  from where a CUDA graph reads its inputs
+"""

@@ -1,0 +1,5 @@
+"""What "Run on real ranks" alone uses.
+
+    pictures          where each rank stood when a call failed
+    program_counters  which rank launches which collective next; its grader
+"""

@@ -1,0 +1,4 @@
+"""What "Inside Inductor" alone uses.
+
+    pictures  buffers and the memory they reuse
+"""

@@ -1,0 +1,5 @@
+"""What "Find the wrong pass" alone uses.
+
+    gather_order  the gathers of a forward as boxes, each with its module
+    suspects      a healthy pipeline, and five with a planted fault each; a grader
+"""

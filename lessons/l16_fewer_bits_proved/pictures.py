@@ -1,0 +1,41 @@
+"""The magnitudes of a tensor above the numbers of float8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, ORANGE
+from workbench.notebook.draw.picture import Picture, finish, panels
+
+LARGEST, ZERO = 448.0, 2.0**-10
+"""Of e4m3: the largest number, and the largest magnitude that is rounded to 0."""
+
+
+def float8_grid(rows: Mapping[str, torch.Tensor]) -> Picture:
+    """A row for each tensor: its magnitudes on a logarithmic axis, above the numbers of e4m3.
+
+    Values in the shaded part are rounded to 0, and drawn in orange; zeros themselves are left out. Text: how many.
+    """
+    figure, shown = panels(9, 0.9 + 1.1 * len(rows), len(rows), sharex=True)
+    numbers = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist()
+    magnitudes = {name: values.detach().float().abs().flatten() for name, values in rows.items()}
+    least = min([ZERO / 8, *(float(found[found > 0].min()) / 2 for found in magnitudes.values() if bool(found.any()))])
+    lines = []
+    for axes, (name, found) in zip(shown, magnitudes.items(), strict=True):
+        found = found[found > 0]
+        lost = found.to(torch.float8_e4m3fn).float() == 0
+        axes.axvspan(least, ZERO, color=FAINT, label="rounded to 0")
+        axes.vlines(numbers, 0, 0.3, color=GREY, linewidth=0.6, label="numbers of e4m3")
+        for which, color, said in ((~lost, BLUE, "kept"), (lost, ORANGE, "becomes 0")):
+            axes.plot(found[which], [0.65] * int(which.sum()), "o", color=color, markersize=5, label=said)
+        axes.set_xscale("log", base=2)
+        axes.set(xlim=(least, 2 * LARGEST), ylim=(0, 1), yticks=[])
+        lines.append(f"{name}: {int(lost.sum())} of {len(found)} become 0")
+        axes.set_title(lines[-1], fontsize=9.5, loc="left", color=INK)
+    shown[-1].set_xlabel("magnitude", fontsize=8)
+    handles, labels = shown[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    text = "\n".join(lines)
+    return finish(figure, "Magnitudes above the numbers of e4m3. " + "; ".join(lines) + ".", text, colors=64)

@@ -1,0 +1,204 @@
+"""The page's simulator against Python's, walls, and what an order that cannot be is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from stack import random_order
+from unpacked import unpacked
+
+from workbench import WorkbenchError, load_lesson, run_partitioned
+from workbench.graph.read.cost import device_spec
+from workbench_lessons.l05_bucket_and_overlap.collective_order import CollectiveOrder
+from workbench_lessons.l05_bucket_and_overlap.order_pass import order_pass
+
+SOURCES = Path(__file__).parents[2] / "workbench" / "notebook" / "views" / "js" / "src" / "moments"
+ORDERS = 500
+
+
+@pytest.fixture
+def view(pair):
+    return CollectiveOrder(pair.forward, "h200x2")
+
+
+def node(code: str, given: object) -> object:
+    """What a program of JavaScript answers, which finds the simulator's functions and `given`."""
+    if shutil.which("node") is None:
+        if "CI" in os.environ:
+            pytest.fail("no node: apt-get install nodejs")
+        pytest.skip("no node on this machine: apt-get install nodejs")
+    program = (f'import {{ simulate, moved }} from "{SOURCES / "simulator.js"}"; import {{ readFileSync }} from "fs";'
+               f"const given = JSON.parse(readFileSync(0)); {code}")
+    done = subprocess.run(["node", "--input-type=module", "-e", program], input=json.dumps(given), text=True,
+                          capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+SIMULATE = """console.log(JSON.stringify(given.orders.map((order) => {
+    const run = simulate(given.data, order);
+    return [run.exposedMs, run.total, run.peak];
+})))"""
+
+
+@pytest.mark.parametrize(("part", "device", "count"), [
+    ("backward", "h200x2", ORDERS), ("backward", "h100", ORDERS // 5), ("forward", "h200x2", ORDERS // 5),
+    ("forward", "h100x2", ORDERS // 5)])
+def test_both_simulators_agree_on_random_orders(pair, part, device, count):
+    view = CollectiveOrder(pair.by_part[part], device)
+    data = unpacked(view.data)
+    orders = [random_order(data["needs"], data["fixed"], seed) for seed in range(count)]
+    found = node(SIMULATE, {"data": data, "orders": orders})
+    wanted = [view.measure([data["names"][i] for i in order]) for order in orders]
+    differ = {name: len({each[name] for each in wanted}) for name in wanted[0]}
+    assert differ["exposed ms"] > 5 and (differ["peak bytes"] > 5 or part == "forward"), differ
+    for (exposed, total, peak), figures in zip(found, wanted, strict=True):
+        assert exposed == pytest.approx(figures["exposed ms"], abs=6e-5)
+        assert total == pytest.approx(figures["step ms"], abs=6e-5)
+        assert peak == figures["peak bytes"]
+
+
+def test_the_agreement_can_fail(view):
+    data = unpacked(view.data)
+    given = list(range(len(data["names"])))
+    right = node(SIMULATE, {"data": data, "orders": [given]})[0]
+    data["ms"] = [ms * 1.5 for ms in data["ms"]]
+    wrong = node(SIMULATE, {"data": data, "orders": [given]})[0]
+    assert right[0] == pytest.approx(view.figures["exposed ms"], abs=6e-5) != pytest.approx(wrong[0], abs=6e-5)
+
+
+def test_compute_beside_collectives_slows_down_in_both(pair):
+    spec = device_spec("h200x2")
+    assert max(spec.compute_slowdown, spec.collective_slowdown) > 1  # else the branch is not tried above
+    assert device_spec("h100x2").product_delays > 0.5 and not spec.product_delays  # this one, too
+
+
+MOVE = """let order = given.data.names.map((_, i) => i); const seen = []; let step;
+while ((step = moved(given.data, order, given.node, -1)).order) { order = step.order; seen.push(order); }
+console.log(JSON.stringify([seen, step.wall]))"""
+
+
+def test_a_gather_moves_to_its_wall_and_every_stop_is_legal(view):
+    data = unpacked(view.data)
+    last = [i for i, name in enumerate(data["names"]) if name.startswith("all_gather")][-1]
+    stops, wall = node(MOVE, {"data": data, "node": last})
+    assert len(stops) >= 4 and wall is None  # a gather reads an input's shard alone: only the graph's start stops it
+    exposed = []
+    for order in stops:
+        view.order = [data["names"][i] for i in order]
+        assert view.message == ""
+        exposed.append(view.figures["exposed ms"])
+    assert min(exposed) < view.measure(view.given)["exposed ms"]
+    product = next(i for i, name in enumerate(data["names"]) if name.startswith("mm_1"))
+    _, (needed, reader) = node(MOVE, {"data": data, "node": product})
+    assert needed in data["needs"][reader]
+
+
+def test_a_node_moves_by_name_with_what_must_come_along_and_not_through_a_wall(view):
+    last = [name for name in view.given if name.startswith("all_gather")][-1]
+    product = next(name for name in view.given if name.startswith("mm"))
+    view.move(last, product)
+    assert view.message == "" and view.order.index(last) < view.order.index(product)
+    assert view.figures["exposed ms"] < view.measure(view.given)["exposed ms"]
+    cast = view.reads[last][0]
+    assert view.order.index(cast) == view.order.index(last) - 1 and sorted(view.order) == sorted(view.given)
+    moved = view.order
+    for name, before, said in ((last, cast, f"wall: {last} reads {cast}"), ("mm_1", "output", "wall: .* reads mm_1"),
+                               ("nowhere", cast, "'nowhere' is no node of this graph")):
+        with pytest.raises(WorkbenchError, match=said):
+            view.move(name, before)
+    assert view.order == moved
+
+
+def test_a_wait_moves_to_the_right_with_the_views_of_its_result(pair):
+    view = CollectiveOrder(pair.backward, "h200x2")
+    wait = next(name for name in view.given if name.startswith("wait") and "reduce_scatter" in view.reads[name][0])
+    products = [name for name in view.given if name.startswith("mm")]
+    after = next(name for name in products if view.given.index(name) > view.given.index(wait))
+    following = products[products.index(after) + 1]
+    view.move(wait, following)
+    reader = next(name for name in view.given if wait in view.reads[name])
+    place = view.order.index
+    assert view.message == "" and place(after) < place(wait) < place(reader) < place(following)
+    view.move(wait, wait)
+    assert place(after) < place(wait) < place(following)
+
+
+def test_an_order_that_cannot_be_is_told_so_in_the_verdict_words(pair, view):
+    mixed = [*view.given[:5], *reversed(view.given[5:-1]), view.given[-1]]
+    view.order = mixed
+    assert view.message.startswith("lint: FAIL (the graph is malformed: Argument ") and view.figures == {}
+    records, _ = run_partitioned(pair.fork(), [order_pass(mixed)])
+    assert str(records[0].verdict("lint")) == view.message.replace("FAIL (", "FAIL (forward: ")
+    view.order = ["nowhere", *view.given[1:]]
+    assert view.message == (f"the order is no permutation of the graph's nodes (forward, {len(view.given)} nodes): "
+                            f"1 names are not in the graph, nowhere first; 1 nodes are missing, {view.given[0]} first")
+    view.order = view.given
+    assert view.message == "" and view.figures["step ms"] > 0
+
+
+def test_an_order_becomes_a_pass_with_verdicts(pair, view):
+    (record,), _ = run_partitioned(pair.fork(), [order_pass(view.rival, device="h200x2")])
+    assert [n.name for n in record.after[0].graph.nodes] == view.rival
+    assert {v.check: str(v.outcome) for v in record.verdicts} == {
+        "lint": "PASS", "effect": "PASS", "collectives": "PASS", "order": "PASS"} | {
+        v.check: str(v.outcome) for v in record.verdicts if v.check not in ("lint", "effect", "collectives", "order")}
+    (record,), _ = run_partitioned(pair.fork(), [order_pass(view.given, device="h200x2")])
+    exposed = view.measure(view.given)["exposed ms"] + CollectiveOrder(pair.backward, "h200x2").figures["exposed ms"]
+    effect = record.verdict("effect")
+    assert str(effect.outcome) == "NO_EFFECT"
+    said = re.fullmatch(r"forward and backward expose ([\d.]+) ms, and ([\d.]+) ms in the order before, as estimated",
+                        effect.message)
+    assert said and said[1] == said[2] and float(said[1]) == pytest.approx(exposed, abs=2e-4)
+    before = [n.name for n in pair.backward.graph.nodes]
+    assert [n.name for n in record.after[1].graph.nodes] == before
+
+
+def test_an_order_of_another_graph_is_refused(pair, view):
+    other = CollectiveOrder(pair.backward, "h200x2")
+    with pytest.raises(WorkbenchError, match=r"is of another graph \(forward, \d+ nodes\): \d+ names are not"):
+        run_partitioned(pair.fork(), [order_pass(other.order, "forward")])
+    with pytest.raises(WorkbenchError, match=r"no permutation .*: 1 nodes are missing, .*; 1 names stand twice"):
+        run_partitioned(pair.fork(), [order_pass([*view.given[:1], *view.given[:-1]])])
+
+
+def test_controls_and_size(view):
+    controls = {each.description: each for each in view.panel.children[0].children}
+    controls["race overlap_collectives"].value = True
+    assert view.race
+    view.selected = next(name for name in view.given if name.startswith("all_gather"))
+    assert controls["selected"].value == view.selected
+    view.order = view.rival
+    controls["as captured"].click()
+    assert view.order == view.given
+    state = sum(len(json.dumps(each.get_state(), default=str)) for each in (view, view.panel, *controls.values()))
+    assert state < 100_000
+
+
+def test_its_figures_can_be_graded(view):
+    lesson = load_lesson("05_bucket_and_overlap")
+    assert lesson is not None
+    from workbench.notebook.lessons.grading import grade
+
+    limit = {"exposed ms": view.measure(view.rival)["exposed ms"], "peak bytes": view.figures["peak bytes"] * 2}
+    assert grade("targets", view.figures, {"at_most": limit})[0] < 1
+    view.order = view.rival
+    assert grade("targets", view.result(), {"at_most": limit})[0] == 1
+
+
+def test_what_is_no_order_of_this_graph_is_refused_where_it_is_graded(pair, view):
+    view.order = view.given[1:]
+    with pytest.raises(WorkbenchError, match=r"no permutation .*: 1 nodes are missing, " + view.given[0]):
+        view.result()
+    view.order = CollectiveOrder(pair.backward, "h200x2").order
+    with pytest.raises(WorkbenchError, match=r"\d+ names are not in the graph"):
+        view.result()
+    view.order = [*view.given[:5], *reversed(view.given[5:-1]), view.given[-1]]
+    with pytest.raises(WorkbenchError, match=r"^lint: FAIL \(the graph is malformed"):
+        view.result()

@@ -1,0 +1,25 @@
+"""The bytes of an exchange, graded as slots of each expert."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workbench_lessons.l09_route_tokens_to_experts.expert_slots import slot_bytes
+
+EXCHANGE: Any = SimpleNamespace(shape=(192, 128), bytes_in=192 * 512)
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    (16 * 12 * 512, "right"), ("98,304", "right"),
+    (8 * 12 * 512, "that is 6 slots for each of the 16 experts: too few"),
+    (16 * 23 * 512, "that is 23 slots for each of the 16 experts: too many"),
+    ("92,160", "that is 11.25 slots for each of the 16 experts: not a whole number"),
+    (math.inf, "too high"), ("many", "not 'many'"),
+])
+def test_a_wrong_number_of_bytes_is_told_as_slots_of_each_expert(answer: object, said: str) -> None:
+    score, message = slot_bytes(answer, exchange=EXCHANGE, experts=16)
+    assert message == said and score == (said == "right")

@@ -1,0 +1,89 @@
+"""Every cut of a small graph, torch's own among them, and the budget's curve."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from unpacked import unpacked
+
+from workbench import WorkbenchError, author_module, capture, fake_world, partition
+from workbench.graph.read.memory import saved_tensors
+from workbench.notebook.lessons.grading import grade
+from workbench.notebook.show import outputs
+from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
+
+NAMES = {"mm": "a", "mm_1": "b", "silu": "s", "mul": "p"}
+ONE = 8 * 64 * 4
+
+
+class GatedMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(32, 64, bias=False), nn.Linear(32, 64, bias=False)
+        self.w2 = nn.Linear(64, 16, bias=False)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x)).sum()
+
+
+@pytest.fixture(scope="module")
+def joint():
+    with fake_world(1) as world:
+        yield capture(author_module(GatedMLP(), world, None, batch=lambda: (torch.empty(8, 32),)))
+
+
+@pytest.fixture
+def view(joint):
+    return Partitioner(joint, NAMES)
+
+
+def test_all_cuts_are_what_torch_makes_of_the_tags(joint, view):
+    assert len(view.cuts) == 16
+    assert view.cuts[("mm", "mm_1", "silu", "mul")] == (4 * ONE, 0)
+    assert view.cuts[("mm", "mm_1")] == (2 * ONE, 0)
+    assert view.cuts[()] == (0, 2 * 2 * 8 * 32 * 64)  # both products again
+    data = unpacked(view.data)
+    assert data["marked"]["minimum cut"] == [["mm", "mm_1", "mul"], 3 * ONE, 0]
+    assert data["marked"]["default"][1] == sum(
+        row.held_bytes for row in saved_tensors(*partition(joint.fork(), by="default").graphs)) == 4 * ONE
+
+
+def test_the_budget_trades_bytes_for_products(view):
+    budgets = unpacked(view.data)["budgets"]
+    assert [share for share, _, _ in budgets] == [i / 10 for i in range(11)]
+    assert budgets[-1][1:] == unpacked(view.data)["marked"]["minimum cut"][1:]
+    assert budgets[0][1] < budgets[-1][1] and budgets[0][2] > 0
+
+
+def test_a_choice_is_a_trait_and_is_graded(view):
+    assert view.figures == {"bytes saved": 4 * ONE, "FLOP again": 0}
+    limits = {"at_most": {"bytes saved": 2 * ONE, "FLOP again": 0}}
+    assert grade("targets", view.figures, limits)[0] < 1
+    view.saved = ["mm_1", "mm"]  # in any order
+    assert view.figures == {"bytes saved": 2 * ONE, "FLOP again": 0} and grade("targets", view.figures, limits)[0] == 1
+    (reveal, back) = view.panel.children[0].children
+    reveal.value = True
+    back.click()
+    assert view.reveal and view.saved == list(NAMES)
+
+
+def test_what_cannot_be_chosen_is_named(joint, view):
+    view.saved = ["mm_3"]
+    assert view.message == "'mm_3' is none of the tensors that can be saved: mm, mm_1, silu, mul" and not view.figures
+    view.saved = ["mm"]
+    assert view.message == "" and view.figures
+    with pytest.raises(WorkbenchError, match=r"the joint graph has no node 'mm_9': print\(joint\) lists its nodes"):
+        Partitioner(joint, {"mm_9": "z"})
+    many = {n.name: n.name for n in list(joint.graph.graph.nodes)[:7]}
+    with pytest.raises(WorkbenchError, match="7 tensors make 128 cuts: name at most 6"):
+        Partitioner(joint, many)
+
+
+def test_show_draws_the_graph_first_and_little_is_saved(view):
+    picture, shown, script = outputs(view)
+    assert "13 operators" in repr(picture) and shown is view and "<script>" in script._repr_html_()
+    assert len(json.dumps(view.get_state(), default=str)) < 50_000

@@ -1,0 +1,109 @@
+"""Every list of a small recipe's passes: what runs is what the study finds, what is refused is what the recipe says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from unpacked import unpacked
+
+from workbench import WorkbenchError, fake_world, load_recipe, what_if
+from workbench.notebook.lessons.grading import grade
+from workbench.notebook.show import outputs
+from workbench.recipe.recipe import RecipeError
+from workbench_lessons.l00_tour.pass_chips import PassChips
+
+JOINT, LATER = ["activation_checkpointing", "reshard_after_forward"], ["transformer_block_bucketing"]
+EMPTY = {"joint_passes": [], "passes": []}
+
+
+@pytest.fixture(scope="module")
+def study():
+    recipe = load_recipe("tour").override({"model.n_layers": 1, "mesh.tp": 1, **EMPTY})
+    with fake_world(2) as world:
+        yield what_if(recipe, world)
+
+
+@pytest.fixture(scope="module")
+def recipe(study):
+    return study.recipe.override({"joint_passes": JOINT, "passes": LATER})
+
+
+@pytest.fixture(scope="module")
+def made(study, recipe):
+    return PassChips(study, recipe)
+
+
+@pytest.fixture
+def chips(made):
+    made.set(JOINT, LATER)
+    return made
+
+
+def test_every_order_is_there_and_legal_ones_have_run(chips, study):
+    assert len(chips.runs) == 1 + 3 * 2 + 6 * 3 + 6 * 4
+    ran = {lists for lists, run in chips.runs.items() if "figures" in run}
+    assert ran == {(joint, later) for joint in [(), (JOINT[0],), (JOINT[1],), tuple(JOINT)]
+                   for later in [(), tuple(LATER)]}
+    assert not study.recipe.joint_passes and not study.recipe.passes  # as it was
+
+
+def test_figures_and_verdicts_are_the_studys(chips, study):
+    found = study.change(joint_passes=JOINT[:1], passes=LATER).after
+    study.revert()
+    chips.joint_passes = JOINT[:1]
+    assert chips.figures == {
+        "launches": sum(found.figures.launches.values()), "bytes saved": found.figures.saved,
+        "peak bytes": max(found.figures.peaks.values()), "step ms": round(found.figures.step_ms, 4)}
+    run = unpacked(chips.data)["runs"][f"{JOINT[0]}|{LATER[0]}"]
+    assert run["figures"] == chips.figures
+    cells = {name: dict(zip(run["checks"], row, strict=True)) for name, row in run["verdicts"].items()}
+    assert set(cells) == set(found.verdicts)
+    assert all(cells[name][v.check] == v.outcome for name, verdicts in found.verdicts.items() for v in verdicts)
+    chips.passes = []
+    assert chips.figures["launches"] > run["figures"]["launches"]  # no bucketing, more launches
+
+
+@pytest.mark.parametrize(("joint", "later"), [
+    (JOINT[::-1], LATER), ([*JOINT, *LATER], []), (JOINT[:1], [*LATER, JOINT[1]])])
+def test_an_illegal_list_gets_the_recipe_checks_words(chips, recipe, joint, later):
+    with pytest.raises(RecipeError) as refused:
+        recipe.override({"joint_passes": joint, "passes": later})
+    chips.set(joint, later)
+    assert chips.figures == {}
+    wanted = [": ".join(each) for each in refused.value.problems]
+    assert chips.message.splitlines() == wanted and wanted
+    assert unpacked(chips.data)["runs"][f"{' '.join(joint)}|{' '.join(later)}"] == {"refused": wanted}
+
+
+def test_what_is_no_list_of_the_chips_is_named(chips):
+    chips.joint_passes = ["graph_cleanup"]
+    assert chips.message == ("'graph_cleanup' is none of the chips: activation_checkpointing, reshard_after_forward, "
+                             "transformer_block_bucketing") and not chips.figures
+    chips.joint_passes = JOINT[:1] * 2
+    assert "'activation_checkpointing' is listed twice: list it once" in chips.message
+    chips.joint_passes = []
+    assert chips.message == "" and chips.figures
+
+
+def test_a_long_recipe_is_refused(study):
+    with pytest.raises(WorkbenchError, match="recipe 'tour' has 5 passes: every list of them is recorded, so give"):
+        PassChips(study, study.recipe.override({
+            "joint_passes": ["inductor_decomposition", *JOINT], "passes": [*LATER, "graph_cleanup"]}))
+
+
+def test_the_choice_is_graded_and_set_back(chips):
+    limits = {"at_most": {name: chips.figures[name] for name in ("launches", "bytes saved")}}
+    chips.set([], [])
+    assert grade("targets", chips.figures, limits)[0] < 1
+    (back,) = chips.panel.children[0].children
+    back.click()
+    assert chips.joint_passes == JOINT and grade("targets", chips.figures, limits)[0] == 1
+
+
+def test_show_has_the_verdicts_and_little_is_saved(chips):
+    table, shown, script = outputs(chips)
+    assert repr(table).startswith("the passes of tour\n") and "transformer_block_bucketing  PASS" in repr(table)
+    assert shown is chips
+    assert "<script>" in script._repr_html_()
+    assert len(json.dumps(chips.get_state(), default=str)) < 60_000

@@ -1,0 +1,122 @@
+"""The states of four ranks against real ones, and the report of a deadlock is a real one's."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+from all_reduces import all_reduces
+from unpacked import unpacked
+
+from workbench import RankError, WorkbenchError, ranks
+from workbench.notebook.lessons.grading import grade
+from workbench.notebook.show import outputs
+from workbench.world.diagnosis import Failure
+from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters
+
+MESH = {"dp": 2, "tp": 2}
+CIRCLE = ["0: dp", "1: tp", "2: tp", "3: dp"]
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def record():
+    with ranks(4, backend="gloo", timeout=5, echo="none") as four:
+        def run(order):
+            try:
+                four.run(all_reduces, order)
+            except RankError as error:
+                return error
+            return None
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def made(record):
+    return ProgramCounters(MESH, record)
+
+
+@pytest.fixture
+def counters(made):
+    made.launched = []
+    return made
+
+
+def test_two_of_sixteen_orders_hang_and_the_others_run_on_real_ranks(counters, record):
+    either = [("dp", "tp"), ("tp", "dp")]
+    stuck = {tuple(axis for (axis, _) in order) for order in product(either, repeat=4)
+             if tuple((first,) for (first, _) in order) in counters.reports}
+    assert stuck == {("dp", "tp", "tp", "dp"), ("tp", "dp", "dp", "tp")}
+    for first in (("dp", "tp", "tp", "tp"), ("dp", "dp", "tp", "tp"), ("dp", "tp", "dp", "tp")):
+        assert record({rank: [axis, *({*MESH} - {axis})] for rank, axis in enumerate(first)}) is None
+
+
+def test_the_report_is_the_errors_own(counters):
+    (_, error), *_ = counters.reports.items()
+    shown = unpacked(counters.data)["reports"]["dp|tp|tp|dp"]
+    assert str(error).startswith(shown) and error.timed_out
+    assert shown.splitlines()[:2] == [
+        "ranks 0 to 3 gave no answer within 5 s.",
+        "  ranks 0 to 3: waiting in the collective all_reduce, called from all_reduces (all_reduces.py, line 11)"]
+    assert "The ranks part at collective 1 of group dp (ranks 0, 2):" in shown
+
+
+def test_a_rank_waits_until_its_group_is_there(counters):
+    counters.launched = CIRCLE[:3]
+    assert counters.figures == {"launches": 3, "ranks that wait": 3, "ranks that returned": 0, "deadlock": 0}
+    counters.launched = CIRCLE
+    assert counters.figures == {"launches": 4, "ranks that wait": 4, "ranks that returned": 0, "deadlock": 1}
+    counters.launched = ["0: tp", "1: tp", "0: dp", "2: dp", "2: tp", "1: dp", "3: dp", "3: tp"]
+    assert counters.figures == {"launches": 8, "ranks that wait": 0, "ranks that returned": 4, "deadlock": 0}
+
+
+@pytest.mark.parametrize(("clicks", "said"), [
+    (["0: dp", "0: tp"], "rank 0 waits in its all-reduce over dp: it cannot launch another one"),
+    (["0: dp", "2: dp", "0: dp"], "rank 0 has launched its all-reduce over dp already"),
+    (["4: dp"], "'4: dp' is no launch: write 'RANK: AXIS', with a rank from 0 to 3 and one of dp, tp"),
+    (["0: pp"], "'0: pp' is no launch: write 'RANK: AXIS', with a rank from 0 to 3 and one of dp, tp"),
+    (["dp"], "'dp' is no launch: write 'RANK: AXIS', with a rank from 0 to 3 and one of dp, tp")])
+def test_a_launch_that_cannot_be_is_told_so(counters, clicks, said):
+    counters.launched = clicks
+    assert counters.message == said and counters.figures == {}
+    counters.launched = []
+    assert counters.message == "" and counters.figures["launches"] == 0
+
+
+def test_a_deadlock_is_graded_and_started_again(counters):
+    wanted = {"truth": {"deadlock": 1, "ranks that returned": 0}}
+    counters.launched = CIRCLE[:3]
+    assert grade("exact", counters.figures, wanted)[0] == 0
+    counters.launched = CIRCLE
+    assert grade("exact", counters.figures, wanted)[0] == 1
+    (again,) = counters.panel.children[0].children
+    again.click()
+    assert counters.launched == []
+
+
+def test_a_record_of_something_else_is_refused():
+    with pytest.raises(WorkbenchError, match=r"should wait in an all-reduce, and in .* no rank does: record"):
+        ProgramCounters(MESH, lambda order: None)
+    slow = RankError("late", [Failure(rank, "waiting", "busy") for rank in range(4)])
+    with pytest.raises(WorkbenchError, match="no rank does: .* with time enough"):
+        ProgramCounters(MESH, lambda order: slow)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 2, "tp": 4}, {"dp": 4}])
+def test_other_meshes_are_refused(mesh):
+    with pytest.raises(WorkbenchError, match="the view takes a mesh of two axes and at most 4 ranks"):
+        ProgramCounters(mesh, lambda order: None)
+
+
+def test_show_has_a_picture_and_little_is_saved(counters):
+    counters.launched = []
+    assert counters.error is None
+    table, *_ = outputs(counters)
+    assert "rank 3  ranks 1 and 3       ranks 2 and 3" in repr(table) and "waits" not in repr(table)
+    counters.launched = CIRCLE
+    assert counters.error is counters.reports[counters.rules.after(CIRCLE)]
+    picture, shown, _ = outputs(counters)
+    assert "rank 0: waits in all_reduce over dp" in repr(picture) and shown is counters
+    assert len(json.dumps(counters.get_state(), default=str)) < 60_000

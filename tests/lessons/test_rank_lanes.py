@@ -1,0 +1,51 @@
+"""Lanes of ranks: what each left, where it waits, and what it did not reach; from records made by hand."""
+
+from __future__ import annotations
+
+from workbench.torch_api.distributed.flight_recorder import Launch
+from workbench.world.diagnosis import Failure, RankError
+from workbench_lessons.l10_run_on_real_ranks.pictures import awaited, lanes
+
+TP, DP = ("3", "tp", (0, 1)), ("5", "dp", (0, 2))
+
+
+def launch(number: int, op: str = "all_reduce", *, of: tuple = ("0", "", (0, 1, 2)), done: bool = True,
+           line: int = 7) -> Launch:
+    group, axis, ranks = of
+    return Launch(group, axis, ranks, number, op, ((4,),), ("float32",), done, (("cell 3", line, "step"),))
+
+
+def failed(launches: dict, **kinds: str) -> RankError:
+    failures = [Failure(int(rank[1:]), "waiting" if text == "waits" else "error", text) for rank, text in kinds.items()]
+    return RankError("hangs", failures, launches=launches)
+
+
+def test_a_rank_that_raised_has_a_frame_where_the_others_wait():
+    waits = [launch(1), launch(2, done=False, line=9)]
+    error = failed({0: waits, 1: [launch(1)], 2: waits}, r0="waits", r1="ValueError: a bad batch", r2="waits")
+    assert lanes(error).text.splitlines() == [
+        "where each rank stands",
+        "rank 0: all_reduce, line 7; waits in all_reduce, line 9",
+        "rank 1: all_reduce, line 7; ended without all_reduce, line 9; ValueError: a bad batch",
+        "rank 2: all_reduce, line 7; waits in all_reduce, line 9"]
+
+
+def test_different_collectives_of_one_number_are_missed_by_nobody():
+    error = failed({0: [launch(1, "broadcast", done=False)], 1: [launch(1, "barrier", done=False)]},
+                   r0="waits", r1="waits")
+    assert awaited(error.launches) == {}
+    assert "rank 0: waits in broadcast, line 7" in lanes(error).text
+
+
+def test_each_link_of_a_chain_is_found_over_several_groups():
+    launches = {0: [launch(1, of=TP, done=False)], 1: [], 2: [launch(1, of=DP, done=False)]}
+    assert {rank: [each.axis for each in found] for rank, found in awaited(launches).items()} == {1: ["tp"], 0: ["dp"]}
+    text = lanes(failed(launches, r0="waits", r2="waits")).text
+    assert "rank 0: waits in all_reduce over tp {0, 1}, line 7; did not reach all_reduce over dp {0, 2}, line 7" in text
+    assert "rank 1: ended without all_reduce over tp {0, 1}, line 7; returned" in text
+
+
+def test_only_the_last_collectives_are_drawn_and_a_rank_that_cannot_tell_has_an_empty_lane():
+    error = failed({0: [launch(n, line=n) for n in range(1, 9)]}, r0="waits", r1="waits")
+    first, second = lanes(error, last=2).text.splitlines()[1:]
+    assert first == "rank 0: all_reduce, line 7; all_reduce, line 8" and second == "rank 1: waits"

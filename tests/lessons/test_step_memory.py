@@ -1,0 +1,135 @@
+"""Bytes alive over a step by kind, and the graders of "Capture a joint graph"."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from workbench import author_module, capture, fake_world, partition, run_joint
+from workbench.graph.capture import JointGraph
+from workbench.graph.read.memory import live_bytes, saved_tensors
+from workbench_lessons.l02_capture_a_joint_graph.step_memory import (
+    draw_memory,
+    fall,
+    finds_gathered,
+    gathered_from,
+    names,
+    step_memory,
+)
+
+
+class Summed(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sum()
+
+
+class GatherTokens(nn.Module):
+    def __init__(self, ranks: torch.distributed.DeviceMesh):
+        super().__init__()
+        self.ranks = ranks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(x, self.ranks, [Shard(0)]).full_tensor()
+
+
+def block(tokens: bool = False) -> JointGraph:
+    """Two linears under 2-way FSDP; tokens: the second one reads the tokens of all ranks of another axis."""
+    with fake_world(4) as world:
+        mesh = world.mesh_of({"dp_shard": 2, "tp": 2})
+        layers = OrderedDict(up=nn.Linear(16, 32, bias=False), relu=nn.ReLU(),
+                             gather=GatherTokens(mesh["tp"]) if tokens else nn.Identity(),
+                             down=nn.Linear(32, 16, bias=False))
+        return capture(author_module(Summed(layers), world, mesh, batch=lambda: (torch.empty(8, 16),)))
+
+
+def test_the_bands_hold_what_is_saved_and_inputs_stay_to_the_end() -> None:
+    joint = block()
+    again = joint.fork()
+    pair = partition(joint)
+    found = step_memory(pair)
+    rows = saved_tensors(*pair.graphs)
+    assert found.at_backward == {
+        "inputs": live_bytes(pair.forward).input_bytes, "other values": 4,  # the loss
+        "activations": sum(row.held_bytes for row in rows if not row.gathered),
+        "gathered parameters": sum(row.held_bytes for row in rows if row.gathered)}
+    assert found.at_backward["gathered parameters"] == 16 * 32 * 4 and found.share == 2048 / (2048 + 1024)
+    assert found.forward_peak == live_bytes(pair.forward).peak_bytes and len(set(found.alive["inputs"])) == 1
+    assert found.peak == max(found.forward_peak, found.backward_peak)
+    assert sum(found.at_peak.values()) == found.peak and found.at_peak["inputs"] == found.at_backward["inputs"]
+    # the gradients, shards again, are alive at the end
+    assert found.total[-1] == found.at_backward["inputs"] + 2 * 16 * 16 * 4
+
+    run_joint(again, ["reshard_after_forward"])
+    resharded = step_memory(partition(again))
+    assert resharded.at_backward == {**found.at_backward, "gathered parameters": 0}
+    assert max(resharded.alive["gathered parameters"][resharded.start :]) == 2048  # gathered again
+
+    assert draw_memory({"as captured": found, "resharded": resharded}).text.splitlines() == [
+        "as captured: 5,636 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
+        "  2,048 gathered parameters", "  4 other values", "  67% of the saved bytes at the dashed line are gathered",
+        f"  peak: {found.forward_peak:,} in the forward, {found.backward_peak:,} in the backward",
+        "resharded: 3,588 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
+        "  0 gathered parameters", "  4 other values", "  0% of the saved bytes at the dashed line are gathered",
+        f"  peak: {resharded.forward_peak:,} in the forward, {resharded.backward_peak:,} in the backward"]
+
+
+def test_a_gathered_activation_is_told_from_a_gathered_parameter() -> None:
+    joint = block(tokens=True)
+    gathers = gathered_from(joint.graph)
+    assert list(gathers.values())[1] == "relu"
+    assert ["ParamAOTInput" in what for what in gathers.values()] == [True, False, True]
+    rows = saved_tensors(*partition(joint).graphs)
+    by_root = [row.name for row in rows if row.root in gathers]
+    of_parameters = [row.name for row in rows if "ParamAOTInput" in gathers.get(row.root, "")]
+    assert len(by_root) == 2 and of_parameters == [row.name for row in rows if row.gathered]
+
+    graded = {"saved": {"tokens": rows}, "gathers": {"tokens": gathers}}
+    tokens, = set(by_root) - set(of_parameters)
+    assert finds_gathered(lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, ""), **graded) == (1, "right")
+    assert finds_gathered(lambda row, gathers: row.root in gathers, **graded) == (
+        0.5, f"tokens: false alarms 1, such as {tokens}")
+    assert finds_gathered(lambda row, gathers: False, **graded) == (
+        0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
+    assert finds_gathered(None, **graded) == (0, "not a function: None")
+    assert finds_gathered(lambda row, gathers: row.gathered is not None, **graded) == (
+        0, "the rows of this check have no field `gathered`")
+    score, said = finds_gathered(lambda row, gathers: row.rot, **graded)
+    assert score == 0 and said.startswith("tokens: the function raised AttributeError: ")
+
+
+OWNER = {"x": "x", "t": "w", "w": "w", "v": "v", "relu": "relu", "tangent": "tangent", "mm": "mm"}
+KINDS = {"x": "an activation", "w": "a weight", "relu": "an activation"}
+
+
+@pytest.mark.parametrize(("answer", "score", "message"), [
+    (["x", "t", "relu"], 1, "right"),
+    ("x, w relu", 1, "right"),
+    (["x", "w", "relu", "tangent"], 1, "right"),
+    ("relu", 1 / 3, "2 missing"),
+    (["x", "relu"], 2 / 3, "1 missing, a weight"),
+    (["x", "t", "relu", "mm"], 2 / 3, "1 not read by the backward"),
+    (["x", "w", "relu", "v"], 2 / 3, "1 gathered weight that the backward does not read"),
+    (["x", "w", "relu", "v", "mm"], 1 / 3, "2 not read by the backward"),
+    (["mm"], 0, "3 missing; 1 not read by the backward"),
+    (["y"], 0, "no tensor of this program is called 'y'"),
+    ([["x"]], 0, "no tensor of this program is called ['x']"),
+    (3, 0, "no tensor of this program is called 3"),
+])
+def test_names_score_a_share_each(answer: object, score: float, message: str) -> None:
+    found = names(answer, owner=OWNER, kinds=KINDS, ignored=["tangent"], gathers=["v", "w"])
+    assert found == (pytest.approx(score), message)
+
+
+@pytest.mark.parametrize(("answer", "score", "message"), [
+    (8.0, 1, "the peak falls by 8.0 %, wanted 8 to 10 %"),
+    (13.94, 0, "the peak falls by 13.9 %, wanted 8 to 10 %: too much"),
+    (7.9, 0, "the peak falls by 7.9 %, wanted 8 to 10 %: too little"),
+    ("9", 0, "not a percentage: '9'"),
+    (float("nan"), 0, "not a percentage: nan"),
+])
+def test_a_fall_must_lie_between_its_limits(answer: object, score: float, message: str) -> None:
+    assert fall(answer, low=8, high=10) == (score, message)

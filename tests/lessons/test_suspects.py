@@ -1,0 +1,207 @@
+"""Each planted pipeline: what sees its fault, what does not, and that the sound pass in its place heals it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from registrations import registrations_restored
+
+from workbench.authoring.author import author
+from workbench.checks import static
+from workbench.checks.record import PassRecord
+from workbench.errors import WorkbenchError
+from workbench.graph.capture import capture
+from workbench.graph.partition import ForwardBackward, partition
+from workbench.graph.patterns import find_nodes
+from workbench.graph.read.memory import gathered_parameters_kept
+from workbench.graph.read.nodes import provenance
+from workbench.notebook.draw.step import changes
+from workbench.notebook.lessons.grading import grade
+from workbench.notebook.lessons.lesson import load_lesson
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.tools.bisect import bisect
+from workbench.tools.schedule import compare_schedules
+from workbench.world.fake import fake_world
+from workbench.world.ranks import RankPool
+from workbench_lessons.l13_find_the_wrong_pass.gather_order import gather_order
+from workbench_lessons.l13_find_the_wrong_pass.suspects import PIPELINES, REPAIRS, cause, pipeline
+
+CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
+          "metals": ("iron", "all_gather_into_tensor_1")}  # the checkpoints; the text itself solves trees
+
+_UNKNOWN = {"mmm": "is no node of these graphs"}
+INSTEAD = {  # of each checkpoint: wrong second names, and what is said of them
+    "winds": {"layers.1": "is not the wrong path in the options"},
+    "stones": _UNKNOWN | {"permute": "keeps a gathered weight, but not the largest",
+                          "wait_tensor": "is no such saved tensor"},
+    "metals": _UNKNOWN | {"all_gather_into_tensor": "is what rank 0 launches there",
+                          "all_gather_into_tensor_7": "is launched by both ranks at the same place",
+                          "view_3": "is no all-gather of the forward"},
+    "voices": _UNKNOWN | {"add_tensor": "computes the right value from what it is given",
+                          "reduce_scatter_tensor_7": "computes the right value from what it is given",
+                          "mm": "was not changed by this pass"},
+}
+
+
+@cache
+def examined(name: str, rank: int = 0, edit: Callable[[Any], None] = lambda graph: None,
+             **instead: str | None) -> tuple[list[PassRecord], ForwardBackward]:
+    """The records and graphs of a pipeline; `instead` replaces a pass by another, or by None: leaves it out."""
+    recipe = pipeline(name)
+
+    def chosen(specs: Sequence[Any]) -> list[str]:
+        return [new for spec in specs if (new := instead.get(spec.name, spec.name))]
+
+    with fake_world(2, rank) as world:
+        joint = capture(author(recipe, world))
+        records = list(run_joint(joint, chosen(recipe.joint_passes)))
+        edit(joint.graph)
+        pair = partition(joint, by="default")
+        return records + list(run_partitioned(pair, chosen(recipe.passes))[0]), pair
+
+
+def effects(records: Sequence[PassRecord]) -> dict[str, str]:
+    return {r.name: str(v.outcome) for r in records if (v := r.verdict("effect")) is not None}
+
+
+def gathers(graph: Any) -> list[str]:
+    return [n.name for n in find_nodes(graph, op="all_gather_into_tensor*")]
+
+
+@pytest.fixture(scope="module", params=sorted(PIPELINES))
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[PassRecord], ForwardBackward]]:
+    with registrations_restored():
+        pipeline(request.param)  # which registers its passes
+        yield (request.param, *examined(request.param))
+
+
+@pytest.mark.parametrize("case", sorted(CAUSES), indirect=True)
+def test_the_cause_and_no_other_answer_is_right(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
+    name, records, pair = case
+    assert cause(name, records, pair.graphs) == CAUSES[name]
+    check, given = "workbench_lessons.l13_find_the_wrong_pass.suspects:named", {"case": (records, pair)}
+    culprit, place = CAUSES[name]
+    wrong = next(r for r in records if r.name == culprit)
+    other = next(r.name for r in records if r.name != culprit)
+    right = (1.0, f"right: {REPAIRS[name]}")
+    assert grade(check, (culprit, place), given)[:2] == grade(check, [wrong, f" {place}"], given)[:2] == right
+    for text, said in INSTEAD[name].items():
+        assert grade(check, [culprit, text], given)[:2] == (0.5, f"the pass is right, and {text} {said}")
+    reacts = load_lesson("13_find_the_wrong_pass").checkpoint(name).reacts
+    assert all(sum(words in f" and x {said}" for words in reacts) == 1 for said in INSTEAD[name].values())
+    assert grade(check, (other, place), given)[:2] == (0.0, "another pass")
+    assert grade(check, (place, culprit), given)[:2] == (0.0, "the pass comes first, then what the task asks for")
+    for bad in (culprit, (culprit, 3), (culprit, place, place)):
+        assert grade(check, bad, given)[:2] == (0.0, "give two texts: the pass, and what the task asks for")
+
+
+def test_the_light_verdicts_blame_nobody_but_a_victim(case: tuple[str, list[PassRecord], ForwardBackward]) -> None:
+    name, records, _ = case
+    outcomes = {str(v.outcome) for r in records for v in r.verdicts if v.check != "effect"}
+    assert outcomes <= {"PASS", "UNKNOWN"}
+    assert [n for n, said in effects(records).items() if said != "PASS"] == (["yew"] if name == "trees" else [])
+
+
+def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
+    records, _ = examined("trees")
+    yew = records[-1]
+    lost = [n for n in yew.before[0].graph.nodes if "all_gather" in n.name and not provenance(n).module]
+    assert len(lost) == 6
+    assert yew.verdict("effect").message == (  # type: ignore[union-attr]
+        "8 gathers of parameters, each alone in its bucket or in none")
+    control = examined("trees", elm=None)[0][-1].verdict("effect")
+    assert control is not None and control.outcome == "NO_EFFECT"
+    healed, pair = examined("trees", oak=None)
+    verdict = healed[-1].verdict("effect")
+    assert verdict is not None and (str(verdict.outcome), verdict.message) == (
+        "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")  # as the forward runs
+    assert gather_order({"oak": yew.before[0], "none": pair.forward}).text.splitlines()[1:] == [
+        "oak: 8: embed | " + "no module | " * 6 + "output",
+        "none: 4: embed | layers.0: 3 weights | layers.1: 3 weights | output"]
+
+
+def test_bisect_names_the_victim_of_trees_and_counts_the_shared_weight_once() -> None:
+    found = bisect(pipeline("trees"), world="fake", progress=False).found  # its partitioner merges equal gathers
+    assert found is not None and (found.record, found.problem) == (
+        "yew", "NO_EFFECT: 7 gathers of parameters, each alone in its bucket or in none")
+
+
+def test_trees_lose_less_metadata_than_lint_allows() -> None:
+    joint = examined("trees")[0][1].after[0]
+    operators = [n for n in joint.graph.nodes if n.op == "call_function"]
+    lost = sum(not n.meta.get("stack_trace") for n in operators)
+    assert lost == 12 and len(gathers(joint)) == 8  # the text: six gathers and six reduce-scatters
+    assert 0 < lost / len(operators) < static._MAY_LOSE == 0.1  # the lesson's text says 10%
+
+
+def test_the_healthy_run_says_under_its_pass_what_no_bucket_takes() -> None:
+    records, pair = examined("healthy")
+    bucketing = records[-1].verdict("effect")
+    assert bucketing is not None and (str(bucketing.outcome), bucketing.message) == (
+        "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")
+    assert [str(v.outcome) for r in records for v in r.verdicts] == ["PASS"] * 8 and len(gathers(pair.forward)) == 4
+    trees, _ = examined("trees")
+    assert trees[-1].options == records[-1].options  # yew has the same plan
+
+
+def test_winds_leave_a_layer_out() -> None:
+    south = examined("winds")[0][2]
+    assert "no module path matches layer.1" in south.verdict("effect").message  # type: ignore[union-attr]
+    sound = examined("winds", south="transformer_block_bucketing")[0][2]
+    assert len(gathers(sound.after[0])) < len(gathers(south.after[0])) < len(gathers(south.before[0]))
+    without = examined("winds", south=None)[1].forward  # the text: leaving it out proves nothing
+    assert len(gathers(without)) == len(gathers(south.before[0]))
+
+
+def test_stones_keep_gathered_weights() -> None:
+    runs = {"coral": examined("stones"), "reshard_after_forward": examined("stones", coral="reshard_after_forward")}
+    kept = {name: len(gathered_parameters_kept(*pair.graphs)) for name, (_, pair) in runs.items()}
+    assert kept == {"coral": 7, "reshard_after_forward": 0}
+    assert len(gathered_parameters_kept(*examined("stones", coral=None)[1].graphs)) == 7  # as the text says
+
+    def tag_views(graph: Any) -> None:
+        for wait in find_nodes(graph, op="wait_tensor"):
+            for node in (wait, *wait.users, *(n for view in wait.users for n in view.users)):
+                if node is not wait and wait.meta.get("recompute") and ("view" in node.name or "permute" in node.name):
+                    node.meta["recompute"] = wait.meta["recompute"]
+
+    assert gathered_parameters_kept(*examined("stones", edit=tag_views)[1].graphs) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.ranks
+def test_bisect_finds_bass_by_values(pool2: RankPool) -> None:
+    found = bisect(pipeline("voices"), world=pool2, progress=False).found
+    assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
+
+
+@pytest.mark.nightly
+@pytest.mark.ranks
+def test_voices_are_sound_without_bass(pool2: RankPool) -> None:
+    assert bisect(pipeline("voices", without="bass"), world=pool2, progress=False).ok
+
+
+@pytest.mark.nightly
+def test_metals_differ_between_ranks() -> None:
+    verdict = compare_schedules(pipeline("metals"), ranks="all").verdict
+    assert verdict.outcome == "FAIL" and "the ranks would hang" in verdict.message
+    first, other = (examined("metals", rank=rank)[0][2] for rank in (0, 1))
+    assert gathers(first.before[0]) == gathers(other.before[0])
+    assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
+    moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
+    assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
+
+
+@pytest.mark.nightly
+def test_metals_agree_without_iron() -> None:
+    assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
+
+
+def test_an_unknown_pipeline() -> None:
+    with pytest.raises(WorkbenchError, match="no pipeline 'seas': one of healthy, trees, winds, stones, metals"):
+        pipeline("seas")
+    with pytest.raises(WorkbenchError, match="trees has no pass 'oka': one of elm, oak, yew"):
+        pipeline("trees", without="oka")
