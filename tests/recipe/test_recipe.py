@@ -96,7 +96,7 @@ deterministic = 1
 """)
     assert error_of(load_recipe, path).splitlines() == [f"{path}: {line}" for line in (
         "name: Field required",
-        "model: expected a table, got 3",
+        "model: Input should be a valid dictionary or instance of ModelSpec, got 3",
         "mesh.ep: Input should be a valid integer, got text '2'",
         "mesh.dp_shrad: unknown key; did you mean 'dp_shard'?",
         "training.steps: Input should be greater than 0, got 0",
@@ -105,7 +105,7 @@ deterministic = 1
         "training.deterministic: Input should be a valid boolean, got 1",
         "nam: unknown key; did you mean 'name'?",
         "passes[0]: unknown pass 'transformer_block_bucketng'; did you mean 'transformer_block_bucketing'?",
-        "passes[1].bucket_cap_mb: Input should be greater than 0.0, got -1",
+        "passes[1].bucket_cap_mb: Input should be greater than 0, got -1",
         "passes[1].bucket_cap: unknown key; did you mean 'bucket_cap_mb'?",
     )]
 
@@ -170,10 +170,10 @@ EXPERTS = {"family": "deepseek_v3"}
                                     "it with @register_model first"]),
     ({"data": {"seq_len": 4096}}, ["data.seq_len: 4096 is more than model.max_seq_len 2048: make it smaller, or that "
                                    "larger"]),
-    ({"precision": {"param": "float8"}}, ["precision.param: expected 'float32', 'bfloat16' or 'float64', "
+    ({"precision": {"param": "float8"}}, ["precision.param: Input should be 'float32', 'bfloat16' or 'float64', "
                                           "got text 'float8'"]),
     ({"training": {"lr": float("nan")}}, ["training.lr: Input should be a finite number, got nan"]),
-    ({"training": {"clip": 0}}, ["training.clip: Input should be greater than 0.0, got 0"]),
+    ({"training": {"clip": 0}}, ["training.clip: Input should be greater than 0, got 0"]),
     ({"expect": {"no_effect": ["cse"]}}, ["expect.no_effect: pass 'cse' is not in the recipe: list it, or drop it "
                                           "here"]),
     ({"passes": "transformer_block_bucketing"}, ["passes: Input should be a valid tuple, got text "
@@ -182,7 +182,7 @@ EXPERTS = {"family": "deepseek_v3"}
      ["passes[0].buckets[0]: Input should be a valid string, got ['a', 2]",
       "passes[0].buckets[0][1]: Input should be a valid string, got 2"]),
     ({"passes": [{"name": "transformer_block_bucketing", "buckets": [1]}]},
-     ["passes[0].buckets[0]: expected text or a list, got 1"]),
+     ["passes[0].buckets[0]: Input should be a valid string, got 1 or Input should be a valid tuple, got 1"]),
     ({"passes": ["full_inductor_compilation"]}, [
         "joint_passes, passes: pass 'full_inductor_compilation' requires 'inductor_decomposition': add it to "
         "joint_passes, before it"]),
