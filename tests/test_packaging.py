@@ -125,11 +125,13 @@ def test_each_folder_with_code_or_a_lesson_is_installed(monkeypatch: pytest.Monk
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("setuptools.setup", installed.update)
     runpy.run_path("setup.py")
-    files = [*Path("workbench").rglob("*.py"), *Path("lessons").rglob("*.py"), *Path("lessons").rglob("*.toml")]
-    folders = {".".join(path.parent.parts) for path in files}
-    assert set(installed["packages"]) == {re.sub("^lessons", "workbench_lessons", folder) for folder in folders}
+    lessons = {path.parent for end in ("py", "toml") for path in Path("lessons").rglob(f"*.{end}")}
+    rooms = {path.parent for path in Path("workbench").rglob("*.py")}
+    names = {".".join(folder.parts) for folder in lessons | rooms}
+    assert set(installed["packages"]) == {re.sub("^lessons", "workbench_lessons", name) for name in names}
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert setuptools["package-dir"] == {"workbench_lessons": "lessons"} and "*.toml" in setuptools["package-data"]["*"]
+    assert setuptools["package-dir"] == {"workbench_lessons": "lessons"}
+    assert setuptools["package-data"]["*"] == ["*.toml"]
 
 
 def test_ci_runs_make_test() -> None:

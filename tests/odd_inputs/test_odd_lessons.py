@@ -123,8 +123,10 @@ def test_any_guess_and_any_answer_is_scored_or_refused() -> None:
         context = {"targets": {"at_most": {"bytes": 4.0}}, "first_of": {"truth": "mul", "order": ["mul", "add"]}}.get(
             point.check, {"truth": truth})
         module, _, grader = point.check.partition(":")
-        wanted = inspect.signature(getattr(import_module(module), grader)).parameters if grader else {"truth": ""}
-        if {"board", "lab", "mesh"} & {*wanted}:
+        wanted = {"truth"}
+        if grader:
+            wanted = {*inspect.signature(getattr(import_module(module), grader)).parameters}
+        if {"board", "lab", "mesh"} & wanted:
             return  # of a view: tests/lessons/test_graders.py
         if "truth" not in wanted:
             context = _graphs().get(grader, {})  # or it holds the truth

@@ -134,14 +134,19 @@ def recipes_dir() -> Path:
 
 def recipe_names() -> list[str]:
     """The names of all recipes, in order; RecipeError where there is no folder of them."""
-    files = files_in(recipes_dir(), "*.toml", RecipeError, "no such folder of recipes: install from a checkout with "
-                                                           "`pip install -e .`, or set WORKBENCH_RECIPES")
-    return [path.stem for path in files]
+    missing = ("no such folder of recipes: install from a checkout with `pip install -e .`, or set "
+               "WORKBENCH_RECIPES")
+    return [path.stem for path in files_in(recipes_dir(), "*.toml", RecipeError, missing)]
+
+
+def recipe_file(name: str) -> Path:
+    """Where the recipe of this name is declared."""
+    return recipes_dir() / f"{name}.toml"
 
 
 def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe by the name of a file in `recipes_dir()`, or by path (anything with a "/" or ".toml")."""
-    path = find_file(name_or_path, "recipe", lambda name: recipes_dir() / f"{name}.toml", recipe_names, RecipeError)
+    path = find_file(name_or_path, "recipe", recipe_file, recipe_names, RecipeError)
     return parse_recipe(read_toml(path, RecipeError), str(path))
 
 

@@ -58,15 +58,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def files_in(folder: Path, pattern: str, error: type[DeclarationError], missing: str) -> list[Path]:
-    """A folder's files of a pattern, in order; raises `error` with the sentence `missing` without the folder."""
+    """A folder's files of a pattern, in order. Without the folder, `error` with the sentence `missing`."""
     if not folder.is_dir():
         raise error(str(folder), [Problem("", missing)])
     return sorted(folder.glob(pattern))
 
 
 def find_file(
-    name_or_path: str | os.PathLike[str], what: str, file_of: Callable[[str], Path], names: Callable[[], list[str]],
-    error: type[DeclarationError],
+    name_or_path: str | os.PathLike[str], what: str, file_of: Callable[[str], Path],
+    names: Callable[[], list[str]], error: type[DeclarationError],
 ) -> Path:
     """The file of a `what`: a path (anything with a "/" or ".toml"), or `file_of` one of the `names`."""
     text = os.fspath(name_or_path)

@@ -247,8 +247,8 @@ def lessons_dir() -> Path:
 
 def lesson_names() -> list[str]:
     """The names of all lessons, in order; LessonError where there is no folder of them."""
-    files = files_in(lessons_dir(), "l*/lesson.toml", LessonError, "no such folder of lessons: run from a checkout, "
-                                                                   "or set WORKBENCH_LESSONS")
+    missing = "no such folder of lessons: run from a checkout, or set WORKBENCH_LESSONS"
+    files = files_in(lessons_dir(), "l*/lesson.toml", LessonError, missing)
     return [path.parent.name.removeprefix("l") for path in files]
 
 
