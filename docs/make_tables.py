@@ -460,10 +460,7 @@ def ranks_table(root: Path = ROOT) -> str:
     heads = [f"{way}: start, a call, end" if what == "whole" else "a warm call" for way, what in columns]
     machine, versions = found["machine"], found["versions"]
     said = f"{machine['cores']} cores of {machine['cpu']}, torch {versions['torch'].split('+')[0]}"
-    first = max(row["highest"] for row in found["rows"] if (row["way"], row["what"]) == columns[0])
-    return (f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`). "
-            f"The first pool, for which torch was imported, took {first * 1e3:,.0f} ms; the later pools fork from that "
-            "process.")
+    return f"{table(['gloo ranks', *heads], rows)}\n\n{said}; medians of {found['repeats']} (`{found['command']}`)."
 
 
 def start_table(root: Path = ROOT) -> str:
