@@ -107,33 +107,32 @@ def test_only_the_workbench_torch_its_widgets_and_the_standard_library_are_impor
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module or "")
-    known = {"workbench", "torch", "ipywidgets", *sys.stdlib_module_names}
+    known = {"workbench", "workbench_lessons", "torch", "ipywidgets", *sys.stdlib_module_names}
     others = {n for n in names if n.partition(".")[0] not in known}
     assert others == set()
     assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]
 
 
-def imports_of_inner_modules(text: str) -> list[str]:
-    """Names that are imported neither from `workbench`, a room or a pass's folder, nor from the helpers of a lesson."""
-    found = []
+def borrowed_names(text: str) -> list[str]:
+    """Names that are imported from a module of the package that does not define them."""
+    borrowed = []
     for _, name in all_imports(text):
         place, _, last = name.rpartition(".")
-        helpers = re.fullmatch(r"workbench_lessons\.\w+\.(?!solution)\w+", place)
-        if place.startswith("workbench") and not helpers and place not in PASSES:
-            public = getattr(importlib.import_module(place), "__all__", ()) if place.count(".") < 2 else ()
-            found += [name] if last not in public else []
-    return found
+        if place.startswith("workbench."):
+            home = getattr(getattr(importlib.import_module(place), last), "__module__", place)
+            lent = "torch_api" in home or f"{home}.".startswith(f"{place}.")  # a pass lends its transform
+            borrowed += [] if lent else [name]
+    return borrowed
 
 
 @each_notebook
-def test_names_of_the_package_come_from_public_places(path: Path) -> None:
-    assert [name for cell in cells(path) for name in imports_of_inner_modules(python(cell))] == []
+def test_names_of_the_package_come_from_where_they_are_defined(path: Path) -> None:
+    assert [name for cell in cells(path) for name in borrowed_names(python(cell))] == []
 
 
-def test_an_import_from_an_inner_module_is_told() -> None:
-    for place, name in [("graph.read.program", "program"), ("graph", "capture"), ("passes.registry", "find_pass")]:
-        told = imports_of_inner_modules(f"from workbench.{place} import {name}")
-        assert told == [f"workbench.{place}.{name}"]
+def test_an_import_from_another_module_is_told() -> None:
+    assert borrowed_names("from workbench.graph.lower import ForwardBackward") == [
+        "workbench.graph.lower.ForwardBackward"]
 
 
 @each_notebook

@@ -17,8 +17,7 @@ from workbench.checks.static import Seen
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.partition import partition
-from workbench.pipeline import capture_decompositions
-from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.pipeline.run_passes import capture_decompositions, run_joint, run_partitioned
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.sections import PassSpec

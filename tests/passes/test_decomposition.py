@@ -14,8 +14,7 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.read.nodes import module_path, provenance
-from workbench.pipeline import capture_decompositions
-from workbench.pipeline.run_passes import run_joint
+from workbench.pipeline.run_passes import capture_decompositions, run_joint
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import lowering
 from workbench.torch_api.partitioning import PARTITIONERS

@@ -13,7 +13,7 @@ from workbench.graph.callables import kernels_of
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import kind_of
-from workbench.pipeline import capture_decompositions
+from workbench.pipeline.run_passes import capture_decompositions
 from workbench.recipe.sections import PassSpec
 
 pytestmark = pytest.mark.integration

@@ -14,15 +14,3 @@
     tensor_parallel  tensor and sequence parallelism from a plan
     write_weights    weights as a folder of safetensors
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.authoring.models.decoder import DecoderBlock
-    from workbench.authoring.models.layers import FeedForward
-    from workbench.authoring.models.loss import CrossEntropy
-    from workbench.authoring.models.moe import MoE, MoEConfig, best_experts
-
-__all__, __getattr__, __dir__ = exported(__name__)

@@ -18,14 +18,3 @@
     values         the value of every node of a run
     verdicts       Verdict and its outcomes
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.checks.captures import compare_operators
-    from workbench.checks.collectives import schedule
-    from workbench.checks.numerics import compare_outputs
-
-__all__, __getattr__, __dir__ = exported(__name__)

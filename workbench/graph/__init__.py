@@ -21,32 +21,3 @@
     update            norm, clipping and AdamW as graph nodes
     whole_step        the joined graph as a step that trains
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.graph.callables import kernels_of
-    from workbench.graph.read.collectives import launches, list_collectives
-    from workbench.graph.read.cost import flops, node_flops, node_ms
-    from workbench.graph.read.fused_cost import kernel_traffic
-    from workbench.graph.read.kernels import region_kernels
-    from workbench.graph.read.memory import gathered_parameters_kept, inputs_written, roots, saved_tensors
-    from workbench.graph.read.nodes import (
-        census,
-        is_backward,
-        is_compute,
-        kind_of,
-        lists_of_update,
-        module_path,
-        nodes_from_line,
-        updates_of,
-    )
-    from workbench.graph.read.program import program
-    from workbench.graph.read.replay import starts_work
-    from workbench.graph.read.simulated_run import launches_of, simulated
-    from workbench.graph.read.timeline import costs_of
-    from workbench.graph.saving.partitioner import repeatable
-
-__all__, __getattr__, __dir__ = exported(__name__)

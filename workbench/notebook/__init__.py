@@ -8,12 +8,3 @@
     show              `show`: picture and view of any object
     views             interactive views
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.notebook.draw.colors import GREY, INK, PINK, SKY
-
-__all__, __getattr__, __dir__ = exported(__name__)

@@ -20,16 +20,3 @@
     text_data       byte-level text to train on
     train           the training loop
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.pipeline.expert_load import routed_layers
-    from workbench.pipeline.proofs.executed_proof import prove_executed
-    from workbench.pipeline.report_data import median_step
-    from workbench.pipeline.run import report_here
-    from workbench.pipeline.run_passes import agree_on_collectives, capture_decompositions, copy_graph, saved_bytes
-
-__all__, __getattr__, __dir__ = exported(__name__)

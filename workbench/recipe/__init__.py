@@ -2,7 +2,6 @@
 
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
-    exports      public names that load on first use
     files        read users' files, write whole ones
     listings     recipes and passes as text
     model_sizes  sizes of each family's flavors
@@ -12,12 +11,3 @@
     strict_toml  strict reading of TOML, with all problems at once
     wording      counts, first lines and JSON in messages
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.recipe.contracts import CONTRACTS
-
-__all__, __getattr__, __dir__ = exported(__name__)

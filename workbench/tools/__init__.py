@@ -17,13 +17,3 @@
     variant          one variant in figures and verdicts
     what_if          change a recipe, run again what changes
 """
-
-from typing import TYPE_CHECKING
-
-from workbench.recipe.exports import exported
-
-if TYPE_CHECKING:
-    from workbench.tools.compatibility import results_dir
-    from workbench.tools.look_inside import watched
-
-__all__, __getattr__, __dir__ = exported(__name__)

@@ -17,7 +17,7 @@ from workbench.authoring.plans import ParallelPlan
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.kernels import find_kernels
-from workbench.pipeline import capture_decompositions
+from workbench.pipeline.run_passes import capture_decompositions
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import kernels as inductor_kernels
 from workbench.torch_api.inductor.kernels import _Watch, seen, sources
