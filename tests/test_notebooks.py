@@ -107,7 +107,7 @@ def test_only_the_workbench_torch_its_widgets_and_the_standard_library_are_impor
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module or "")
-    known = {"workbench", "torch", "ipywidgets", *sys.stdlib_module_names}
+    known = {"workbench", "workbench_lessons", "torch", "ipywidgets", *sys.stdlib_module_names}
     others = {n for n in names if n.partition(".")[0] not in known}
     assert others == set()
     assert not [n for n in names if n.startswith("torch._") or "torch_api" in n]
