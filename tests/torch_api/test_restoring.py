@@ -66,7 +66,7 @@ def test_also_where_the_run_raises():
 def test_a_parameter_is_put_back_where_it_is_named():
     module = nn.Linear(2, 2)
     before = seen(module)
-    with restoring_module(module, ["weight"]), torch.no_grad():
+    with restoring_module(module, ["weight", "a buffer"]), torch.no_grad():
         module.weight.mul_(2)
     assert seen(module) == before
     with restoring_module(module), torch.no_grad():

@@ -14,7 +14,7 @@ from workbench.torch_api.determinism import same_random_numbers
 
 @contextlib.contextmanager
 def restoring_module(module: nn.Module, written: Collection[str] = ()) -> Iterator[None]:
-    """Restore buffers, gradients (None inside), random numbers, and the parameters named in `written`.
+    """Restore buffers, gradients (None inside), random numbers, and the parameters among the names in `written`.
 
     A replay reads tensors at their addresses, so they get their old values in place. Copies of all parameters would
     double a model's memory, and a forward writes a parameter only where the capture says so. Attributes that the
@@ -22,8 +22,9 @@ def restoring_module(module: nn.Module, written: Collection[str] = ()) -> Iterat
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     tables = [(part, dict(part._buffers)) for part in module.modules()]
+    copied = [parameter for name, parameter in parameters.items() if name in written]
     gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
-    with same_random_numbers(), restoring([*(parameters[name] for name in written), *module.buffers()]):
+    with same_random_numbers(), restoring([*copied, *module.buffers()]):
         for parameter in parameters.values():
             parameter.grad = None
         try:
