@@ -193,6 +193,7 @@ def test_a_hung_collective_ends_with_every_stack(pool):
     assert lines[2].startswith("  rank 0: waiting in the collective all_reduce, called from spin (test_ranks_faults.py")
     assert "dist.all_reduce(torch.ones(1))" in error.failures[1].detail
     assert (error.launches[0][-1].op, error.launches[0][-1].done) == ("all_reduce", False)
+    assert error.launches[0][-2].stack[0][2] == "total", "new ranks, too, say where a collective was launched"
     assert "_listen" not in str(error)
 
 

@@ -25,7 +25,8 @@ from workbench.world.rank_processes import RankProcesses
 
 GRACE_SECONDS = 1.0
 """After the first failure, how long the other ranks may take to report theirs."""
-LOOK_SECONDS = 1.4
+LOOK_SECONDS = 6.0
+"""Asked for its first source lines, a rank imports torch's compiler, which takes seconds."""
 TICK_SECONDS = 0.5
 
 
