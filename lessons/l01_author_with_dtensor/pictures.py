@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import DTensor, Placement
 
@@ -13,9 +12,6 @@ from workbench.graph.read.redistribution import redistribution
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.mesh import draw_parts, holdings, slices, words
 from workbench.notebook.draw.picture import Picture, Table, finish, new_figure, table
-
-if TYPE_CHECKING:
-    pass
 
 
 def redistribute(tensor: DTensor, placements: Sequence[Placement], name: str = "tensor") -> Picture:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from workbench.notebook.draw.colors import BLUE, GREY, INK, PINK, RED, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.tools.timing.memory_plan import Planned
-
-if TYPE_CHECKING:
-    pass
 
 
 def pareto(found: Planned) -> Picture:

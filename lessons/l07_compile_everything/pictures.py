@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from workbench.notebook.draw.kernels import Given, given_kernels
 from workbench.notebook.draw.picture import Table, shortened
 from workbench.recipe.wording import few
-
-if TYPE_CHECKING:
-    pass
 
 
 def kernel_table(what: Given, *, kind: str | None = None, nodes: Collection[str] | None = None) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Rectangle
@@ -13,10 +11,6 @@ from workbench.notebook.draw.colors import INK, PAPER
 from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.notebook.draw.slots import rank_color
 from workbench.world.simulated import shards
-
-if TYPE_CHECKING:
-    pass
-
 
 GREYS = LinearSegmentedColormap.from_list("scores", [PAPER, "#b0b7bd"])
 
