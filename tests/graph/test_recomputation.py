@@ -172,11 +172,9 @@ def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(fake4, act, told
 WRITTEN = "parameter.*: write between the steps"
 
 
-@pytest.mark.parametrize("axes", [None, {"dp_shard": 4}], ids=["whole", "gathered"])
 @pytest.mark.parametrize(("act", "told"), [(clamps, WRITTEN), (decays, WRITTEN)], ids=["in place", "by its data"])
-def test_what_a_forward_does_to_a_weight_is_refused(fake4, act, told, axes):
-    mesh = fake4.mesh_of(axes) if axes else None
-    authored = author_module(Keeps(act), fake4, mesh, batch=lambda: (torch.ones(2, 4),))
+def test_what_a_forward_writes_into_a_weight_is_refused(fake4, act, told):
+    authored = author_module(Keeps(act), fake4, None, batch=lambda: (torch.ones(2, 4),))
     with pytest.raises(WorkbenchError, match=told):
         capture(authored, by="traced")
 

@@ -32,6 +32,7 @@ from workbench_lessons.l16_fewer_bits_proved.fewer_bits import (
     sums_over,
     underflowing,
 )
+from workbench_lessons.l16_fewer_bits_proved.pictures import float8_grid
 
 ROOT = Path(__file__).parents[2]
 LESSON = "16_fewer_bits_proved"
@@ -194,7 +195,7 @@ def of_notebook(dim: int, *beginnings: str) -> dict[str, Any]:
     """The names that these cells of the notebook leave, each known by how it begins, for a layer of this width."""
     text = (ROOT / "notebooks" / f"{LESSON}.ipynb").read_text(encoding="utf-8")
     sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    names: dict[str, Any] = {"dim": dim, "__name__": "of_notebook"}
+    names: dict[str, Any] = {"dim": dim, "__name__": "of_notebook", "float8_grid": float8_grid}
     for beginning in ("import torch", *beginnings):
         (source,) = (source for source in sources if source.startswith(beginning))
         exec(source, names)

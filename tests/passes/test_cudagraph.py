@@ -221,8 +221,8 @@ def test_another_shape_is_refused_with_both(stand):
     with pytest.raises(WorkbenchError) as error:
         step(x[:2], y[:2])
     assert str(error.value) == (
-        "pass 'cudagraph' on the forward graph: input primals_6 was recorded as torch.float32 [3, 4] on cpu and is "
-        "torch.float32 [2, 4] on cpu now: keep it so, or build again")
+        "the compiled step of MLP: the shape of input 1 was [3, 4] at the capture and is [2, 4]: capture again with "
+        "such inputs, or convert it")
 
 
 def test_debug_finds_a_parameter_that_moved(stand):

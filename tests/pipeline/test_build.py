@@ -248,15 +248,10 @@ def normed(kind: str = "") -> None:
             self.embed, self.norm = nn.Embedding(vocab_size, 8), nn.BatchNorm1d(8)
             self.head = nn.Linear(8, vocab_size)
             self.register_buffer("total", torch.zeros(8), persistent=False)
-            self.calls, self.history = 0, []
 
         def forward(self, tokens, targets):
-            eager = not is_torchdynamo_compiling()  # an installed package is told; what is assigned there is refused
-            if eager:
-                self.calls += 1
-                self.history.append(self.calls)
             x = self.norm(self.embed(tokens).flatten(0, 1))
-            if kind == "replaced" and eager:
+            if kind == "replaced" and not is_torchdynamo_compiling():
                 self.total = self.total + x.detach().sum(0)
             else:
                 self.total.add_(x.detach().square().sum(0))
@@ -283,7 +278,7 @@ def left(authored):
     module = authored.module
     named = (*module.named_parameters(), *module.named_buffers())
     values = {n: getattr(t.detach(), "_local_tensor", t).tolist() for n, t in named}
-    return (values, {n: p.grad is None for n, p in module.named_parameters()}, module.calls, list(module.history),
+    return (values, {n: p.grad is None for n, p in module.named_parameters()},
             [m.training for m in module.modules()], torch.get_rng_state().tolist())
 
 

@@ -101,6 +101,7 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
     where = f"pass {item.name!r} on the {facts.part} graph"
     if "static_shapes" in item.contract.needs:
         _require_static(graph, where)
+    convention = aot.convention_of(graph)
     try:
         with no_exit(where):
             result = item.function(given, example_inputs, options=options)
@@ -113,7 +114,7 @@ def apply_pass(item: RegisteredPass, given: GraphModule | Body, example_inputs: 
         raise WorkbenchError(f"{where} returned {type(result).__name__}: return {wanted}")
     if not callables:
         set_facts(result, facts)
-        aot.keep_convention(result, graph)
+        aot.set_convention(result, convention)
     return result
 
 

@@ -330,9 +330,14 @@ def put(graph: torch.fx.Graph, old: torch.fx.Node, name: str, args: Any, kwargs:
     return node
 
 
-def keep_convention(graph: Graph, before: Graph) -> None:
-    """Give `graph` the calling convention of the graph it was made of, whatever a pass has set, and its code."""
-    graph.graph.set_codegen(before.graph._codegen)
+def convention_of(graph: Graph) -> Any:
+    """How a graph is called, for `set_convention`: with two lists, or with an argument for each input."""
+    return graph.graph._codegen
+
+
+def set_convention(graph: Graph, convention: Any) -> None:
+    """Write the graph's code again, in this convention."""
+    graph.graph.set_codegen(convention)
     graph.recompile()
 
 

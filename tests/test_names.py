@@ -1,0 +1,15 @@
+"""The package's names load on first use, and each of them is there."""
+
+import pytest
+
+import workbench
+
+
+def test_each_name_is_there() -> None:
+    assert dir(workbench) == workbench.__all__ and len(workbench.__all__) > 50
+    assert [name for name in workbench.__all__ if not hasattr(workbench, name)] == []
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'workbench' has no name 'nothing'"):
+        _ = workbench.nothing
