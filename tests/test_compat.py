@@ -91,7 +91,7 @@ def test_five_steps_on_4_ranks(pool4, mesh, listed):
         if listed == "overlap_collectives" and mesh == FSDP4:  # its buckets start as early as they can
             wanted[listed] = "NO_EFFECT"
         assert found["outcomes"] == wanted and found["schedule"] == "PASS"
-        assert found["relative"] < 1e-4 if listed in LOSSY else found["differing"] == []
+        assert found["relative"] < 1e-3 if listed in LOSSY else found["differing"] == []
 
 
 @pytest.mark.ranks
@@ -113,7 +113,7 @@ def test_every_verdict_at_level_full(pool4):
 @pytest.mark.ranks
 def test_compiled_regions_on_4_ranks(pool4):
     for found in pool4.run(trajectory, small(FSDP_TP, (RESHARD,), (BLOCKS, REGIONAL))):
-        assert found["relative"] < 1e-4 and set(found["outcomes"].values()) == {"PASS"}
+        assert found["relative"] < 1e-3 and set(found["outcomes"].values()) == {"PASS"}
 
 
 @pytest.mark.ranks
@@ -127,7 +127,7 @@ def test_flex_attention_on_4_ranks(pool4):
 def test_full_inductor_and_its_artifact_on_2_ranks(pool2, tmp_path):
     recipe = small({"dp_shard": 2}, (DECOMPOSE, RESHARD), (BLOCKS, FULL))
     for found in pool2.run(trajectory, recipe):
-        assert found["relative"] < 1e-4 and set(found["outcomes"].values()) == {"PASS"}
+        assert found["relative"] < 1e-3 and set(found["outcomes"].values()) == {"PASS"}
     compile_recipe(recipe, tmp_path / "out")
     loaded = run_artifact(tmp_path / "out", world=pool2, verify=True, progress=False)
     built = run(recipe, world=pool2, progress=False)
