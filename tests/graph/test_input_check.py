@@ -33,6 +33,12 @@ def test_the_same_kind_of_inputs_passes_also_after_a_trip_through_json():
     InputCheck(**json.loads(json.dumps(asdict(CHECK)))).require("small", (TOKENS + 1, None, 3))
 
 
+def test_a_capture_on_fake_tensors_takes_real_ones(fake4):
+    with fake4.fake_mode:
+        fake = torch.zeros(4)
+    InputCheck.of((fake,), writes=True).require("small", (torch.zeros(4),))
+
+
 def test_shared_memory_counts_where_the_forward_writes_into_an_input():
     apart = torch.zeros(4), torch.zeros(4)
     shared = (apart[0], apart[0].view(4))

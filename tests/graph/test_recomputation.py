@@ -136,7 +136,7 @@ class Keeps(torch.nn.Module):
 
     def __init__(self, act):
         super().__init__()
-        self.layer, self.act, self.kept, self.free = torch.nn.Linear(4, 4), act, [], torch.ones(4)
+        self.layer, self.act = torch.nn.Linear(4, 4), act
         self.register_buffer("total", torch.zeros(4))
 
     def forward(self, x):

@@ -102,10 +102,10 @@ def optimizer_of(authored: Authored) -> torch.optim.Optimizer:
     """
     device = authored.world.device
     lr = torch.tensor(recipe_of(authored).training.lr, dtype=scalar_dtype("lr", device), device=device)
-    return ShardedAdamW([{"params": same} for same in _by_mesh(authored.module.parameters())], lr=lr, fused=True)
+    return ShardedAdamW([{"params": same} for same in by_mesh(authored.module.parameters())], lr=lr, fused=True)
 
 
-def _by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+def by_mesh(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
     """Parameters that lie on one mesh together: an operator on a list of DTensors takes only such."""
     found: dict[Any, list[torch.nn.Parameter]] = {}
     for parameter in parameters:

@@ -21,17 +21,14 @@ def restoring_module(module: nn.Module, written: Collection[str] = ()) -> Iterat
     forward assigns in Python stay as they are.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    tables = [(part, dict(part._buffers)) for part in module.modules()]
     copied = [parameter for name, parameter in parameters.items() if name in written]
     gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
-    with same_random_numbers(), restoring([*copied, *module.buffers()]):
+    with same_random_numbers(), same_tensors(module), restoring([*copied, *module.buffers()]):
         for parameter in parameters.values():
             parameter.grad = None
         try:
             yield
         finally:
-            for part, buffers in tables:
-                part._buffers.update(buffers)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
@@ -40,7 +37,7 @@ def restoring_module(module: nn.Module, written: Collection[str] = ()) -> Iterat
 def same_tensors(module: nn.Module) -> Iterator[None]:
     """Put parameters and buffers back at the end, without their values.
 
-    An export leaves its own tensors in a module that is registered under two names.
+    A forward may assign a buffer, and an export leaves its own tensors in a module with two names.
     """
     tables = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
     try:

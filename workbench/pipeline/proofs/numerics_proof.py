@@ -21,7 +21,7 @@ from workbench.graph.partition import PARTS, saved_order
 from workbench.graph.read.memory import inputs_written
 from workbench.graph.read.nodes import output_values
 from workbench.graph.whole_step import WholeStep
-from workbench.pipeline.proofs.two_steps import one_step, two_steps, written_parameters
+from workbench.pipeline.proofs.two_steps import one_step, two_steps, written_in_place
 from workbench.pipeline.proofs.whole_proof import whole_steps
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
@@ -53,8 +53,9 @@ def real_inputs(step: CompiledStep, batch: tuple[Any, ...]) -> tuple[list[Any], 
     try:
         for name, slot, graph in zip(("forward", "backward"), step.pair.slots, step.pair.graphs, strict=True):
             slot.body = partial(_noted, seen, name, aot.boxed(graph))
-        with restoring_module(step.module, written_parameters(step)):
-            one_step(step, step, batch, 0)
+        written = written_in_place(step)
+        with restoring_module(step.module, written):
+            one_step(step.module, step, batch, 0, written)
     finally:
         for slot, body in zip(step.pair.slots, bodies, strict=True):
             slot.body = body

@@ -14,8 +14,10 @@ from torch import nn
 from workbench.graph.attributes import changed_attributes, module_attributes
 from workbench.graph.lower import CompiledStep
 from workbench.graph.read.memory import inputs_written
+from workbench.pipeline.train import by_mesh
 from workbench.torch_api import aot
 from workbench.torch_api.determinism import seeded
+from workbench.torch_api.distributed.adamw import ShardedAdamW
 from workbench.torch_api.restoring import restoring, restoring_module, shard_of
 
 Results = dict[str, Any]
@@ -29,18 +31,20 @@ def two_steps(step: CompiledStep, batches: Sequence[tuple[Any, ...]]) -> tuple[R
     an update of its own would turn the rounding of a zero gradient into a whole learning rate. Parameters, buffers,
     gradients and random numbers are unchanged afterwards.
     """
-    module = step.module
+    module, written = step.module, written_in_place(step)
     eager, compiled = Results(), Results()
     with restoring(module.parameters(), on_host=True), restoring_module(module):
-        update = _AdamW(module)
         for number, batch in enumerate(batches):
+            if number:  # its state, twice the model, is let go at once
+                ShardedAdamW([{"params": same} for same in by_mesh(module.parameters())], lr=LEARNING_RATE).step()
+                module.zero_grad()
             ending = ", second step" if number else ""
-            with restoring_module(module, written_parameters(step)):
-                results = one_step(step, step, batch, number)
+            with restoring_module(module, written):
+                results = one_step(module, step, batch, number, written)
             compiled |= {name + ending: value for name, value in results.items()}
             buffers = [name + ending for name in results if name.startswith("buffer ")]
             before = module_attributes(module)
-            results = one_step(step, module, batch, number)
+            results = one_step(module, module, batch, number, written)
             eager |= {name + ending: value for name, value in results.items()}
             after = module_attributes(module)
             for name in changed_attributes(before, after):
@@ -48,20 +52,22 @@ def two_steps(step: CompiledStep, batches: Sequence[tuple[Any, ...]]) -> tuple[R
                 eager[title], compiled[title] = _shown(after, name), _shown(before, name)
             if not all(name in eager for name in buffers):
                 break  # eager has no such buffer any more, and the compiled step cannot start from that
-            update(results)
     return eager, compiled
 
 
-def written_parameters(step: CompiledStep) -> Collection[str]:
-    """The names of the parameters that the captured forward or a pass's graph writes in place."""
+def written_in_place(step: CompiledStep) -> Collection[str]:
+    """The names of the parameters and buffers that the captured forward, or a pass's graph, writes in place."""
     inputs = [node for graph in step.pair.graphs for node in inputs_written(graph)]
     names = filter(None, map(aot.parameter_of, inputs))
-    return {*step.pair.written, *names} & {name for name, _ in step.module.named_parameters()}
+    return {*step.pair.written, *names}
 
 
-def one_step(step: CompiledStep, function: Callable[..., Any], batch: tuple[Any, ...], seed: int) -> Results:
-    """Loss and gradients on this rank, and buffers and written parameters as the step leaves them; all cloned."""
-    module = step.module
+def one_step(module: nn.Module, function: Callable[..., Any], batch: tuple[Any, ...], seed: int,
+             written: Collection[str]) -> Results:
+    """Loss and gradients on this rank, and all buffers and the parameters of `written` as the step leaves them; cloned.
+
+    function: the module, or its compiled step. The gradients stay in the parameters.
+    """
     with seeded(seed):
         loss = function(*(value.clone() if isinstance(value, torch.Tensor) else value for value in batch))
         loss.backward()  # not autograd.grad, which a reentrant checkpoint refuses
@@ -69,25 +75,9 @@ def one_step(step: CompiledStep, function: Callable[..., Any], batch: tuple[Any,
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
             named[f"gradient of {name}"] = parameter.grad
-            parameter.grad = None
     named |= {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
-    written = written_parameters(step)
     named |= {f"parameter {name}": p for name, p in module.named_parameters() if name in written}
     return {name: shard_of(value).detach().clone() for name, value in named.items()}
-
-
-class _AdamW:
-    """torch's AdamW on this rank's shards, whatever their meshes."""
-
-    def __init__(self, module: nn.Module):
-        self.shards = {name: shard_of(p).detach() for name, p in module.named_parameters() if p.requires_grad}
-        self.optimizer = torch.optim.AdamW(self.shards.values(), lr=LEARNING_RATE)
-
-    def __call__(self, results: Results) -> None:
-        for name, shard in self.shards.items():
-            gradient = results.get(f"gradient of {name}")
-            shard.grad = None if gradient is None else gradient.to(shard.dtype)
-        self.optimizer.step()
 
 
 def _shown(attributes: dict[str, Any], name: str) -> str:
