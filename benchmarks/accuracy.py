@@ -25,13 +25,15 @@ from torch.fx import Node
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from workbench import load_recipe
+from workbench.authoring.author import author
 from workbench.graph.callables import Body, bodies_of
 from workbench.graph.facts import facts_of
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.simulated_run import StepTimeline, simulated_as_run
 from workbench.passes.overlap_collectives import OverlapOptions
 from workbench.pipeline.machine import machine, versions
-from workbench.pipeline.route import StepState, route, walk
+from workbench.pipeline.run_passes import run_joint, run_partitioned
+from workbench.pipeline.stages import capture_joint, divide, passes_before
 from workbench.pipeline.step_profile import profiled
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
@@ -49,16 +51,18 @@ def kind_of(kernel: str) -> str:
 
 
 @contextmanager
-def step_state(recipe: Recipe, device: str, *, lower: bool) -> Iterator[StepState]:
+def recipe_pair(recipe: Recipe, device: str, *, lower: bool) -> Iterator[ForwardBackward]:
     """The recipe's step on rank 0 of its mesh, on a fake world with kernels for `device`; as graphs if not `lower`."""
     world = World("fake", recipe.mesh.world_size, 0, torch.device(device), new_fake_mode())
     with opened("accuracy", world):
-        stages = [stage for stage in route(recipe, world)[:-1] if lower or stage.kind is not Stage.LOWERING]
-        split = next(i for i, stage in enumerate(stages) if stage.name == "partition") + 1
-        state = walk(stages[:split])
-        for graph in state.pair.graphs:
+        joint = capture_joint(recipe, author(recipe, world))
+        run_joint(joint, recipe.joint_passes)
+        pair = divide(joint)
+        for graph in pair.graphs:
             facts_of(graph).world = "nccl" if lower else "fake"
-        yield walk(stages[split:], state)
+        specs = recipe.passes if lower else passes_before(recipe.passes, (Stage.LOWERING,))
+        run_partitioned(pair, specs)
+        yield pair
 
 
 def values(nodes: list[Node], device: str) -> list[Any]:
@@ -81,11 +85,9 @@ def values(nodes: list[Node], device: str) -> list[Any]:
     return made
 
 
-def step_of(state: StepState, device: str) -> Callable[[], Any]:
+def step_of(pair: ForwardBackward, device: str) -> Callable[[], Any]:
     """Forward and backward on random values; the backward gets what the forward saved."""
-    pair = state.pair
-    assert isinstance(pair, ForwardBackward)
-    forward, backward = bodies_of(pair.graphs, _functions(state), pair.facts)
+    forward, backward = bodies_of(pair.graphs, _functions(pair), pair.facts)
     results, order = pair.facts.results, pair.facts.saved_order
     tangents = [n for n in backward.inputs if not backward.keeps_address(n)]
     given, gradients = values(forward.inputs, device), values(tangents, device)
@@ -99,15 +101,15 @@ def step_of(state: StepState, device: str) -> Callable[[], Any]:
     return step
 
 
-def _functions(state: StepState) -> tuple[Any, Any] | None:
-    bodies = state.bodies
+def _functions(pair: ForwardBackward) -> tuple[Any, Any] | None:
+    bodies = pair.known.bodies
     return None if bodies is None else tuple(b.function if isinstance(b, Body) else b for b in bodies)  # type: ignore[return-value]
 
 
 def measured_row(recipe: Recipe) -> dict[str, Any]:
     """Milliseconds of kernels by kind, the median of a few profiled steps, and of a step with its launches."""
-    with step_state(recipe, "cuda", lower=True) as state, torch.no_grad():
-        step = step_of(state, "cuda")
+    with recipe_pair(recipe, "cuda", lower=True) as pair, torch.no_grad():
+        step = step_of(pair, "cuda")
         for _ in range(3):
             step()
         samples = []
@@ -165,8 +167,8 @@ def main() -> None:
 
 def simulated_step(recipe: Recipe, device: str, *, launches: bool = False) -> StepTimeline:
     compiled = "full_inductor_compilation" in recipe.pass_names
-    with step_state(recipe, "cpu", lower=False) as state:
-        return simulated_as_run(state.forward_backward.by_part, device, compiled=compiled,
+    with recipe_pair(recipe, "cpu", lower=False) as pair:
+        return simulated_as_run(pair.by_part, device, compiled=compiled,
                                 replayed=False if launches else None)
 
 

@@ -21,7 +21,6 @@ from result import tell
 
 from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
 from workbench.authoring.author import Authored
-from workbench.pipeline.run_passes import prove_partition
 from workbench.torch_api import aot
 
 
@@ -65,7 +64,6 @@ def proving(authored: Authored) -> dict[str, Any]:
     pair = partition(joint)
     with quiet_heap():
         started = time.perf_counter()
-        prove_partition(records, pair)
         later, _ = run_partitioned(pair, recipe.passes)
         total += time.perf_counter() - started
     joint.close()

@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.result import tell
 from benchmarks.variants import PEERS, TORCH, recipe_of
 from workbench.graph.saving.peak import StepPeak
-from workbench.pipeline.route import route, upto, walk
 from workbench.pipeline.run import peak_by
-from workbench.recipe.contracts import Stage
+from workbench.pipeline.stages import before_lowering
 from workbench.recipe.files import json_lines
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.garbage import uncollected
@@ -41,9 +40,7 @@ FILES = ("llama3_1b_h200x4", "deepseek_v3_debug_h200x2", "memory_budget_h200x2",
 def predicted(recipe: Recipe) -> StepPeak:
     """The peak of rank 0 of a fake world of the recipe's size, as on GPUs. Nothing is lowered: the graphs suffice."""
     with fake_world(recipe.mesh.world_size) as world:
-        stages = route(recipe, world)
-        state = walk(stages[:upto(stages, Stage.LOWERING)])
-        return peak_by(state.split.graphs, recipe.pass_names, gpu=True)
+        return peak_by(before_lowering(recipe, world).graphs, recipe.pass_names, gpu=True)
 
 
 def recorded(path: Path) -> Iterator[dict[str, Any]]:

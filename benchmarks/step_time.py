@@ -61,7 +61,6 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from workbench.pipeline.expert_load import routed_layers
     from workbench.pipeline.machine import machine, versions
     from workbench.pipeline.run import predicted_peak
-    from workbench.pipeline.run_passes import prove_replay
     from workbench.pipeline.step_profile import profile_of
     from workbench.pipeline.train import Batches, apart, optimizer_of
     from workbench.torch_api.partitioning import memory_budget
@@ -158,8 +157,6 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
         if routed := list(routed_layers(authored.module).values()):
             found["dropped"] = float(sum(x.dropped for x in routed) / sum(x.tokens.sum() for x in routed))
         if built is not None:
-            if turn == 0:
-                prove_replay(built.records)
             found["passes"] = [{"name": r.name, "outcome": str(r.outcome), "seconds": r.seconds} for r in built.records]
         yield found
     if built is not None:

@@ -587,7 +587,7 @@ def mutants_table(root: Path = ROOT) -> str:
     told = (f"Of the verdicts that were asked, no other one catches these: {alone}. Numerics was asked only where the "
             "others fail nothing.\n\n"
             f"effect fails no mutant: of the {effect['rows']} that it calls NO_EFFECT, another verdict catches "
-            f"{effect['caught']}, and {effect['equivalent']} are equal. memory fails none either: of the "
+            f"{effect['caught']}, and {effect['equivalent']} are equal. The estimate of memory is no verdict: of the "
             f"{memory['rows']} whose estimate grows, another verdict catches {memory['caught']}, and "
             f"{memory['equivalent']} are equal. Both stay for what no mutant is: a pass that did nothing, and a pass "
             "that saves less memory than it should.")
@@ -989,7 +989,7 @@ def picture() -> str:
                        f'stroke="{color}" marker-end="url(#tip)"/>')
             out.append(f'<text x="480" y="{turn - 8}" {label}>{verb}</text>')
     out.append('<text x="20" y="228" fill="#0b5fa5">Blue: passes, one by one. After each: '
-               'lint, effect, collectives, memory; on real ranks also numerics and time.</text>')
+               'lint, effect, collectives; on real ranks also numerics.</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
 

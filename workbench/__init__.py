@@ -43,7 +43,7 @@ _NAMES_BY_MODULE = {
     "pipeline.proofs.numerics_proof": "prove_numerics",
     "pipeline.report": "Report",
     "pipeline.run": "run",
-    "pipeline.run_passes": "PassRecord prove_partition prove_replay run_joint run_partitioned",
+    "pipeline.run_passes": "PassRecord run_joint run_partitioned",
     "pipeline.train": "Batches train",
     "recipe.contracts": "Numerics Options PassContract Stage",
     "recipe.recipe": "Recipe diff_recipes load_recipe",
@@ -67,9 +67,16 @@ _NAMES_BY_MODULE = {
 }
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted(_HOMES)
+_GONE = {
+    "prove_partition": "a record's verdicts know of the partition by themselves",
+    "prove_replay": "a record's verdicts know of the replays by themselves",
+}
+"""Names of the last release, and what stands in their place."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _GONE:
+        raise AttributeError(f"workbench.{name} is gone: {_GONE[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no name {name!r}")
     home = __import__(f"workbench.{_HOMES[name]}", fromlist=[name])  # which imports `draw`, a package, as well

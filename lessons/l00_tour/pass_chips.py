@@ -10,12 +10,13 @@ from typing import Any
 import traitlets
 
 from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import FILLS, columns, worst
+from workbench.checks.verdicts import FILLS, columns
 from workbench.errors import WorkbenchError
 from workbench.graph.read.cost import device_spec
 from workbench.notebook.draw.picture import Table
-from workbench.notebook.draw.verdicts import failures, verdicts
+from workbench.notebook.draw.verdicts import cell, failures, verdicts
 from workbench.notebook.moments.moment import Moment
+from workbench.pipeline.report_text import outcomes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec
 from workbench.recipe.strict_toml import DeclarationError
@@ -114,8 +115,9 @@ def _run(study: Study, lists: Mapping[str, Sequence[PassSpec]]) -> dict[str, Any
 
 def _found(records: Sequence[PassRecord]) -> dict[str, Any]:
     """The cells of the verdicts' table, and a line for each that is no PASS."""
-    checks = columns(v for record in records for v in record.verdicts)
+    found = {record.name: record.verdicts for record in records}
+    checks = columns(v for verdicts in found.values() for v in verdicts)
     return {"checks": checks,
-            "verdicts": {record.name: [str(worst(v for v in record.verdicts if v.check == check)) for check in checks]
-                         for record in records},
-            "notes": [line for record in records for line in failures(record.name, record.verdicts)]}
+            "verdicts": {name: [cell(outcome)[0] for outcome in outcomes(verdicts, checks)]
+                         for name, verdicts in found.items()},
+            "notes": [line for name, verdicts in found.items() for line in failures(name, verdicts)]}

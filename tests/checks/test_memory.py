@@ -2,8 +2,8 @@ import torch
 from graphs_by_hand import gather, shards, trace
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
 
-from workbench.checks.memory import estimate, verdict
-from workbench.checks.verdicts import Outcome
+from workbench.graph.read.memory import estimated_bytes
+from workbench.pipeline.report_text import memory_changes
 
 
 def pair(keeps):
@@ -26,9 +26,10 @@ def pair(keeps):
 
 
 def test_estimates_see_a_kept_weight(fake4):
-    assert (estimate(pair(True))["saved"], estimate(pair(False))["saved"]) == (256, 0)
+    assert [estimated_bytes(*pair(keeps))["saved"] for keeps in (True, False)] == [256, 0]
 
 
 def test_a_rise_is_stated(fake4):
-    found = verdict(estimate(pair(False)), estimate(pair(True)))
-    assert found.outcome is Outcome.PASS and "saved 0 to 256 bytes" in found.message
+    before, after = estimated_bytes(*pair(False)), estimated_bytes(*pair(True))
+    assert "saved 0 to 256 bytes (estimated)" in memory_changes((before, after))
+    assert memory_changes((before, before)) == memory_changes(None) == []

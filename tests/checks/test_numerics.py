@@ -3,9 +3,10 @@ import torch
 import torch.distributed as dist
 from graphs_by_hand import C10D, group_name, named, trace
 
-from workbench.checks.numerics import compare_outputs, reduction_order_bound
+from workbench.checks.numerics import compare_outputs, reduction_order_bound, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
+from workbench.passes.registry import find_pass
 from workbench.pipeline.proofs.numerics_proof import _compared, revealing
 from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
@@ -24,7 +25,7 @@ def outcome(before, after, contract, **keywords):
 
 def joint(before, after):
     """The record of a pass that made `after` of the joint graph `before`."""
-    return PassRecord("inductor_decomposition", Stage.JOINT, None, (before,), (after,), 0.0, 0.0)
+    return PassRecord(find_pass("inductor_decomposition"), None, (before,), (after,), 0.0, 0.0)
 
 
 def test_exact_means_bits():
@@ -108,8 +109,8 @@ def test_writes_to_inputs_are_compared_too():
     gm.forward, broken.forward = steps(False), steps(True)
     same = clone(gm)
     same.forward = steps(False)
-    assert _compared(joint(gm, same), [x], [torch.ones(())], 1).outcome is Outcome.PASS
-    assert _compared(joint(gm, broken), [x], [torch.ones(())], 1).outcome is Outcome.FAIL
+    assert verdict(_compared(joint(gm, same), [x], [torch.ones(())], 1)).outcome is Outcome.PASS
+    assert verdict(_compared(joint(gm, broken), [x], [torch.ones(())], 1)).outcome is Outcome.FAIL
     assert torch.equal(x, torch.ones(3))
 
 
@@ -186,7 +187,7 @@ def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():
         gm = trace(lambda p, t: p.add_(1) * t, x, x)
     gm.forward = writes
     primals = [torch.ones(2)]
-    assert _compared(joint(gm, gm), primals, [torch.ones(2)], 1).outcome is Outcome.PASS
+    assert verdict(_compared(joint(gm, gm), primals, [torch.ones(2)], 1)).outcome is Outcome.PASS
     assert primals[0].tolist() == [1, 1]
 
 

@@ -10,14 +10,15 @@ import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, trace
 
 from workbench.checks import order
-from workbench.checks.record import PassRecord
+from workbench.checks.record import PassRecord, step_verdicts
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.facts import ChosenOrder, facts_of
+from workbench.graph.facts import ChosenOrder, Known, facts_of
 from workbench.graph.read.fused_cost import fusion_groups
 from workbench.graph.read.order import between
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline
 from workbench.graph.read.timeline import costs_of
-from workbench.passes.registry import RegisteredPass, graph_changed
+from workbench.passes.effect import Effect
+from workbench.passes.registry import RegisteredPass
 from workbench.recipe.contracts import Numerics, Options, PassContract, Stage
 from workbench.torch_api.aot import clone
 
@@ -44,7 +45,7 @@ def behind_matmul(shard, x):
 
 def item(name, stage, costs=None):
     contract = PassContract(name, Stage(stage), Numerics.EXACT, "")
-    return RegisteredPass(contract, lambda gm, *_: gm, graph_changed, order_costs=costs)
+    return RegisteredPass(contract, lambda gm, *_: gm, lambda *_: Effect(True), order_costs=costs)
 
 
 def separately(options, gm):
@@ -55,9 +56,14 @@ def fused(options, gm):
     return costs_of(gm, "h100", fused=True)
 
 
-def record(name, stage, before, after):
-    effect = Verdict("effect", Outcome.PASS, "")
-    return PassRecord(name, Stage(stage), Options(), (before,), (after,), 0.0, 0.0, [effect])
+def record(name, stage, before, after, known=None, costs=None):
+    """The record of a pass whose effect happened, added to what is known of a run."""
+    known = known or Known()
+    found = PassRecord(item(name, stage, costs), Options(), (before,), (after,), 0.0, 0.0, known)
+    found.order = next((other.chosen for other in reversed(known.records) if other.chosen is not None), None)
+    found.chosen = order.chosen_by(found.item, found.after, found.options)
+    known.records.append(found)
+    return found
 
 
 def code(gm, *calls):
@@ -73,37 +79,36 @@ def names(gm, part):
 
 def chosen(gm, costs):
     """The record of a pass that has put the collectives of `gm` where they stand."""
-    found = record("places", "partitioned", gm, gm)
-    order.check(item("places", "partitioned", costs), found)
-    return found
+    return record("places", "partitioned", gm, gm, costs=costs)
 
 
-def lowered(gm, *calls):
-    found = record("lowers", "lowering", gm, code(gm, *calls))
-    order.check(item("lowers", "lowering"), found)
-    return found
+def lowered(early, gm, *calls):
+    """The record of Inductor's code with these calls, behind the pass of `early`, in a run of its own."""
+    known = early.known.fork()
+    return record("lowers", "lowering", gm, code(gm, *calls), known)
 
 
 def test_an_order_by_the_costs_of_separate_kernels_is_lost_where_pointwise_operators_fuse(fake4):
     gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
     early = chosen(gm, separately)
     assert early.verdict("order").outcome is Outcome.PASS and early.verdict("order").evidence["hidden"] == 1
-    late = lowered(gm, ("collective", names(gm, "all_gather")), ("cpp", names(gm, "sin")),
+    late = lowered(early, gm, ("collective", names(gm, "all_gather")), ("cpp", names(gm, "sin")),
                    ("wait", names(gm, "wait_tensor")), ("extern", names(gm, "mm")))
     assert late.verdict("order").outcome is Outcome.FAIL
     assert "0 of 1 collectives hide in Inductor's code" in late.verdict("order").message
-    taken = order.take_back([early, late])
-    assert taken[0].verdict("effect").outcome is Outcome.NO_EFFECT
-    assert taken[0].verdict("effect").message.startswith("lowers lost the order that it chose: 0 of 1")
-    assert early.verdict("effect").outcome is Outcome.PASS  # another list may share the first record
-    assert taken[1].verdict("effect").outcome is Outcome.PASS
+    places, lowers = late.known.records
+    assert places.verdict("effect").outcome is Outcome.NO_EFFECT
+    assert places.verdict("effect").message.startswith("lowers lost the order that it chose: 0 of 1")
+    assert early.verdict("effect").outcome is Outcome.PASS  # another run goes on from the first record
+    assert lowers.verdict("effect").outcome is Outcome.PASS
 
 
 def test_by_the_costs_of_fused_kernels_there_was_nothing_to_hide_behind(fake4):
     gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
-    found = chosen(gm, fused).verdict("order")
+    early = chosen(gm, fused)
+    found = early.verdict("order")
     assert found.outcome is Outcome.UNKNOWN and found.message.startswith("no collective has a matmul")
-    assert lowered(gm, ("wait", names(gm, "wait"))).verdict("order") is None  # nothing to hold it to
+    assert lowered(early, gm, ("wait", names(gm, "wait"))).verdict("order") is None  # nothing to hold it to
 
 
 def test_a_wait_that_moves_up_loses_its_matmul_and_is_named(fake4):
@@ -111,11 +116,11 @@ def test_a_wait_that_moves_up_loses_its_matmul_and_is_named(fake4):
     early = chosen(gm, fused)
     calls = {"c": ("collective", names(gm, "all_gather")), "w": ("wait", names(gm, "wait_tensor")),
              "m": ("extern", names(gm, "mm")), "p": ("cpp", names(gm, "add"))}
-    kept = lowered(gm, *map(calls.get, "cmwp"))
+    kept = lowered(early, gm, *map(calls.get, "cmwp"))
     assert kept.verdict("order").outcome is Outcome.PASS
-    assert order.take_back([early, kept]) == [early, kept]
+    assert [r.verdict("effect").outcome for r in kept.known.records] == [Outcome.PASS] * 2
     for lost in ("cwmp", "cwpm", "mcwp"):
-        found = lowered(gm, *map(calls.get, lost)).verdict("order")
+        found = lowered(early, gm, *map(calls.get, lost)).verdict("order")
         assert found.outcome is Outcome.FAIL and found.evidence["first"] == "forward all_gather_into_tensor"
 
 
@@ -126,19 +131,16 @@ def test_a_later_graph_pass_that_moves_the_wait_up_fails_too(fake4):
     (begun,), (wait,) = ([n for n in moved.graph.nodes if n.name in names(moved, part)]
                          for part in ("all_gather", "wait_tensor"))
     begun.append(wait)
-    late = record("tidies", "partitioned", gm, moved)
-    order.check(item("tidies", "partitioned"), late)
+    late = record("tidies", "partitioned", gm, moved, early.known)
     assert late.verdict("order").outcome is Outcome.FAIL
-    assert order.take_back([early, late])[0].outcome is Outcome.NO_EFFECT
-    replay = record("replays", "replay", gm, gm)
-    order.check(item("replays", "replay"), replay)
+    assert early.verdict("effect").outcome is Outcome.NO_EFFECT
+    replay = record("replays", "replay", gm, gm, early.known)
     assert replay.verdict("order") is None  # a replay repeats what was lowered
 
 
 def test_calls_that_were_not_observed_are_unknown(fake4):
     gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
-    chosen(gm, fused)
-    found = lowered(gm, ("extern", names(gm, "mm"))).verdict("order")
+    found = lowered(chosen(gm, fused), gm, ("extern", names(gm, "mm"))).verdict("order")
     assert found.outcome is Outcome.UNKNOWN and "calls of 1 of 1 collectives were not observed" in found.message
 
 
@@ -231,12 +233,13 @@ def test_a_compiled_region_counts_with_the_matmuls_inside(fake4):
 
 @pytest.mark.parametrize(("outcome", "effect"), [(Outcome.FAIL, "NO_EFFECT"), (Outcome.UNKNOWN, "PASS"),
                                                  (Outcome.PASS, "PASS")])
-def test_the_profile_takes_the_pass_back_only_where_it_fails(fake4, outcome, effect):
+def test_the_profile_takes_the_pass_back_only_where_it_fails(fake4, monkeypatch, outcome, effect):
     gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
-    early, other = chosen(gm, fused), record("tidies", "partitioned", gm, gm)
+    early = chosen(gm, fused)
+    other = record("tidies", "partitioned", gm, gm, early.known)
     profile = Verdict("order", outcome, "0 of 1 ran behind compute", {"chosen_by": "places"})
-    taken = order.take_back([early, other], profile)
-    assert [r.verdict("effect").outcome for r in taken] == [effect, "PASS"]
-    assert early.verdict("effect").outcome is Outcome.PASS and (taken[0] is early) == (effect == "PASS")
-    unseen = order.take_back([record("places", "partitioned", gm, gm)], profile)[0]
-    assert (profile.message in unseen.verdict("effect").message) == (effect != "PASS")
+    monkeypatch.setattr(order, "in_profile", lambda *_: profile)
+    early.known.profile = early.chosen, None, []
+    assert [r.verdict("effect").outcome for r in (early, other)] == [effect, "PASS"]
+    assert (profile.message in early.verdict("effect").message) == (effect != "PASS")
+    assert step_verdicts(early.known) == [profile]

@@ -11,7 +11,8 @@ from workbench.checks.bisect import Bisection, first_node, first_told
 from workbench.checks.matching import Matching
 from workbench.checks.record import PassRecord
 from workbench.checks.values import trace
-from workbench.recipe.contracts import Numerics, Stage
+from workbench.passes.registry import RegisteredPass, graph_changed
+from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api.aot import clone
 
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
@@ -82,8 +83,9 @@ def test_values_are_found_under_other_names_and_a_lost_value_is_not():
     assert wrong.first(wrong.suspects()) == (("joint", "other_3"), ("joint", "sin"))
 
 
-def record(before, after, verdicts=()):
-    return PassRecord("mine", Stage.JOINT, None, (before,), (after,), 0.0, 0.0, list(verdicts))
+def record(before, after):
+    item = RegisteredPass(PassContract("mine", Stage.JOINT, Numerics.EXACT, ""), print, graph_changed)
+    return PassRecord(item, None, (before,), (after,), 0.0, 0.0)
 
 
 def test_compiled_callables_have_no_nodes():

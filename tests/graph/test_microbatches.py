@@ -104,7 +104,7 @@ def test_five_steps_are_the_accumulating_loop_s_bitwise(count, update):
     seen = [tuple(map(float, step(*batch(i, count)))) for i in range(5)]
     wanted, left = eager(count, update=update)
     assert seen == wanted and equal(state(step.module, step.optimizer), left)
-    checked = joining.check(step.joined)
+    checked = joining.of_joined(step.joined)
     assert [str(v.outcome) for v in checked] == ["PASS", "PASS"]
     assert checked[0].evidence["accumulated_bytes"] == 4 * sum(p.numel() for p in step.module.parameters())
 
@@ -164,7 +164,7 @@ def test_a_planted_fault_fails_lint_and_changes_the_values(fault, said):
     step = whole(2)
     fault(step)
     step.joined.graph.recompile()
-    lint = joining.check(step.joined)[0]
+    lint = joining.of_joined(step.joined)[0]
     assert lint.outcome == "FAIL" and any(re.fullmatch(said, told) for told in lint.evidence["problems"])
     step.joined.body = aot.boxed(step.joined.graph)
     for i in range(2):

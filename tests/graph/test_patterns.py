@@ -206,4 +206,4 @@ def test_after_the_partition(fake4):
     with user_pass("own", own, stage="partitioned"):
         record = run_partitioned(pair, ["own"])[0][0]
     assert {v.check: v.outcome for v in record.verdicts} == dict.fromkeys(
-        ("lint", "effect", "collectives", "memory"), Outcome.PASS)
+        ("lint", "effect", "collectives"), Outcome.PASS)

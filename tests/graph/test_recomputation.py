@@ -9,7 +9,7 @@ from on_ranks import small
 from workbench import WorkbenchError, author_module, capture, partition
 from workbench.authoring.author import author
 from workbench.checks import recomputation as checks
-from workbench.checks.memory import estimate
+from workbench.graph.read.memory import estimated_bytes
 from workbench.graph.read.nodes import is_backward, output_values
 from workbench.graph.saving.recomputation import AGAIN, cut
 from workbench.pipeline.run_passes import run_joint
@@ -40,7 +40,7 @@ def repeats(pair):
 def test_without_tags_nothing_is_repeated_and_full_checkpointing_saves_memory(traced):
     plain, less = cut(after(traced)), cut(after(traced, AC))
     assert not repeats(plain) and len(repeats(less)) > 100
-    was, now = estimate(plain.graphs), estimate(less.graphs)
+    was, now = estimated_bytes(*plain.graphs), estimated_bytes(*less.graphs)
     assert now["saved"] < was["saved"] / 3 and now["peak_forward"] < was["peak_forward"]
     assert max(now["peak_forward"], now["peak_backward"]) < max(was["peak_forward"], was["peak_backward"])
 
@@ -51,7 +51,7 @@ def test_resharding_gathers_again_in_the_backward_and_saves_no_gathered_weight(t
     gathers = [n for n in repeats(pair) if "all_gather" in str(n.target)]
     tagged = [n for n in joint.graph.graph.nodes if "all_gather" in str(n.target) and not is_backward(n)]
     assert 0 < len(gathers) <= len(tagged)
-    assert checks.check(joint.graph, pair).outcome == "PASS"
+    assert checks.of_pair(joint.graph, pair.backward).outcome == "PASS"
 
 
 def test_a_repeat_stands_in_front_of_its_first_reader_and_has_the_name_of_what_it_repeats(traced):
@@ -69,7 +69,7 @@ def faulty(traced, fault, *passes):
     kept = joint.graph
     pair = cut(joint)
     fault(kept, pair)
-    return checks.check(kept, pair)
+    return checks.of_pair(kept, pair.backward)
 
 
 def test_a_repeat_that_reads_another_value_is_found(traced):
@@ -89,7 +89,7 @@ def test_a_tag_that_is_not_placed_is_found(traced):
     for node in joint.graph.graph.nodes:
         if op_name(node.target) == "aten.mm":
             node.meta.pop("recompute", None)  # saved in its place
-    found = checks.check(kept, cut(joint))
+    found = checks.of_pair(kept, cut(joint).backward)
     assert found.outcome == "FAIL" and "and the backward gets it from the forward" in found.message
 
 

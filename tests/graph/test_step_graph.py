@@ -114,7 +114,7 @@ def test_neither_saved_tensors_nor_gradients_are_inputs_or_outputs():
     assert len(states) == 2 * len(found.trained) + 2 and states[-2:] == ["step", "lr"]
     assert len(found.graph.graph.output_node().args[0]) == 2
     assert repr(found).startswith("StepGraph(MLP: ") and repr(found).endswith("4 parameters trained)")
-    assert [str(v.outcome) for v in joining.check(found)] == ["PASS", "PASS"]
+    assert [str(v.outcome) for v in joining.of_joined(found)] == ["PASS", "PASS"]
 
 
 SAID = ("the norm leaves out the gradient of 'up.weight'", "the step count is not advanced",
@@ -130,7 +130,7 @@ def test_a_planted_fault_fails_lint_and_changes_the_values(fault, said):
     step = whole(update)
     fault(step.joined.graph)
     step.joined.graph.recompile()
-    lint = joining.check(step.joined)[0]
+    lint = joining.of_joined(step.joined)[0]
     assert lint.outcome == "FAIL" and re.search(said, "; ".join(lint.evidence["problems"]))
     step.joined.body = aot.boxed(step.joined.graph)
     for i in range(2):

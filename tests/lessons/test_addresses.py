@@ -15,8 +15,8 @@ def test_where_a_replay_reads_its_inputs():
     picture = addresses(record(Made(0xABC)))
     assert picture.text == "addresses of the CUDA graphs\nforward: reads up.weight in place; copies primals_2"
     assert picture.png == addresses(record(Made(0xDEF))).png
-    with pytest.raises(WorkbenchError, match="pass 'regional' records no CUDA graph"):
-        addresses(record(print, name="regional"))
+    with pytest.raises(WorkbenchError, match="pass 'regional_inductor' records no CUDA graph"):
+        addresses(record(print, name="regional_inductor"))
     with pytest.raises(WorkbenchError, match="62 inputs are too many"):
         addresses(record(*[Made(0xABC)] * 31))
 

@@ -15,12 +15,13 @@ from mutants.operators import OPERATORS
 from mutants.subjects import Subject, subject
 from torch.fx import GraphModule
 
-from workbench.checks import collectives, static
+from workbench.checks import collectives
 from workbench.checks.collectives import gathered
+from workbench.checks.numerics import verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.facts import facts_of
-from workbench.passes.registry import graph_changed
+from workbench.passes.registry import RegisteredPass, graph_changed
 from workbench.pipeline.proofs.numerics_proof import compare_graphs, revealing, run_graphs, written_inputs
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.train import deterministic
@@ -85,22 +86,22 @@ def record_of(whole: Subject, part: str, changed: GraphModule) -> PassRecord:
     before = whole.graphs(part)
     after = tuple(changed if graph is whole.graph(part) else graph for graph in before)
     stage = Stage.JOINT if part == "joint" else Stage.PARTITIONED
-    return PassRecord(NAME, stage, Options(), before, after, 0.0, 0.0)
+    item = RegisteredPass(contract(stage), print, graph_changed)
+    return PassRecord(item, Options(), before, after, 0.0, 0.0)
 
 
-def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> list[Verdict]:
-    """The light verdicts of a mutant, and of one on a single rank how its collectives compare with the others'."""
+def structural(whole: Subject, mutant: Mutant, changed: GraphModule) -> tuple[list[Verdict], bool]:
+    """The light verdicts of a mutant, and of one on a single rank how its collectives compare with the others'; and
+    whether an estimate of memory has grown.
+    """
     record = record_of(whole, mutant.part, changed)
-    seen = static.Seen()
-    seen._known = dict(whole.seen._known)
-    static.check(graph_changed, contract(record.stage), record, seen)
-    whole.seen = seen.of(record.before)
-    verdicts = list(record.verdicts)
+    verdicts = record.verdicts
     if mutant.ranks == "one" and not verdicts[0].evidence.get("malformed"):
         lists = [collectives.schedule(graphs) for graphs in (record.before, record.after)]
         if found := collectives.difference(lists):
             verdicts.append(Verdict("collectives", Outcome.FAIL, found[2], {"index": found[1]}))
-    return verdicts
+    before, after = record.memory or ({}, {})
+    return verdicts, any(after[key] > size for key, size in before.items())
 
 
 def names_one(text: str, names: Sequence[str]) -> bool:
@@ -193,5 +194,5 @@ def _compared(whole: Subject, record: PassRecord, writer: PassRecord, number: in
     for rank, text in enumerate(gathered(error)):
         if text:
             return {"outcome": "RAISED", "message": f"rank {rank}: {text}"}
-    found = compare_graphs(record, whole.results[key], after, written, whole.size)
+    found = verdict(compare_graphs(record, whole.results[key], after, written, whole.size))
     return {"outcome": str(found.outcome), "message": found.message}

@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from workbench.authoring.author import Authored, author, author_module
 from workbench.authoring.plans import ParallelPlan
-from workbench.checks.static import Seen
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of, set_facts
 from workbench.graph.partition import partition
@@ -52,8 +51,8 @@ PARTS = ("joint", "forward", "backward")
 class Subject:
     """The graphs of one step: joint, as its passes left it, and forward and backward after all passes.
 
-    inputs, tangents: one step's, flat; empty on a fake world. size: ranks of the largest group. seen: what the checks
-    have read of the graphs. results: what the graphs gave, by stage and inputs.
+    inputs, tangents: one step's, flat; empty on a fake world. size: ranks of the largest group. results: what the
+    graphs gave, by stage and inputs.
     """
 
     joint: GraphModule
@@ -61,7 +60,6 @@ class Subject:
     inputs: list[Any]
     tangents: list[Any]
     size: int
-    seen: Seen = field(default_factory=Seen)
     results: dict[Any, list[Any]] = field(default_factory=dict)
 
     def graphs(self, part: str) -> tuple[GraphModule, ...]:

@@ -265,7 +265,7 @@ def test_numerics_passes_with_larger_shards_alone(pool2):
 def test_the_verdicts_on_ranks_and_what_they_measure(pool2, scaling):
     verdicts, whole = pool2.run(full_level, recipe(passes=(BLOCKS,), scaling=scaling))[0]
     assert {check: found[0] for check, found in verdicts[NAME].items()} == dict.fromkeys(
-        ("lint", "effect", "collectives", "memory", "numerics"), "PASS")
+        ("lint", "effect", "collectives", "numerics"), "PASS")
     assert whole == ["PASS"]
 
 

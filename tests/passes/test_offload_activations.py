@@ -74,7 +74,7 @@ def test_the_device_saves_less_by_what_was_sent(offloaded):
     assert told.outcome == "PASS" and was - now == told.evidence["bytes"] > 0
     assert told.evidence["offloaded"] == told.evidence["could_leave"] == len(calls(pair.backward, TO_DEVICE))
     assert sum(row.held_bytes for row in saved_tensors(*pair.graphs)) == now
-    before, after = (record.verdict("memory").evidence[when] for when in ("before", "after"))
+    before, after = record.memory
     assert after["saved"] == now and after["peak_backward"] < before["peak_backward"]
     assert after["peak_forward"] <= before["peak_forward"]
 

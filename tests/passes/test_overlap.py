@@ -32,9 +32,8 @@ from workbench.graph.read.collectives import exposed_in_node_order, list_collect
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of, simulate
-from workbench.passes.full_inductor_compilation import transform as inductor
 from workbench.passes.overlap_collectives import OverlapOptions, transform
-from workbench.torch_api.inductor import lowering
+from workbench.torch_api.inductor import kept_order, lowering
 from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
@@ -253,7 +252,7 @@ def test_no_fusion_delays_a_gradients_collective_behind_later_products(fake4, an
     """
     monkeypatch.setattr(lowering, "compute_once", lambda *_: None)
     if anything_fuses:
-        monkeypatch.setattr(inductor, "kept_fusions", nullcontext)
+        monkeypatch.setattr(kept_order, "kept_fusions", nullcontext)
     recipe = load_recipe("llama3_whole_step").override({
         "mesh.dp_shard": 4, "mesh.tp": 1, "model.n_layers": 1, "strict": False,
         "passes": [OVERLAP, "full_inductor_compilation"]})

@@ -88,7 +88,7 @@ def planted(recipe, fault):
     built = build_with(recipe, fault.__name__, edit, stage="step")
     numerics = [str(v.outcome) for v in built.pipeline if v.check == "numerics"]
     return outcomes(built, fault.__name__), numerics, [(v.check, str(v.outcome), v.message)
-                                                       for v in joining.check(built.step.joined)]
+                                                       for v in joining.of_joined(built.step.joined)]
 
 
 def does_nothing(gm):
@@ -199,7 +199,7 @@ def read_twice(_):
 
     authored, optimizer = made()
     joined = join(partition(capture(authored)), Update(), microbatches=2)
-    checked = [str(v.outcome) for v in joining.check(joined)]
+    checked = [str(v.outcome) for v in joining.of_joined(joined)]
     joined.body = aot.boxed(joined.graph)
     step = WholeStep(joined, optimizer)
     eager, theirs = made()

@@ -56,9 +56,9 @@ def test_what_it_tells(built):
 
 def test_the_loosest_contract_is_that_of_the_list(built):
     first, *_ = built
-    assert loosest([]).numerics == "exact"
+    assert loosest([]).numerics == "reduction_order"  # eager is another program than the graph
     assert loosest(first.records).name == "inductor_decomposition"
-    assert loosest(first.records[1:]).name == "transformer_block_bucketing"
+    assert loosest(first.records[1:]).numerics == "reduction_order"
 
 
 def test_unknown_passes_are_refused_first():
@@ -114,7 +114,7 @@ def test_every_verdict_on_real_ranks(pool4, mesh):
     for records, pipeline, schedule, clean in pool4.run(full, small(mesh, *TOUR)):
         assert set(records) == {*TOUR[0], *TOUR[1]} and schedule == "PASS" and clean
         for verdicts in records.values():
-            assert set(verdicts) == {"lint", "effect", "collectives", "memory", "numerics"}
+            assert set(verdicts) == {"lint", "effect", "collectives", "numerics"}
             assert set(verdicts.values()) == {"PASS"}
         assert len(pipeline) == 1 and pipeline[0].startswith("numerics: PASS")
 
@@ -136,7 +136,7 @@ def without_a_recipe():
     from workbench.graph.capture import capture
     from workbench.graph.lower import compile_step
     from workbench.graph.partition import partition
-    from workbench.pipeline.run_passes import prove_partition, run_joint, run_partitioned
+    from workbench.pipeline.run_passes import run_joint, run_partitioned
 
     class Net(nn.Module):
         def __init__(self):
@@ -155,7 +155,6 @@ def without_a_recipe():
     joint = capture(authored)
     records = run_joint(joint, ["activation_checkpointing", "reshard_after_forward"])
     pair = partition(joint)
-    prove_partition(records, pair)
     later, bodies = run_partitioned(pair, ["transformer_block_bucketing"])
     step = compile_step(pair, bodies)
     whole = prove_numerics(records + later, step)
@@ -286,7 +285,7 @@ def checked_then_trained(kind, passes):
     """Level full and time: what differs from a module that nothing has run, then after three steps from eager."""
     from workbench.authoring.author import author
     from workbench.graph.replay_rehearsal import rehearse
-    from workbench.pipeline.proofs.time_proof import prove_time
+    from workbench.pipeline.proofs.time_proof import time_graphs
     from workbench.pipeline.train import train
 
     normed(kind)
@@ -294,7 +293,7 @@ def checked_then_trained(kind, passes):
     plain = author(recipe, current_world())
     before = left(plain)
     built = rehearsed(recipe, rehearse) if "cudagraph" in passes else build(recipe, current_world(), level="full")
-    prove_time(built.records, built.step)
+    time_graphs(built.records, built.step)
     after = left(built.authored)
     told = [str(v) for v in built.pipeline], [str(r.verdict("numerics")) for r in built.records]
     train(plain), train(built.authored, built.step)

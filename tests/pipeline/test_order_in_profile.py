@@ -51,8 +51,9 @@ def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch
     kernels = [] if covered is None else kernels_of(graphs, covered)
     monkeypatch.setattr(running, "measured", lambda step, what: run_of_kernels(kernels, graphs, "measured on paper"))
     monkeypatch.setattr(running, "gathered", lambda own: [own])
-    monkeypatch.setattr(made, "records", list(made.records))
-    (found,) = running._order_in_profile(made, lambda: None)
+    monkeypatch.setattr(made.known, "profile", None)
+    running._profile_order(made, lambda: None)
+    found = made.pipeline[-1]
     assert found.outcome == outcome, found
     assert found.evidence["hidden"] == 12 and found.evidence["seen"] == (0 if covered is None else 12)
     told = made.records[-1].verdict("effect")
@@ -65,7 +66,9 @@ def test_a_pass_whose_order_the_gpu_did_not_run_loses_its_pass(made, monkeypatch
 
 def test_without_a_chosen_order_nothing_is_profiled(fake4, monkeypatch):
     monkeypatch.setattr(running, "measured", lambda *_: pytest.fail("profiled"))
-    assert running._order_in_profile(build(small({"dp_shard": 4}), fake4), lambda: None) == []
+    plain = build(small({"dp_shard": 4}), fake4)
+    running._profile_order(plain, lambda: None)
+    assert plain.known.profile is None and plain.pipeline == []
 
 
 class Squares(nn.Linear):

@@ -12,9 +12,11 @@ from full_disk import files_of_at_most
 
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
 from workbench.errors import WorkbenchError
+from workbench.graph.saving.peak import StepPeak
 from workbench.pipeline.expert_load import ExpertLoad
-from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
-from workbench.pipeline.report_data import Expectation, PassRow, median_step
+from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
+from workbench.pipeline.report_data import Expectation, PassRow, Peak, median_step
+from workbench.pipeline.report_text import NO_GRAPH, unchecked
 from workbench.pipeline.roofline import roofline
 from workbench.pipeline.run import run
 from workbench.pipeline.train import Training
@@ -22,13 +24,13 @@ from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, load_recipe
 
 PASS, FAIL, NO_EFFECT, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.NO_EFFECT, Outcome.UNKNOWN
-UNSEEN = Verdict("time", UNKNOWN, "a fake world has no speed: run on real ranks")
+UNSEEN = Verdict("numerics", UNKNOWN, "a fake world has no values: run on real ranks")
 
 
 def row(*verdicts: Verdict, name: str = "reshard_after_forward", tolerance: float | None = None,
         **more: Any) -> PassRow:
     numerics = Numerics.EXACT if tolerance is None else Numerics.LOSSY
-    return PassRow(name, Stage.JOINT, numerics, tolerance, 0.1, 0.01, complete(verdicts, {}), **more)
+    return PassRow(name, Stage.JOINT, numerics, tolerance, 0.1, 0.01, list(verdicts), **more)
 
 
 def report(*rows: PassRow, recipe: Recipe | None = None, **more: Any) -> Report:
@@ -36,7 +38,7 @@ def report(*rows: PassRow, recipe: Recipe | None = None, **more: Any) -> Report:
         "recipe": recipe or load_recipe("tour"), "world": {"kind": "gloo", "size": 2, "axes": {"dp_shard": 2}},
         "level": "light", "machine": {}, "versions": {}, "seconds": {}, "passes": list(rows),
         "schedule": Verdict("collectives", PASS, "8 collectives in the same order on 2 ranks"),
-        "pipeline": complete([], {}), "saved_bytes": 1234,
+        "pipeline": [], "saved_bytes": 1234,
         "roofline": roofline(1.5e6, "float32", 256, 3.5e11, 0.02),
         "training": Training([5.0, 4.0, 3.0], [2.0, 1.5, 1.0], [0.9, 0.02, 0.02], 256, None),
     }
@@ -58,7 +60,7 @@ def test_ok_unless_something_failed() -> None:
 
 
 def test_no_effect_fails_a_strict_recipe_alone() -> None:
-    idle = row(*GOOD, Verdict("effect", NO_EFFECT, "group size 1"))
+    idle = row(*(v for v in GOOD if v.check != "effect"), Verdict("effect", NO_EFFECT, "group size 1"))
     assert report(idle).ok
     assert report(idle).idle == [("reshard_after_forward", "group size 1")]
     strict = load_recipe("tour").model_copy(update={"strict": True})
@@ -67,12 +69,29 @@ def test_no_effect_fails_a_strict_recipe_alone() -> None:
     assert report(replace(idle, allowed_idle=True), recipe=strict).ok
 
 
-def test_what_was_not_checked_is_unknown_and_says_why() -> None:
-    found = complete([Verdict("lint", PASS, "")], {"numerics": "level light"})
-    assert [v.check for v in found] == [check for check in CHECKS if check != "order"]
-    assert {v.check: v.message for v in found if v.outcome is UNKNOWN}["numerics"] == "level light"
-    assert row(UNSEEN).outcome is UNKNOWN
-    assert row(*GOOD, Verdict("effect", NO_EFFECT, "x")).verdict("effect").outcome is NO_EFFECT
+def test_what_was_not_checked_says_why() -> None:
+    callables = [v for v in GOOD if v.check in ("effect", "numerics")]
+    assert unchecked([GOOD, callables], [], "level light") == {NO_GRAPH: ["lint", "collectives"]}
+    assert unchecked([GOOD[:3]], [UNSEEN], "level light") == {UNSEEN.message: ["numerics"], "level light": ["numerics"]}
+    assert unchecked([GOOD], [], "") == {}
+    shown = report(row(*GOOD[:3]), not_run="level light runs no graph").table()
+    assert "not checked\n  numerics: level light runs no graph" in shown
+    assert row(UNSEEN).outcome is UNKNOWN and row(*GOOD).verdict("effect").outcome is PASS
+    assert row(GOOD[0]).verdict("effect") is None
+
+
+def test_memory_and_time_are_figures() -> None:
+    figures = row(*GOOD, memory=({"saved": 2000, "peak_forward": 5}, {"saved": 1000, "peak_forward": 5}),
+                  ran_for=(0.0123, 0.01))
+    line = "reshard_after_forward: saved 2,000 to 1,000 bytes (estimated); runs 12.3 ms before, 10.0 ms after"
+    assert line in report(figures).table()
+    predicted = StepPeak(1000 << 20, 600 << 20, "backward", (("mm", 64 << 20, "layers.0"),))
+    lines = report(peak=Peak(predicted, 1040 << 20)).table().splitlines()
+    at = lines.index("peak memory: 1.02 GiB measured on rank 0, 0.98 GiB predicted, in the backward (-3.8%)")
+    assert lines[at + 1].split() == ["0.062", "GiB", "mm", "layers.0"]
+    assert "peak memory: 0.98 GiB predicted, in the backward" in report(peak=Peak(predicted, None)).table()
+    assert "peak memory: 2.00 GiB measured on rank 0" in report(peak=Peak(None, 2 << 30)).table()
+    assert "peak memory" not in report(peak=Peak(None, None)).table()
 
 
 def test_the_gravest_rank_is_named() -> None:
@@ -118,7 +137,7 @@ def test_table() -> None:
     assert text.splitlines()[0] == "tour on 2 gloo ranks (dp_shard 2), level light"
     assert text.splitlines()[-1] == "PASS, with 1 NO_EFFECT"
     assert "  effect      NO_EFFECT: no annotated node matched" in text
-    assert "  time: a fake world has no speed: run on real ranks" in text
+    assert "  numerics: a fake world has no values: run on real ranks" in text
     assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)
     brief = report(lossy, idle).table(reasoned=False)
     assert "no annotated node" not in brief and "NO_EFFECT" in brief
@@ -145,8 +164,8 @@ def test_experts_load_is_a_line_of_the_text_and_stays_in_the_json() -> None:
 
 
 def test_html_holds_facts_and_no_measured_figures() -> None:
-    timed = row(*GOOD[:3], Verdict("numerics", PASS, "at most 2.2e-07"), Verdict("time", PASS, "15.7 ms"),
-                name="<evil>", tolerance=1e-5)
+    timed = row(*GOOD[:3], Verdict("numerics", PASS, "at most 2.2e-07"), ran_for=(0.0157, 0.0157), name="<evil>",
+                tolerance=1e-5)
     page = report(timed)._repr_html_()
     assert "15.7" not in page and "2.2e-07" not in page and "tokens/s" not in page
     assert "&lt;evil&gt;" in page and "<evil>" not in page
@@ -165,7 +184,7 @@ def test_json(tmp_path: Path) -> None:
     text = report(row(*GOOD)).to_json(tmp_path / "r.json")
     data = json.loads(text)
     assert (tmp_path / "r.json").read_text() == text
-    assert data["format_version"] == 1 and data["ok"] is True
+    assert data["format_version"] == 2 and data["ok"] is True
     assert data["passes"][0]["outcome"] == "PASS" and data["roofline"]["ceiling"] == 3.5e11
     assert data["training"]["losses"] == [5.0, 4.0, 3.0]
 
@@ -189,6 +208,6 @@ def test_a_fake_world_trains_nothing_and_claims_nothing() -> None:
     found = run(load_recipe("tour").override({"model.n_layers": 1}), world="fake", level="full", progress=False)
     assert found.ok and found.training is None and found.step_seconds is None
     assert {r.verdict("numerics").outcome for r in found.passes} == {UNKNOWN}
-    assert {v.outcome for v in found.pipeline} == {UNKNOWN}
+    assert {v.outcome for v in found.pipeline} == {UNKNOWN} and found.peak.measured is None
     assert [e.outcome for e in found.expectations] == [UNKNOWN]
     assert found.roofline.ceiling is None and "fake" in found.roofline.reason

@@ -30,12 +30,11 @@ def test_a_users_own_pass_gets_every_verdict_and_a_planted_no_op_shows(pool2: Ra
     row = report.pass_row("does_nothing")
     assert row.verdict("effect").outcome is Outcome.NO_EFFECT
     assert report.idle == [("does_nothing", row.verdict("effect").message)]
-    assert {row.verdict(c).outcome for c in ("lint", "collectives", "numerics", "memory", "time")} == {Outcome.PASS}
-    assert set(row.verdict("time").evidence) == {"before", "after"}
+    assert {row.verdict(c).outcome for c in ("lint", "collectives", "numerics")} == {Outcome.PASS}
+    assert min(row.ran_for) > 0 and row.memory[0] == row.memory[1]
     assert report.ok and report.roofline.ceiling and report.roofline.ceiling > 1e8
     assert report.training is not None and len(report.training.losses) == 3
-    assert {v.check: v.outcome for v in report.pipeline if v.check in ("numerics", "memory", "time")} == {
-        "numerics": Outcome.PASS, "memory": Outcome.UNKNOWN, "time": Outcome.PASS}
+    assert {v.check: v.outcome for v in report.pipeline} == {"numerics": Outcome.PASS}
 
 
 def _rounded_on_rank_1(gm):

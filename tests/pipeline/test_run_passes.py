@@ -35,7 +35,7 @@ from workbench.graph.partition import partition
 from workbench.passes.effect import Effect
 from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.build import build
-from workbench.pipeline.run_passes import each_no_effect, prove_partition, run_joint, run_partitioned, saved_bytes
+from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
 from workbench.recipe.contracts import Options
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor.lowering import decomposition_table
@@ -219,8 +219,8 @@ def test_a_gathered_weight_kept_alive_through_views_is_seen(captured):
     def freed(joint_passes):
         joint = captured.fork()
         records = run_joint(joint, joint_passes)
+        assert records[0].verdict("effect").outcome is Outcome.UNKNOWN  # it only tags
         pair = partition(joint)
-        prove_partition(records, pair)
         return records[0], saved_bytes(pair)
 
     with user_pass("bad", only_the_wait_is_tagged, partition_effect=effect, effect=tags_differ) as name:

@@ -16,12 +16,13 @@ from on_ranks import FSDP_TP, calls, small, user_pass
 from torch import nn
 
 from workbench.authoring.author import author
+from workbench.checks.record import TAGS
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.facts import GraphFacts, set_facts
 from workbench.graph.partition import partition
-from workbench.tools.as_graph_pass import NOT_SEEN, as_graph_pass
+from workbench.tools.as_graph_pass import as_graph_pass
 from workbench.torch_api.ops import collective_kind
 from workbench.world.fake import fake_world
 from workbench.world.ranks import ranks
@@ -220,8 +221,8 @@ def test_graphs_that_were_captured_elsewhere_get_the_same_verdicts():
                     text = given.code
                     result = graph_pass(given, inputs)
                     assert given.code == text and result is not given
-    assert [(v.check, v.outcome) for v in tags.records[0].verdicts][-1] == ("effect", Outcome.UNKNOWN)
-    assert tags.records[0].verdicts[-1].message == NOT_SEEN
+    told = tags.records[0].verdict("effect")
+    assert told.outcome is Outcome.UNKNOWN and told.message == TAGS
     (nothing,), (done,) = idle.records, buckets.records
     assert nothing.verdict("effect").outcome is Outcome.NO_EFFECT
     assert "no module path matches the buckets ['layer.0']" in nothing.verdict("effect").message

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench import load_recipe
 from workbench.cli import main
 from workbench.graph.read.simulated_run import simulated
-from workbench.pipeline.route import route, upto, walk
+from workbench.pipeline.stages import before_lowering
 from workbench.tools.timing import calibrate
 from workbench.torch_api.devices.profile import device_spec, load_profile
 
@@ -119,7 +119,6 @@ def test_a_profile_of_two_ranks_serves_as_a_device(tmp_path, fake4):
     assert found.device == "cpu" and found.replay_us is None and found.wrapper_us and "--ranks 2" in found.command
     assert {row.kind for row in found.collectives} == {"all_gather", "reduce_scatter", "all_reduce"}
     recipe = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 4, "model.n_layers": 1})
-    stages = route(recipe, fake4)
-    pair = walk(stages[: upto(stages, "partition") + 1]).pair
+    pair = before_lowering(recipe, fake4)
     run = simulated(pair.by_part, str(path))
     assert run.source == "simulated on mine, error unknown" and run.compute_ms > 0

@@ -42,7 +42,7 @@ def test_a_study_changes_the_number_of_microbatches(fake4):
     study = what_if(recipe(**{"data.batch_per_rank": 4}), fake4)
     changed = study.change({"training.accumulate": 2})
     assert changed.ran[0].stage == "author"
-    lint, collectives = joining.check(study._last.joined)
+    lint, collectives = joining.check(study.records[-1].known)
     assert lint.evidence["microbatches"] == 2 and collectives.outcome == "PASS"
 
 

@@ -8,13 +8,11 @@
     lineage        a node through every pass
     lint           whether the next stage can run the graph
     matching       match nodes of two runs by value
-    memory         estimated peak and saved bytes
     metadata       whether meta['val'] fits the operator's result
     numerics       whether the values stay within the contract
     order          whether compute still hides the collectives at later stages
     recomputation  what the backward of a traced step computes again
-    record         PassRecord: what one pass did and proved
-    static         level light: all checks that need no values
+    record         PassRecord: what one pass did, and the table of checks
     values         the value of every node of a run
     verdicts       Verdict and its outcomes
 """

@@ -20,7 +20,6 @@ from workbench.graph.read.memory import live_bytes, saved_tensors
 from workbench.graph.read.node_facts import described
 from workbench.graph.read.nodes import provenance
 from workbench.graph.read.snapshot import node_record
-from workbench.recipe.contracts import CONTRACTS
 
 CHECKS = ("all", "numerics", "memory", "no_effect")
 
@@ -145,10 +144,9 @@ def first_told(
 def first_growth(records: Sequence[PassRecord]) -> Found | None:
     """The first pass that raises an estimate of memory, and the node that holds most of the added bytes."""
     for record in records:
-        verdict = record.verdict("memory")
-        if verdict is None or "before" not in verdict.evidence:
+        if record.memory is None:
             continue
-        was, now = verdict.evidence["before"], verdict.evidence["after"]
+        was, now = record.memory
         grown = next((key for key in was if now.get(key, 0) > was[key]), None)
         if grown is not None:
             what = "saved" if grown == "saved" else f"at the peak of the {grown.removeprefix('peak_')} graph"
@@ -193,7 +191,7 @@ def first_node(record: PassRecord, before: Trace, after: Trace | None, problem: 
     whole = Found(record.name, problem, ranks=tuple(range(len(gathered(None)))))
     if after is None:
         return whole
-    contract = CONTRACTS[record.name]
+    contract = record.item.contract
     coarse = coarsest(before.outputs)
 
     def bound(a: torch.Tensor, b: torch.Tensor) -> float | None:

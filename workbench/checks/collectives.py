@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.facts import facts_of
+from workbench.graph.facts import facts_of, reading
 from workbench.graph.read.collectives import Collective, Groups, list_collectives
+from workbench.graph.read.snapshot import snapshot
+from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.wording import counted, differing
 from workbench.torch_api.ops import group_ranks, world_kind
 
@@ -102,6 +104,19 @@ def kept_promise(before: Iterable[Collective], promised: Iterable[Collective], a
         return Verdict("collectives", Outcome.FAIL, "; ".join(filter(None, (told, *wrong))), found.evidence)
     was, now = (sum(c.payload for c in each) for each in (before, promised))
     return Verdict("collectives", Outcome.PASS, f"{was:,} bytes before, {now:,} after, as promised", found.evidence)
+
+
+def of_pass(item: RegisteredPass, before: Graphs, after: Graphs, options: Any) -> Verdict:
+    """Whether the graphs that a pass made move what it received, or what it promised."""
+    was, now = collectives_of(before), collectives_of(after)
+    if item.promised is None:
+        return conserved(was, now, fewer=item.contract.fewer_bytes)
+    return kept_promise(was, item.promised(before, options), now)
+
+
+def collectives_of(graphs: Iterable[GraphModule]) -> list[Collective]:
+    """The collectives of finished graphs, in order."""
+    return [c for graph in graphs for c in reading(snapshot, graph).collectives]
 
 
 def schedule(graphs: Iterable[GraphModule]) -> list[Entry]:

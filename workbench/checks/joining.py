@@ -10,7 +10,7 @@ from torch.fx import Node
 from workbench.checks import collectives, lint
 from workbench.checks.order import kept_after
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.errors import no_exit
+from workbench.graph.facts import Known
 from workbench.graph.read.collectives import Collective, list_collectives
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import lists_of_update, output_values, updates_of
@@ -20,9 +20,17 @@ from workbench.torch_api.aot import is_state, parameter_of
 from workbench.torch_api.ops import calls_of, op_name, tensor_bytes, written_inputs
 
 
-@no_exit()
-def check(joined: StepGraph) -> list[Verdict]:
-    """The verdicts of lint, collectives and, where a pass chose one, the order."""
+def check(known: Known) -> list[Verdict]:
+    """The verdicts of lint, collectives and, where a pass chose one, the order; none where nothing was joined."""
+    return [] if known.joined is None else known.reading(_of_known)
+
+
+def _of_known(known: Known) -> list[Verdict]:
+    return of_joined(known.joined)
+
+
+def of_joined(joined: StepGraph) -> list[Verdict]:
+    """`check` of a step as it was joined."""
     found = [_lint(joined), _collectives(joined)]
     order = joined.facts.order
     if order is not None and order.hidden:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from workbench.checks.metadata import wrong_results
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.facts import facts_of
+from workbench.graph.facts import facts_of, reading
 from workbench.graph.read.collectives import readers_of
 from workbench.graph.read.memory import item_roots, roots
 from workbench.graph.read.snapshot import Snapshot, snapshot
@@ -169,16 +169,14 @@ def scaled_operands(gm: torch.fx.GraphModule) -> list[str]:
     return problems
 
 
-def problems_of(
-    before: torch.fx.GraphModule, after: object, read: Callable[[torch.fx.GraphModule], Snapshot]
-) -> tuple[list[str], list[str]]:
+def problems_of(before: torch.fx.GraphModule, after: object) -> tuple[list[str], list[str]]:
     """What is wrong with one graph after a pass, one sentence each: what no later stage can take, and the rest."""
     if not isinstance(after, torch.fx.GraphModule):
         return [f"the pass returned {type(after).__name__}, not a GraphModule"], []
     unusable = form(after)
     if unusable:
         return unusable, []
-    old, new = read(before), read(after)
+    old, new = reading(snapshot, before), reading(snapshot, after)
     unusable, problems = _boundary(old, new)
     unusable += _without_values(after)
     problems += unwaited(after) + wrong_results(before, after) + scaled_operands(after)
@@ -197,23 +195,52 @@ def problems_of(
     return unusable, problems
 
 
-def lint(
-    before: Sequence[torch.fx.GraphModule], after: Sequence[object],
-    read: Callable[[torch.fx.GraphModule], Snapshot] = snapshot,
-) -> Verdict:
+def lint(before: Sequence[torch.fx.GraphModule], after: Sequence[object]) -> Verdict:
     """PASS if `after` is well-formed, keeps its inputs, outputs and visible effects, and waits for each collective.
 
-    One joint graph each, or forward and backward. `read` makes the snapshots, or remembers them.
+    One joint graph each, or forward and backward. A joint graph must also keep tags and stack traces.
     """
     unusable: list[str] = []
     problems: list[str] = []
     for a, b in zip(before, after, strict=True):
         part = f"{facts_of(b).part}: " if isinstance(b, torch.fx.GraphModule) and len(after) > 1 else ""
-        for found, told in zip(problems_of(a, b, read), (unusable, problems), strict=True):
+        for found, told in zip(problems_of(a, b), (unusable, problems), strict=True):
             told += [part + problem for problem in found]
     if problems := unusable + problems:
         malformed = any(MALFORMED in problem for problem in problems)
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]),
                        {"problems": problems, "malformed": malformed, "unusable": bool(unusable)})
-    counts = [len(g.graph.nodes) for g in after if isinstance(g, torch.fx.GraphModule)]
-    return Verdict("lint", Outcome.PASS, "", {"nodes": counts})
+    graphs = [g for g in after if isinstance(g, torch.fx.GraphModule)]
+    if facts_of(graphs[0]).part == "joint" and (lost := _lost_metadata(_placed(before[0]), _placed(graphs[0]))):
+        return lost
+    return Verdict("lint", Outcome.PASS, "", {"nodes": [len(g.graph.nodes) for g in graphs]})
+
+
+def _placed(graph: torch.fx.GraphModule) -> tuple[int, int, int]:
+    """(operator nodes with a partitioner tag, those of them with a stack trace, all operator nodes)."""
+    metas = [n.meta for n in graph.graph.nodes if n.op == "call_function"]
+    tagged = [meta for meta in metas if "partitioner_tag" in meta]
+    return len(tagged), len([1 for meta in tagged if meta.get("stack_trace")]), len(metas)
+
+
+_MAY_LOSE = 0.1
+
+
+def _lost_metadata(before: tuple[int, int, int], after: tuple[int, int, int]) -> Verdict | None:
+    """FAIL where a joint pass lost tags and stack traces, as a retrace does: the partitioner and passes need them.
+
+    Code without a source file (`python -c`, a prompt) has no stack traces. A pass that replaces such a node by several
+    has as many nodes with a trace as before, and has lost none.
+    """
+    (tags, traces, count), (has_tags, has_traces, now) = before, after
+
+    def fell(had: int, has: int) -> bool:
+        return bool(count and now) and has / now < had / count - _MAY_LOSE
+
+    if not fell(tags, has_tags) and (has_traces >= traces or not fell(traces, has_traces)):
+        return None
+    return Verdict("lint", Outcome.FAIL, (
+        f"{now - has_traces} of {now} nodes lost their metadata (before: {count - traces} of {count} had none): the "
+        "partitioner would recompute the whole forward, and passes that go by module would match nothing; copy "
+        "node.meta"
+    ), {"without_metadata": now - has_traces, "nodes": now})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,46 +91,77 @@ def bound_of(contract: PassContract, dtype: torch.dtype, group_size: int) -> flo
             Numerics.REDUCTION_ORDER: reduction_order_bound(dtype, group_size)}[contract.numerics]
 
 
-def compare_outputs(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
-                    names: Sequence[str] | None = None) -> Verdict:
-    """Compare two runs' flat outputs under the contract, on every rank; every rank gets the worst rank's verdict.
+@dataclass(frozen=True)
+class Comparison:
+    """What one rank found, comparing two runs' outputs under a contract.
+
+    bound: norm-relative; None where the contract asks for equal bits. problems: one line for each output that breaks
+    the contract. worst: the largest norm-relative difference of all outputs. others: how many outputs the second run
+    had, where that is another number. unknown: why nothing was compared.
+    """
+
+    contract: str
+    bound: float | None
+    outputs: int = 0
+    problems: tuple[str, ...] = ()
+    worst: float = 0.0
+    others: int | None = None
+    unknown: str = ""
+
+
+def compare(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
+            names: Sequence[str] | None = None) -> Comparison:
+    """Compare two runs' flat outputs under the contract, on this rank.
 
     EXACT: the same bits, and NaN where NaN was. REDUCTION_ORDER: `reduction_order_bound` of the outputs' coarsest
     dtype. LOSSY: the contract's tolerance. Both bounds are norm-relative for each output. names: of the outputs, for
-    the message. UNKNOWN for fake tensors.
+    the message.
     """
+    title = str(contract.numerics)
+    if any(map(is_fake, [*before, *after])):
+        return Comparison(title, None, unknown="fake tensors have no values: run on real ranks")
+    if len(before) != len(after):
+        return Comparison(title, None, len(before), worst=math.inf, others=len(after))
+    limit = bound_of(contract, coarsest([*before, *after]), group_size)
+    problems: list[str] = []
+    worst = 0.0
+    for i, (a, b) in enumerate(zip(before, after, strict=True)):
+        problem, relative = compare_one(a, b, limit)
+        worst = max(worst, relative)
+        if problem:
+            problems.append(f"{names[i] if names else f'output {i}'}: {problem}")
+    return Comparison(title, limit, len(before), tuple(problems), worst)
+
+
+def compare_outputs(before: Sequence[Any], after: Sequence[Any], contract: PassContract, *, group_size: int = 1,
+                    names: Sequence[str] | None = None) -> Verdict:
+    """The verdict on `compare` of all ranks; every rank calls it, and gets the same."""
     if world_kind() == "fake":
         return Verdict("numerics", Outcome.UNKNOWN, "a fake world has no values: run on real ranks")
-    found = gathered(_compare_here(before, after, contract, group_size, names))
+    return verdict(gathered(compare(before, after, contract, group_size=group_size, names=names)))
+
+
+def verdict(ranks: Sequence[Comparison]) -> Verdict:
+    """One verdict for all ranks: that of the worst."""
+    found = [_of_rank(comparison) for comparison in ranks]
     if len(found) == 1:
-        return found[0]  # type: ignore[no-any-return]
-    rank = min(range(len(found)),
-               key=lambda r: (SEVERITY.index(found[r].outcome), -found[r].evidence.get("worst", 0.0)))
+        return found[0]
+    rank = min(range(len(found)), key=lambda r: (SEVERITY.index(found[r].outcome), -ranks[r].worst))
     worst = found[rank]
     evidence = {**worst.evidence, "ranks": [str(v.outcome) for v in found], "worst_rank": rank}
     where = f"rank {rank}: " if worst.outcome is not Outcome.PASS else f"{len(found)} ranks, the worst: "
     return Verdict("numerics", worst.outcome, where + worst.message, evidence)
 
 
-def _compare_here(before: Sequence[Any], after: Sequence[Any], contract: PassContract, group_size: int,
-                  names: Sequence[str] | None) -> Verdict:
-    """The verdict of this rank alone."""
-    if any(map(is_fake, [*before, *after])):
-        return Verdict("numerics", Outcome.UNKNOWN, "fake tensors have no values: run on real ranks")
-    if len(before) != len(after):
-        return Verdict("numerics", Outcome.FAIL, f"{len(before)} outputs before, {len(after)} after")
-    limit = bound_of(contract, coarsest([*before, *after]), group_size)
-    wrong: list[str] = []
-    worst = 0.0
-    for i, (a, b) in enumerate(zip(before, after, strict=True)):
-        problem, relative = compare_one(a, b, limit)
-        worst = max(worst, relative)
-        if problem:
-            wrong.append(f"{names[i] if names else f'output {i}'}: {problem}")
-    evidence = {"contract": str(contract.numerics), "bound": limit, "worst": worst, "outputs": len(before),
-                "wrong": len(wrong)}
-    if wrong:
-        text = f"{len(wrong)} of {len(before)} outputs break '{contract.numerics}'; {wrong[0]}"
+def _of_rank(found: Comparison) -> Verdict:
+    if found.unknown:
+        return Verdict("numerics", Outcome.UNKNOWN, found.unknown)
+    if found.others is not None:
+        return Verdict("numerics", Outcome.FAIL, f"{found.outputs} outputs before, {found.others} after")
+    evidence = {"contract": found.contract, "bound": found.bound, "worst": found.worst, "outputs": found.outputs,
+                "wrong": len(found.problems)}
+    if found.problems:
+        text = f"{len(found.problems)} of {found.outputs} outputs break '{found.contract}'; {found.problems[0]}"
         return Verdict("numerics", Outcome.FAIL, text, evidence)
-    held = "bitwise" if limit is None else f"norm-relative at most {worst:.1e}, bound {limit:.1e}"
-    return Verdict("numerics", Outcome.PASS, f"{len(before)} outputs, {held}", evidence)
+    held = "bitwise" if found.bound is None else f"norm-relative at most {found.worst:.1e}, bound {found.bound:.1e}"
+    return Verdict("numerics", Outcome.PASS, f"{found.outputs} outputs, {held}", evidence)

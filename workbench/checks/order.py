@@ -6,23 +6,20 @@ is held against the graph after each later pass, against the calls in Inductor's
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch.fx import GraphModule
 
-from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.callables import graph_of, kernels_of
+from workbench.graph.callables import kernels_of
 from workbench.graph.facts import ChosenOrder, facts_of
 from workbench.graph.read.fused_cost import kernels_ms
 from workbench.graph.read.order import Between, between, between_calls
 from workbench.graph.read.simulated_run import CPU_LATE, StepTimeline
 from workbench.graph.read.timeline import Costs
 from workbench.passes.registry import Graphs, RegisteredPass
-from workbench.recipe.contracts import Stage
 
 KEEPS = 0.95
 """The share of the hidden collectives that must stay hidden."""
@@ -33,35 +30,27 @@ _MORE_WORK = "record and replay the step, or give it more work"
 _UNSEEN = "Inductor's calls of {} of {} collectives were not observed"
 
 
-def check(item: RegisteredPass, record: PassRecord) -> None:
-    """Add the verdict `order` to the record of a pass that chose an order, and of each later one but a replay."""
-    started = time.perf_counter()
-    step = facts_of(graph_of(record.before[0])).step
-    graphs = all(isinstance(a, GraphModule) for a in record.after)
-    if item.order_costs is not None and graphs:
-        chosen, verdict = _choose(item.name, record.after, partial(item.order_costs, record.options))
-        facts_of(graph_of(record.after[0])).step.order = chosen  # not of the graph before, which other variants use
-        record.verdicts.append(verdict)
-    elif step.order is not None and step.order.hidden and record.stage is not Stage.REPLAY:
-        chosen = step.order
-        now = _in_graphs(record.after, chosen.costs) if graphs else _in_code(record.before, record.after, chosen)
-        record.verdicts.append(_kept(chosen, now, "the graph" if graphs else "Inductor's code"))
-    record.verify_seconds += time.perf_counter() - started
-
-
-def _choose(by: str, graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> tuple[ChosenOrder, Verdict]:
+def chosen_by(item: RegisteredPass, graphs: tuple[Any, ...], options: Any) -> ChosenOrder | None:
+    """The order of the collectives that a pass chose in `graphs`, by its own costs; None if it chooses none."""
+    if item.order_costs is None or not all(isinstance(graph, GraphModule) for graph in graphs):
+        return None
+    costs = partial(item.order_costs, options)
     found = _in_graphs(graphs, costs)
     hidden = {name: value.products for name, value in found.items() if value.hides}
     spec = costs(graphs[0]).spec
-    chosen = ChosenOrder(by, costs, hidden, f"{spec.name}, {spec.trust}")
-    products = sum(count > 0 for count in hidden.values())
-    evidence = {"hidden": len(hidden), "with_products": products, "collectives": len(found),
-                "estimated_for": chosen.device}
-    if not hidden:
-        return chosen, Verdict("order", Outcome.UNKNOWN, _NONE, evidence)
-    return chosen, Verdict("order", Outcome.PASS, (
-        f"{len(hidden)} of {len(found)} collectives have compute to hide behind, {products} of them a matmul or an "
-        "attention"), evidence)
+    return ChosenOrder(item.name, costs, hidden, f"{spec.name}, {spec.trust}", len(found))
+
+
+def of_choice(order: ChosenOrder) -> Verdict:
+    """How many collectives the order hides; UNKNOWN where it hides none."""
+    products = sum(count > 0 for count in order.hidden.values())
+    evidence = {"hidden": len(order.hidden), "with_products": products, "collectives": order.collectives,
+                "estimated_for": order.device}
+    if not order.hidden:
+        return Verdict("order", Outcome.UNKNOWN, _NONE, evidence)
+    text = (f"{len(order.hidden)} of {order.collectives} collectives have compute to hide behind, {products} of them a "
+            "matmul or an attention")
+    return Verdict("order", Outcome.PASS, text, evidence)
 
 
 def _in_graphs(graphs: Graphs, costs: Callable[[GraphModule], Costs]) -> dict[str, Between]:
@@ -102,6 +91,11 @@ def _kept(order: ChosenOrder, now: Mapping[str, Between], where: str) -> Verdict
 def kept_after(order: ChosenOrder, graphs: Graphs, where: str) -> Verdict:
     """Whether compute hides the collectives in these graphs, called `where`, as the pass of `order` had placed it."""
     return _kept(order, _in_graphs(graphs, order.costs), where)
+
+
+def kept_in_code(order: ChosenOrder, graphs: Graphs, compiled: tuple[Any, ...]) -> Verdict:
+    """`kept_after` of the code that Inductor made of these graphs, as far as its calls were observed."""
+    return _kept(order, _in_code(graphs, compiled, order), "Inductor's code")
 
 
 def times_of(step: StepTimeline) -> dict[str, float]:
@@ -145,26 +139,3 @@ def in_profile(order: ChosenOrder, step: StepTimeline, ranks: Sequence[Mapping[s
     return Verdict("order", Outcome.FAIL, (
         f"{kept}, where {order.by} had hidden {len(seen)}; the first exposed one is {bare[0]}, for "
         f"{exposed[bare[0]]:.3f} of its {took[bare[0]]:.3f} ms"), evidence | {"first": bare[0]})
-
-
-def take_back(records: Sequence[PassRecord], profile: Verdict | None = None) -> list[PassRecord]:
-    """The records, where the effect of a pass whose order was lost later is NO_EFFECT, with the stage that lost it.
-
-    profile: the verdict of `in_profile`, once the step has run.
-    """
-    found = list(records)
-    for late, record in enumerate(found):
-        _take_from(found, late, record.verdict("order"), f"{record.name} lost the order that it chose")
-    _take_from(found, len(found), profile, "the GPU did not run the order that it chose")
-    return found
-
-
-def _take_from(found: list[PassRecord], end: int, lost: Verdict | None, where: str) -> None:
-    """Take the PASS from the last record before `end` of the pass whose order was lost, if it was."""
-    if lost is None or lost.outcome is not Outcome.FAIL:
-        return
-    early = max((i for i, r in enumerate(found[:end]) if r.name == lost.evidence["chosen_by"]), default=None)
-    if early is not None:
-        found[early] = replace(found[early], verdicts=[
-            Verdict("effect", Outcome.NO_EFFECT, f"{where}: {lost.message}", v.evidence)
-            if v.check == "effect" and v.outcome is Outcome.PASS else v for v in found[early].verdicts])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch.fx import GraphModule, Node
 
-from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.errors import no_exit
-from workbench.graph.facts import facts_of
-from workbench.graph.partition import Partitioned
+from workbench.graph.facts import Known, facts_of
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import is_backward, is_compute, output_values
 from workbench.graph.saving.recomputation import AGAIN, recomputed
@@ -19,11 +14,28 @@ from workbench.torch_api import aot
 from workbench.torch_api.ops import op_name, written_inputs
 
 
-@no_exit()
-def check(joint: GraphModule, pair: Partitioned) -> Verdict:
-    """The verdict `lint` on the placed recomputation. joint: the graph that it was placed in, before that."""
-    repeats = [n for n in pair.backward.graph.nodes if AGAIN in n.meta]
-    problems = [*_missing_gradients(joint, pair), *_not_placed(joint, pair), *_other_inputs(joint, repeats),
+def check(known: Known) -> list[Verdict]:
+    """The verdict `lint` on the placed recomputation of a traced graph; none of another.
+
+    FAIL also where a pass of the whole step has undone it: forward and backward stand in one graph there, so that
+    merging equal nodes would keep the forward's values.
+    """
+    if known.joint is None or known.partitioned is None or not facts_of(known.joint).traced:
+        return []
+    if lost := _undone(known):
+        return [lost]
+    return [known.reading(_placed)]
+
+
+def _placed(known: Known) -> Verdict:
+    assert known.joint is not None and known.partitioned is not None
+    return of_pair(known.joint, known.partitioned[1])
+
+
+def of_pair(joint: GraphModule, backward: GraphModule) -> Verdict:
+    """`check` of a backward. joint: the graph that the recomputation was placed in, before that."""
+    repeats = [n for n in backward.graph.nodes if AGAIN in n.meta]
+    problems = [*_missing_gradients(joint, backward), *_not_placed(joint, backward), *_other_inputs(joint, repeats),
                 *_overwritten(joint, repeats)]
     if problems:
         return Verdict("lint", Outcome.FAIL, "; ".join(problems[:3]), {"problems": problems})
@@ -31,12 +43,8 @@ def check(joint: GraphModule, pair: Partitioned) -> Verdict:
     return Verdict("lint", Outcome.PASS, text, {"repeated": len(repeats)})
 
 
-def take_back(verdicts: list[Verdict], records: Sequence[PassRecord]) -> list[Verdict]:
-    """The verdicts, with FAIL in the place of `check`'s PASS where a pass of the whole step has undone it.
-
-    Forward and backward stand in one graph there, so that merging equal nodes would keep the forward's values.
-    """
-    for record in records:
+def _undone(known: Known) -> Verdict | None:
+    for record in known.records:
         graphs = [g for g in (*record.before, *record.after) if isinstance(g, GraphModule)]
         if len(graphs) == 2 and facts_of(graphs[0]).part == "step":
             was, now = ({n.name for n in g.graph.nodes if AGAIN in n.meta and is_compute(n)} for g in graphs)
@@ -44,23 +52,23 @@ def take_back(verdicts: list[Verdict], records: Sequence[PassRecord]) -> list[Ve
                 text = (f"pass {record.name!r} dropped {counted(len(lost), 'product or attention')} that the backward "
                         f"repeats ({lost[0]} first), and so keeps the forward's values: leave nodes whose metadata "
                         f"has {AGAIN!r}")
-                verdicts = [Verdict("lint", Outcome.FAIL, text, {"lost": lost}), *verdicts[1:]]
-    return verdicts
+                return Verdict("lint", Outcome.FAIL, text, {"lost": lost})
+    return None
 
 
-def _missing_gradients(joint: GraphModule, pair: Partitioned) -> list[str]:
+def _missing_gradients(joint: GraphModule, backward: GraphModule) -> list[str]:
     wanted, given = ({name for node, desc in zip(output_values(graph), graph.graph.output_node().meta["desc"],
                                                  strict=True)
                       if isinstance(node, Node) and (name := aot.gradient_of(desc)) is not None}
-                     for graph in (joint, pair.backward))
+                     for graph in (joint, backward))
     return [f"the backward returns no gradient of {name!r}" for name in sorted(wanted - given)]
 
 
-def _not_placed(joint: GraphModule, pair: Partitioned) -> list[str]:
+def _not_placed(joint: GraphModule, backward: GraphModule) -> list[str]:
     """Values that the backward gets from the forward, and should compute again."""
     again = {n.name for n in recomputed(aot.clone(joint))}
     return [f"{n.name} is tagged to be computed again, and the backward gets it from the forward"
-            for n in pair.backward.graph.find_nodes(op="placeholder") if n.name in again]
+            for n in backward.graph.find_nodes(op="placeholder") if n.name in again]
 
 
 def _other_inputs(joint: GraphModule, repeats: list[Node]) -> list[str]:

@@ -1,38 +1,65 @@
-"""What one pass of one run did and proved."""
+"""What one pass of one run did, and the table of checks: a verdict is computed when it is shown, and never stored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
-from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
+from workbench.checks import collectives, effect, joining, lint, numerics, order, recomputation
+from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.errors import UnusableGraph, no_exit
+from workbench.graph.facts import ChosenOrder, Known, reading
 from workbench.graph.read.diff import GraphDiff, diff
-from workbench.passes.registry import Graphs
+from workbench.graph.read.memory import estimated_bytes
+from workbench.passes.effect import Effect
+from workbench.passes.registry import Graphs, RegisteredPass
 from workbench.recipe.contracts import Stage
+from workbench.torch_api.garbage import uncollected
+
+T = TypeVar("T")
+TAGS = "the pass only tags nodes: what the partitioner makes of the tags is known once the joint graph is partitioned"
 
 
 @dataclass
 class PassRecord:
-    """One pass of one run: its input, its output, how long it took and what was proved.
+    """One pass of one run: its input, its output, and how long it took.
 
-    `before` and `after` are one joint graph, the forward and the backward, or the whole step. A pass works on a copy,
-    so both stay unchanged. Seconds are wall time; copying the graph counts as verification. compiled, replayed: whether
-    the step that was built is lowered by a compiler, and launched as CUDA graphs; replayed is None if none was built.
+    item: the pass as it was registered when it ran. `before` and `after` are one joint graph, the forward and the
+    backward, or the whole step. A pass works on a copy, so both stay unchanged. Seconds are wall time; copying the
+    graph counts as verification. order: of the collectives, as an earlier pass had chosen it; chosen: as this pass
+    did. compared: the values of `after` against `before`, each rank's `Comparison`. ran_for: seconds of `before` and
+    of `after` on the slowest rank.
     """
 
-    name: str
-    stage: Stage
+    item: RegisteredPass
     options: Any
     before: Graphs
     after: tuple[Any, ...]
     seconds: float
     verify_seconds: float
-    verdicts: list[Verdict] = field(default_factory=list)
-    compiled: bool = False
-    replayed: bool | None = None
-    _diffs: list[GraphDiff] | None = field(default=None, init=False, repr=False, compare=False)
+    known: Known = field(default_factory=Known, repr=False)
+    order: ChosenOrder | None = field(default=None, repr=False)
+    chosen: ChosenOrder | None = field(default=None, repr=False)
+    compared: list[numerics.Comparison] | None = None
+    ran_for: tuple[float, float] | None = None
+    _readings: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.item.name
+
+    @property
+    def stage(self) -> Stage:
+        return self.item.contract.stage
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the pass made graphs, and not compiled callables or replayed ones."""
+        return all(isinstance(made, GraphModule) for made in self.after)
 
     @property
     def at_capture(self) -> bool:
@@ -40,20 +67,61 @@ class PassRecord:
         return getattr(self.options, "at_capture", False)
 
     @property
+    @no_exit()
+    @uncollected()
+    def verdicts(self) -> list[Verdict]:
+        """The verdict of each check that has one, by what is known now."""
+        found = [check(self, self.known) for check in CHECKS]
+        return [verdict for verdict in found if verdict is not None]
+
+    @property
     def outcome(self) -> Outcome:
         return worst(self.verdicts)
 
     def verdict(self, check: str) -> Verdict | None:
-        """The verdict of that check by `verdict_of`; None where it did not run."""
-        return verdict_of(self.verdicts, check)
+        """The verdict of that check; None where it has none."""
+        return next((v for v in self.verdicts if v.check == check), None)
+
+    @property
+    def malformed(self) -> bool:
+        """Whether no other check can read the graphs that the pass made."""
+        return self.has_graphs and bool(self.reading(_lint).evidence.get("malformed"))
+
+    @property
+    def broken(self) -> UnusableGraph | None:
+        """The error for a later stage that is given the graphs of this record; None where it can take them."""
+        found = check_lint(self, self.known)
+        return UnusableGraph(self.name, found.message) if found and found.evidence.get("unusable") else None
+
+    @property
+    def memory(self) -> tuple[dict[str, int], dict[str, int]] | None:
+        """Estimated bytes before and after the pass, see `estimated_bytes`; None where there is no graph to read."""
+        if not self.has_graphs or self.malformed:
+            return None
+        return reading(estimated_bytes, *self.before), reading(estimated_bytes, *self.after)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler lowers the step of this run."""
+        return any(record.stage is Stage.LOWERING for record in self.known.records)
+
+    @property
+    def replayed(self) -> bool | None:
+        """Whether the step is launched as CUDA graphs; None if none was built."""
+        return any(record.stage is Stage.REPLAY for record in self.known.records) if self.known.built else None
+
+    def reading(self, read: Callable[[PassRecord], T]) -> T:
+        """`read(self)`, from memory the second time; its time counts as verification."""
+        if read not in self._readings:
+            started = time.perf_counter()
+            self._readings[read] = read(self)
+            self.verify_seconds += time.perf_counter() - started
+        found: T = self._readings[read]
+        return found
 
     def diffs(self) -> list[GraphDiff]:
         """What the pass added, removed and moved in each graph; empty for a lowering pass."""
-        if any(not isinstance(a, GraphModule) for a in self.after):
-            return []
-        if self._diffs is None:
-            self._diffs = [diff(b, a) for b, a in zip(self.before, self.after, strict=True)]
-        return self._diffs
+        return self.reading(_diffs) if self.has_graphs else []
 
     def tagged(self) -> list[dict[str, str]]:
         """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
@@ -74,3 +142,146 @@ class PassRecord:
 
     def __repr__(self) -> str:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
+
+
+def _diffs(record: PassRecord) -> list[GraphDiff]:
+    return [diff(before, after) for before, after in zip(record.before, record.after, strict=True)]
+
+
+def check_lint(record: PassRecord, known: Known) -> Verdict | None:
+    """Whether the next stage can run the graphs; None for callables, which have none to look at."""
+    return record.reading(_lint) if record.has_graphs else None
+
+
+def _lint(record: PassRecord) -> Verdict:
+    return lint.lint(record.before, record.after)
+
+
+def check_effect(record: PassRecord, known: Known) -> Verdict:
+    """By the pass's own predicate on its graphs; then by the partition, if it tags nodes for that; then by what a step
+    ran; and NO_EFFECT with the stage that lost it, if a later one lost the order that the pass had chosen.
+    """
+    if record.malformed:
+        return Verdict("effect", Outcome.UNKNOWN, lint.MALFORMED)
+    # a body counts its replays, so that its effect is another after each step
+    found = _effect(record) if record.stage is Stage.REPLAY else record.reading(_effect)
+    item = record.item
+    if found.happened and item.partition_effect is not None:
+        if known.partitioned is None:
+            return Verdict("effect", Outcome.UNKNOWN, TAGS, found.evidence)
+        made = record.reading(_effect_of_tags)
+        found = replace(made, evidence=found.evidence | made.evidence)
+    if found.happened and item.executed is not None and known.ran is not None:
+        ran = item.executed(found.evidence, known.ran, known.microbatches)
+        reason = "; ".join(filter(None, (ran.reason, found.reason if ran.happened else "")))
+        found = replace(ran, reason=reason, evidence=found.evidence | ran.evidence)
+    if found.happened and (lost := _lost_order(record, known)):
+        found = Effect(False, lost, found.evidence)
+    return effect.verdict(found)
+
+
+def _effect(record: PassRecord) -> Effect:
+    return effect.of_graphs(record.item, record.before, record.after, record.options)
+
+
+def _effect_of_tags(record: PassRecord) -> Effect:
+    assert record.item.partition_effect is not None and record.known.partitioned is not None
+    return record.item.partition_effect(record.known.partitioned, record.options)
+
+
+def _lost_order(record: PassRecord, known: Known) -> str:
+    """The stage that lost the order that this pass chose, and what it lost; "" where none did."""
+    if record.chosen is None:
+        return ""
+    for later in _behind(record, known):
+        found = check_order(later, known)
+        if found is not None and found.outcome is Outcome.FAIL and found.evidence["chosen_by"] == record.name:
+            return f"{later.name} lost the order that it chose: {found.message}"
+    for profile in check_profile(known):
+        if profile.outcome is Outcome.FAIL and profile.evidence["chosen_by"] == record.name:
+            return f"the GPU did not run the order that it chose: {profile.message}"
+    return ""
+
+
+def _behind(record: PassRecord, known: Known) -> list[PassRecord]:
+    """The records behind this one, up to one that chooses an order itself."""
+    place = next((i for i, other in enumerate(known.records) if other is record), len(known.records))
+    later = known.records[place + 1:]
+    end = next((i for i, other in enumerate(later) if other.chosen is not None), len(later))
+    return later[:end]
+
+
+def check_collectives(record: PassRecord, known: Known) -> Verdict | None:
+    """Whether the graphs move what they moved, or what the pass promised; None for callables."""
+    if not record.has_graphs:
+        return None
+    if record.malformed:
+        return Verdict("collectives", Outcome.UNKNOWN, lint.MALFORMED)
+    return record.reading(_collectives)
+
+
+def _collectives(record: PassRecord) -> Verdict:
+    return collectives.of_pass(record.item, record.before, record.after, record.options)
+
+
+def check_order(record: PassRecord, known: Known) -> Verdict | None:
+    """What a pass that chose an order hides by it; and of each later pass but a replay, whether it is kept."""
+    if record.chosen is not None:
+        return order.of_choice(record.chosen)
+    if record.order is None or not record.order.hidden or record.stage is Stage.REPLAY or record.broken:
+        return None
+    return record.reading(_order)
+
+
+def _order(record: PassRecord) -> Verdict:
+    assert record.order is not None
+    if record.has_graphs:
+        return order.kept_after(record.order, record.after, "the graph")
+    return order.kept_in_code(record.order, record.before, record.after)
+
+
+def check_numerics(record: PassRecord, known: Known) -> Verdict | None:
+    """The pass's graph against the one that it received, on all ranks; None where that was not asked for."""
+    if record.compared is not None:
+        return numerics.verdict(record.compared)
+    if known.no_values:
+        return Verdict("numerics", Outcome.UNKNOWN, known.no_values)
+    if record.at_capture and known.compared is not None:
+        why = "done while tracing, so this pass received no other graph: see the whole list against eager"
+        return Verdict("numerics", Outcome.UNKNOWN, why)
+    return None
+
+
+CHECKS: tuple[Callable[[PassRecord, Known], Verdict | None], ...] = (
+    check_lint, check_effect, check_collectives, check_order, check_numerics)
+"""On one pass, in the order of the columns. None: the check has nothing to say of this pass."""
+
+
+def check_eager(known: Known) -> list[Verdict]:
+    """The whole list of passes against eager, and UNKNOWN for what no comparison can see."""
+    found = []
+    if known.compared is not None:
+        found.append(numerics.verdict(known.compared))
+    elif known.no_values:
+        found.append(Verdict("numerics", Outcome.UNKNOWN, known.no_values))
+    sources, why = known.side_effects
+    if sources:
+        message = f"the forward changes {', '.join(sources)} in Python, which the compiled step does not: {why}"
+        found.append(Verdict("numerics", Outcome.UNKNOWN, message))
+    return found
+
+
+def check_profile(known: Known) -> list[Verdict]:
+    """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; none without a profile."""
+    return [] if known.profile is None else [order.in_profile(*known.profile)]
+
+
+STEP_CHECKS: tuple[Callable[[Known], list[Verdict]], ...] = (
+    recomputation.check, joining.check, check_eager, check_profile)
+"""On the whole list of passes, and on the whole step."""
+
+
+@no_exit()
+def step_verdicts(known: Known) -> list[Verdict]:
+    """The verdicts on the whole list of passes, by what is known now."""
+    return [verdict for check in STEP_CHECKS for verdict in check(known)]

@@ -18,7 +18,7 @@ class Outcome(StrEnum):
 # Pale backgrounds for dark text, which readers who cannot tell red from green can tell apart.
 FILLS = {Outcome.PASS: "#bfe5d9", Outcome.FAIL: "#f5c7a9", Outcome.NO_EFFECT: "#f7ee8f", Outcome.UNKNOWN: "#e6e6e6"}
 
-CHECKS = ("lint", "effect", "collectives", "order", "numerics", "memory", "time")
+CHECKS = ("lint", "effect", "collectives", "order", "numerics")
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,6 @@ def columns(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     """The checks to show: `order` only where a pass chose one."""
     chose = any(v.check == "order" for v in verdicts)
     return tuple(c for c in CHECKS if c != "order" or chose)
-
-
-def verdict_of(verdicts: Iterable[Verdict], check: str) -> Verdict | None:
-    """The gravest verdict of a check, the latest of equals. UNKNOWN counts only where nothing else is known."""
-    candidates = [v for v in verdicts if v.check == check]
-    candidates = [v for v in candidates if v.outcome is not Outcome.UNKNOWN] or candidates
-    return min(reversed(candidates), key=lambda v: SEVERITY.index(v.outcome), default=None)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Outcome:

@@ -3,7 +3,7 @@
     attributes        what a forward changes in Python
     callables         one direction of a step as a callable
     capture           authored module to joint graph
-    facts             what is known of a graph and of its step
+    facts             what is known of a graph, of its step and of a run
     gather_chains     from a sharded parameter to the whole weight
     input_check       a step's inputs against those of its capture
     list_schedule     an order in which compute hides collectives

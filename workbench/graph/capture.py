@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workbench.authoring.author import Authored
 from workbench.authoring.layout import refuse_padding
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
-from workbench.graph.facts import GraphFacts, set_facts
+from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.input_check import InputCheck
 from workbench.graph.model_contract import (
     NO_TENSOR,
@@ -51,7 +51,7 @@ class JointGraph:
     passes: those run so far. side_effects: sources, as Dynamo writes them, of the Python objects that the forward
     changes, and a compiled step does not; none of a traced graph.
     broken: why no stage can take `graph` as a pass left it, or None. traced: whether make_fx made it, and so there is
-    no partitioner for it. `print` shows the program.
+    no partitioner for it. known: what the run has learned, for the verdicts. `print` shows the program.
     """
 
     authored: Authored
@@ -64,6 +64,7 @@ class JointGraph:
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
     traced: bool = False
+    known: Known = field(default_factory=Known, repr=False)
 
     @property
     def graph(self) -> GraphModule:
@@ -109,7 +110,8 @@ class JointGraph:
         Both hold the same `graph` until one is given another; passes and `partition` leave the one they got as it is.
         """
         self.require_open()
-        return replace(self, export=copy.copy(self.export) if self.traced else aot.fork_joint(self.export))
+        export = copy.copy(self.export) if self.traced else aot.fork_joint(self.export)
+        return replace(self, export=export, known=self.known.fork())
 
     def close(self) -> None:
         self.closed = True

@@ -1,10 +1,12 @@
-"""What is known of a graph beside its nodes, and what the stages of one step tell each other."""
+"""What is known of a graph beside its nodes, what the stages of a step tell each other, and what a run has learned."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch.fx import GraphModule
 
@@ -12,6 +14,7 @@ from workbench.graph.saving.plan import MemoryPlan
 
 Part = Literal["joint", "forward", "backward", "step", "graph"]
 _KEY = "workbench_facts"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,13 +22,14 @@ class ChosenOrder:
     """The order that the pass `by` chose for the collectives, by the costs that `costs(graph)` gives.
 
     hidden: each collective with compute between launch and wait, as "PART NODE", and how many matmuls and attentions
-    are there. device: of the costs, and what is known of their error.
+    are there. device: of the costs, and what is known of their error. collectives: how many there are, hidden or not.
     """
 
     by: str
     costs: Callable[[GraphModule], Any] = field(repr=False)
     hidden: dict[str, int] = field(repr=False)
     device: str = ""
+    collectives: int = 0
 
 
 @dataclass
@@ -37,11 +41,11 @@ class StepFacts:
     saved_order (for each input of the backward before the tangents, its place among the saved tensors; None for their
     own order) and captured_regions (names of the regions of each direction, before torch's CSE merged nodes).
 
-    Join states saved_names (nodes of the whole step that its forward saved, for each microbatch).
-    The check of the order states order. Passes state the rest: regions (names that the forward had), gather_groups
-    (process group to its twin for all-gathers), offloaded (places among the saved tensors of those on the host),
-    forward_strides (of each output of the lowered forward), estimates (milliseconds by node), recorder and
-    replayed_forward (of CUDA graphs: forward and backward record into one memory pool).
+    Join states saved_names (nodes of the whole step that its forward saved, for each microbatch); `run_partitioned`
+    states the order in force. Passes state the rest: regions (names that the forward had), gather_groups (process group
+    to its twin for all-gathers), offloaded (places among the saved tensors of those on the host), forward_strides (of
+    each output of the lowered forward), estimates (milliseconds by node), recorder and replayed_forward (of CUDA
+    graphs: forward and backward record into one memory pool).
     """
 
     results: int = 0
@@ -93,3 +97,61 @@ def facts_of(graph: GraphModule) -> GraphFacts:
 
 def set_facts(graph: GraphModule, facts: GraphFacts) -> None:
     graph.meta[_KEY] = facts
+
+
+@dataclass
+class Known:
+    """What the stages of one run have made and measured, for the checks. None, or empty: not yet, or not asked for.
+
+    records: of all passes so far, in order.
+    joint, partitioned: the graph that the partitioner received, and the forward and backward that it made.
+    joined: the whole step as it was joined, before any pass of it.
+    bodies: what the last lowering or replay pass made of the graphs.
+    built: whether a step was built.
+    no_values: why no values can be compared.
+    compared: the whole list against eager, each rank's `Comparison`.
+    side_effects: Python objects that the forward changes and a compiled step does not, and why no comparison tells.
+    ran, microbatches: operators, or kernels, of one step by name, with counts; and how many microbatches it had.
+    profile: the order that a pass chose, a step as this rank's GPU ran it (StepTimeline), and the milliseconds that the
+    collectives of each rank took.
+    """
+
+    records: list[Any] = field(default_factory=list)
+    joint: GraphModule | None = None
+    partitioned: tuple[GraphModule, ...] | None = None
+    joined: Any = None
+    bodies: tuple[Any, ...] | None = None
+    built: bool = False
+    no_values: str = ""
+    compared: list[Any] | None = None
+    side_effects: tuple[tuple[str, ...], str] = ((), "")
+    ran: Counter[str] | None = None
+    microbatches: int = 1
+    profile: tuple[ChosenOrder, Any, list[dict[str, float]]] | None = None
+
+    _readings: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def reading(self, read: Callable[[Known], T]) -> T:
+        """`read(self)`, from memory the second time: for what does not change once it is known."""
+        if read not in self._readings:
+            self._readings[read] = read(self)
+        found: T = self._readings[read]
+        return found
+
+    def fork(self) -> Known:
+        """What another run knows that goes on from here; its records are its own."""
+        other = replace(self, _readings=dict(self._readings))
+        other.records = [replace(record, known=other) for record in self.records]
+        return other
+
+
+_READINGS: WeakKeyDictionary[GraphModule, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def reading(read: Callable[..., T], *graphs: GraphModule) -> T:
+    """`read(*graphs)`, from memory the second time: for graphs of a record, which no pass changes any more."""
+    known = _READINGS.setdefault(graphs[0], {})
+    if (read, graphs[1:]) not in known:
+        known[read, graphs[1:]] = read(*graphs)
+    found: T = known[read, graphs[1:]]
+    return found

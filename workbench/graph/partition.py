@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph, title
-from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
+from workbench.graph.facts import Known, Part, StepFacts, facts_of, set_facts
 from workbench.graph.input_check import InputCheck
 from workbench.graph.read.nodes import output_values
 from workbench.torch_api import aot, partitioning
@@ -35,6 +35,7 @@ class Partitioned:
 
     slots: tuple[aot.LateBound, aot.LateBound]
     facts: StepFacts = field(default_factory=StepFacts, init=False, repr=False)
+    known: Known = field(default_factory=Known, init=False, repr=False)
     broken: UnusableGraph | None = field(default=None, init=False, repr=False)
     parts: ClassVar[tuple[Part, ...]] = PARTS
 
@@ -73,8 +74,11 @@ class Partitioned:
         with slot.context():
             yield slot.example_inputs
 
-    def share_facts(self, joint: GraphModule) -> None:
-        """Give both graphs the facts of the joint graph that they were cut from, and one StepFacts."""
+    def cut_from(self, joint: GraphModule, known: Known) -> None:
+        """Give both graphs the facts of the joint graph that they were cut from, and one StepFacts; go on with what is
+        known of the run.
+        """
+        self.known, known.joint, known.partitioned = known, joint, self.graphs
         kept = [n.name for n in saved_nodes(*self.graphs)]
         taken = [n.name for n in self.backward.graph.find_nodes(op="placeholder") if not aot.is_tangent(n)]
         self.facts.results = len(output_values(self.forward)) - len(kept)
@@ -114,7 +118,7 @@ class ForwardBackward(Partitioned):
         """
         slots = copy.copy(self.slots[0]), copy.copy(self.slots[1])
         pair = replace(self, slots=slots, function=_no_step)
-        pair.facts, pair.broken = self.facts.fork(), self.broken
+        pair.facts, pair.known, pair.broken = self.facts.fork(), self.known.fork(), self.broken
         return pair
 
     def __repr__(self) -> str:
@@ -175,5 +179,5 @@ def partition(joint: JointGraph, by: str = "min_cut") -> ForwardBackward:
             joint.graph = made
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, function, joint.inputs,
                            joint.side_effects)
-    pair.share_facts(made)
+    pair.cut_from(made, joint.known)
     return pair

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from workbench.authoring.author import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import title
-from workbench.graph.facts import Part, StepFacts, facts_of, set_facts
+from workbench.graph.facts import Known, Part, StepFacts, facts_of, set_facts
 from workbench.graph.microbatches import PAIR, Microbatches, Values, refused
 from workbench.graph.partition import ForwardBackward, saved_nodes
 from workbench.graph.update import Update, append_update, shards_of
@@ -30,7 +30,7 @@ class StepGraph:
 
     trained: qualified names of the parameters, in the order of their states. parameters: their nodes' names.
     gradients: the name of the node of each one's gradient before clipping. terms: of each sum of gradients, the names
-    of its terms, one for each microbatch. body: what runs the graph, once lowered.
+    of its terms, one for each microbatch. body: what runs the graph, once lowered. known: what the run has learned.
     """
 
     pair: ForwardBackward
@@ -43,6 +43,7 @@ class StepGraph:
     terms: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     body: Any = field(default=None, repr=False)
     broken: UnusableGraph | None = field(default=None, repr=False)
+    known: Known = field(default_factory=Known, repr=False)
     parts: tuple[Part, ...] = ("step",)
 
     @property
@@ -69,7 +70,7 @@ class StepGraph:
 
     def fork(self) -> StepGraph:
         """Another step graph on the same graph, for passes to work on; this one stays as it is."""
-        other = replace(self)
+        other = replace(self, known=self.known.fork())
         other.graph = aot.clone(self.graph)
         facts = facts_of(self.graph)
         set_facts(other.graph, facts.of("step", facts.step.fork()))
@@ -101,9 +102,11 @@ def join(pair: ForwardBackward, update: Update, *, microbatches: int = 1,
     graph.output((made.loss(), norm))
     module = aot.like(pair.forward, graph, made.attributes)
     set_facts(module, facts_of(pair.forward).of("step", _facts(pair, made.copies)))
-    return StepGraph(pair, module, names, tuple(inputs[name].name for name in names),
-                     {name: gradients[name].name for name in names}, update, microbatches,
-                     tuple(tuple(held[node].name for held in made.copies) for node in made.sums))
+    terms = tuple(tuple(held[node].name for held in made.copies) for node in made.sums)
+    joined = StepGraph(pair, module, names, tuple(inputs[name].name for name in names),
+                       {name: gradients[name].name for name in names}, update, microbatches, terms, known=pair.known)
+    pair.known.joined = replace(joined)  # passes replace the graph of the other
+    return joined
 
 
 def require_joinable(authored: Authored) -> None:

@@ -7,15 +7,15 @@
     machine         machine and versions of a figure
     measured_run    a profiled step, compared with the simulated one
     progress        what runs now, on a terminal, in a notebook or line by line
-    proofs          verdicts that run a step on real ranks
+    proofs          what runs a step on real ranks, for verdicts
     recipe_ranks    whose ranks a recipe runs on
     report          Report: what `run` returns
     report_data     a run as plain data
     report_text     a report as text and HTML
     roofline        matmul ceiling of this machine
-    route           the list of stages from recipe to step
     run             recipe to report, on any world
     run_passes      run a list of passes, with a record of each
+    stages          what a recipe decides of each stage
     step_profile    one step under torch's profiler
     text_data       byte-level text to train on
     train           the training loop

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored
+from workbench.authoring.author import Authored, author
+from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph, title
+from workbench.graph.facts import Known
 from workbench.graph.lower import CompiledStep
 from workbench.graph.read.cost import flops
+from workbench.graph.step_graph import StepGraph
 from workbench.graph.whole_step import WholeStep
 from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.proofs.numerics_proof import prove_numerics, unseen_effects
-from workbench.pipeline.route import TIMED, route, upto, walk
-from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, saved_bytes
+from workbench.pipeline.proofs.numerics_proof import prove_numerics
+from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, run_joint, saved_bytes
+from workbench.pipeline.stages import capture_joint, divide, lower, run_later
 from workbench.pipeline.train import deterministic, optimizer_of
 from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
 from workbench.recipe.recipe import Recipe
@@ -36,24 +40,28 @@ from workbench.world.mesh import World
 class Built:
     """A compiled step and what was proved on the way. `seconds` is wall time by stage.
 
-    step: a WholeStep where the recipe asks for it. pipeline: verdicts on the list of passes, and on the join. captured:
-    the joint graph as the passes received it. flop: of one step on this rank, counted on that graph, for each
-    microbatch.
+    step: a WholeStep where the recipe asks for it. known: what this run has learned, for the verdicts. schedule:
+    whether the ranks' collectives agree. captured: the joint graph as the passes received it. flop: of one step on this
+    rank, counted on that graph, for each microbatch.
     """
 
     authored: Authored
     step: CompiledStep | WholeStep
-    records: list[PassRecord]
+    known: Known = field(repr=False)
     schedule: Verdict
-    pipeline: list[Verdict] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     saved_bytes: int = 0
     captured: GraphModule | None = field(default=None, repr=False)
     flop: int = 0
 
-    def __post_init__(self) -> None:
-        for record in self.records:
-            record.compiled, record.replayed = self.compiled, self.replayed
+    @property
+    def records(self) -> list[PassRecord]:
+        return self.known.records
+
+    @property
+    def pipeline(self) -> list[Verdict]:
+        """The verdicts on the list of passes, and on the join, by what is known now."""
+        return step_verdicts(self.known)
 
     @property
     def compiled(self) -> bool:
@@ -116,30 +124,56 @@ def build(
         if level == "full":
             tell("numerics")
             started = time.perf_counter()
-            built.pipeline += prove_numerics(built.records, built.step)
+            prove_numerics(built.records, built.step)
             built.seconds["numerics"] = time.perf_counter() - started
         else:
-            built.pipeline += unseen_effects(built.step.pair.side_effects, 'level "full" compares two steps')
+            built.known.side_effects = built.step.pair.side_effects, 'level "full" compares two steps'
     refuse_no_effect(recipe, built.records)
     return built
+
+
+TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
 
 
 @uncollected()
 def _build(recipe: Recipe, world: World, tell: Callable[[str], Any], note: Callable[[JointGraph], None] | None
            ) -> Built:
-    seconds = dict.fromkeys(TIMED, 0.0)
-    stages = route(recipe, world)
-    until_capture = upto(stages, Stage.JOINT)
-    state = walk(stages[:until_capture], progress=tell, seconds=seconds)
-    with state.joint_graph as joint:
+    clock = Clock(tell)
+    with clock("author"):
+        authored = author(recipe, world)
+    with clock("capture"):
+        joint = capture_joint(recipe, authored)
+    before = joint.graph
+    with joint:
         if note is not None:
             note(joint)
-        walk(stages[until_capture:], state, progress=tell, seconds=seconds)
-    pair = state.forward_backward
-    whole = hasattr(state, "joined")
-    step = WholeStep(state.joined, optimizer_of(state.authored)) if whole else CompiledStep(pair)
-    return Built(state.authored, step, state.records, state.schedule, state.joining, seconds, saved_bytes(pair),
-                 state.captured, sum(flops(state.captured).values()) * recipe.training.accumulate)
+        with clock("joint passes", told=False):
+            run_joint(joint, recipe.joint_passes, progress=tell)
+        with clock("partition"):
+            pair = divide(joint)
+    with clock("passes", told=False):
+        split = run_later(recipe, pair, recipe.passes, progress=tell)
+    with clock("compile", told=False):
+        schedule = lower(split)
+    step = WholeStep(split, optimizer_of(authored)) if isinstance(split, StepGraph) else CompiledStep(split)
+    split.known.built = True
+    flop = sum(flops(before).values()) * recipe.training.accumulate
+    return Built(authored, step, split.known, schedule, clock.seconds, saved_bytes(pair), before, flop)
+
+
+class Clock:
+    """Wall seconds by stage; each stage is told before it begins."""
+
+    def __init__(self, tell: Callable[[str], Any]) -> None:
+        self.tell, self.seconds = tell, dict.fromkeys(TIMED, 0.0)
+
+    @contextmanager
+    def __call__(self, stage: str, *, told: bool = True) -> Iterator[None]:
+        if told:
+            self.tell(stage)
+        started = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - started
 
 
 def refuse_no_effect(recipe: Recipe, records: list[PassRecord]) -> None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.checks.verdicts import CHECKS, Outcome, Verdict, columns, worst
+from workbench.checks.verdicts import Outcome, Verdict, worst
 from workbench.pipeline.report_data import Expectation, PassRow, ReportData
 from workbench.pipeline.report_text import html, table
 from workbench.pipeline.train import Training
@@ -23,13 +23,6 @@ class Report(ReportData):
 
     def _repr_html_(self) -> str:
         return html(self)
-
-
-def complete(verdicts: Sequence[Verdict], why: dict[str, str]) -> list[Verdict]:
-    """The verdicts, and UNKNOWN with the reason in `why` for each check of every pass that has none."""
-    have = {v.check for v in verdicts}
-    missing = [Verdict(c, Outcome.UNKNOWN, why.get(c, "not checked")) for c in columns(verdicts) if c not in have]
-    return sorted([*verdicts, *missing], key=lambda v: CHECKS.index(v.check))
 
 
 def gravest_rank(each: Sequence[Verdict]) -> Verdict:

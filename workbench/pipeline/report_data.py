@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
+from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.graph.saving.peak import StepPeak
 from workbench.pipeline.roofline import Roofline
 from workbench.pipeline.step_profile import StepProfile
 from workbench.pipeline.train import Training
@@ -16,12 +17,16 @@ from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
 class PassRow:
-    """One pass: what it promised, what it took (seconds of wall time) and its verdicts, one or more for each check."""
+    """One pass: what it promised, what it took (seconds of wall time) and its verdicts, at most one for each check.
+
+    memory: estimated bytes before and after the pass, by name; None where there was no graph. ran_for: seconds that its
+    graphs ran for, before and after, on the slowest rank; None where they did not run.
+    """
 
     name: str
     stage: Stage
@@ -31,16 +36,32 @@ class PassRow:
     verify_seconds: float
     verdicts: list[Verdict]
     allowed_idle: bool = False
+    memory: tuple[dict[str, int], dict[str, int]] | None = None
+    ran_for: tuple[float, float] | None = None
 
     @property
     def outcome(self) -> Outcome:
-        """The gravest verdict; what was not checked counts only where nothing else is known."""
-        known = [v for v in self.verdicts if v.outcome is not Outcome.UNKNOWN]
-        return worst(known)
+        return worst(self.verdicts)
 
-    def verdict(self, check: str) -> Verdict:
-        """The verdict of that check by `verdict_of`; UNKNOWN where it did not run."""
-        return verdict_of(self.verdicts, check) or Verdict(check, Outcome.UNKNOWN, "not checked")
+    def verdict(self, check: str) -> Verdict | None:
+        """The verdict of that check; None where it has none."""
+        return next((v for v in self.verdicts if v.check == check), None)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The step's peak memory on one rank: as the graphs predict it, and the bytes that CUDA's allocator has measured.
+
+    predicted: None for a step without graphs, as an artifact runs it. measured: None on a CPU.
+    """
+
+    predicted: StepPeak | None
+    measured: int | None
+
+    @property
+    def off(self) -> float | None:
+        """By which share of the measured peak the prediction is too high."""
+        return self.predicted.bytes / self.measured - 1 if self.predicted and self.measured else None
 
 
 @dataclass(frozen=True)
@@ -58,10 +79,11 @@ class ReportData:
 
     world: kind, size and axes. seconds: wall time by stage, on rank 0. start_seconds: from the start of the run to the
     end of the first step on the slowest rank, without starting new processes; None on a fake world. schedule: do the
-    ranks' collectives agree. pipeline: the whole list of passes (numerics against eager, measured memory and time).
+    ranks' collectives agree. pipeline: verdicts on the whole list of passes, such as numerics against eager.
     saved_bytes: handed from forward to backward on rank 0. training: rank 0's, with losses averaged over ranks; None
-    on a fake world. profile: one step's kernels on rank 0's GPU; None elsewhere.
-    command: what to type for the same run, where a command line started it.
+    on a fake world. profile: one step's kernels on rank 0's GPU; None elsewhere. peak: rank 0's. not_run: why no pass's
+    graphs were compared and timed; "" where they were. command: what to type for the same run, where a command line
+    started it.
     """
 
     recipe: Recipe
@@ -80,6 +102,8 @@ class ReportData:
     expectations: list[Expectation] = field(default_factory=list)
     command: str = ""
     start_seconds: float | None = None
+    peak: Peak | None = None
+    not_run: str = ""
 
     @property
     def step_seconds(self) -> float | None:
@@ -134,6 +158,8 @@ class ReportData:
             "roofline": asdict(self.roofline),
             "training": asdict(self.training) if self.training else None,
             "profile": asdict(self.profile) if self.profile else None,
+            "peak": asdict(self.peak) if self.peak else None,
+            "not_run": self.not_run,
             "median_step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
             "expectations": [asdict(e) for e in self.expectations],

@@ -16,6 +16,7 @@ _COLORS = {Outcome.PASS: "32", Outcome.FAIL: "1;31", Outcome.NO_EFFECT: "33", Ou
 _OUTCOME = re.compile(rf"\b({'|'.join(Outcome)})\b")
 _OF_PASSES = ("lint", "effect")
 """Checks that say nothing of the whole step."""
+NO_GRAPH = "compiled callables, and no graph to look at"
 
 
 def _painted(text: str, outcome: Outcome, color: bool) -> str:
@@ -41,9 +42,15 @@ def whole_step(report: ReportData) -> dict[str, Verdict]:
 def rows(report: ReportData) -> list[tuple[str, list[Outcome | None]]]:
     """(name, an outcome for each check) of each pass, and of the whole list; None where a check does not apply."""
     found: list[tuple[str, list[Outcome | None]]] = [
-        (r.name, [r.verdict(c).outcome for c in heads(report)]) for r in report.passes]
+        (r.name, outcomes(r.verdicts, heads(report))) for r in report.passes]
     whole = whole_step(report)
     return [*found, ("whole step", [whole[c].outcome if c in whole else None for c in heads(report)])]
+
+
+def outcomes(verdicts: Sequence[Verdict], checks: Sequence[str]) -> list[Outcome | None]:
+    """The outcome of each check; None where it has no verdict."""
+    found = {v.check: v.outcome for v in verdicts}
+    return [found.get(check) for check in checks]
 
 
 def reasons(report: ReportData) -> list[tuple[str, list[Verdict]]]:
@@ -73,16 +80,56 @@ def _figure(name: str, value: Any) -> str:
     return f"{name} {value}" if isinstance(value, float | str) else ""
 
 
-def unchecked(report: ReportData) -> dict[str, list[str]]:
-    """Each reason why something was not checked, and the checks it stands for."""
+def unchecked(passes: Sequence[Sequence[Verdict]], others: Sequence[Verdict], not_run: str) -> dict[str, list[str]]:
+    """Each reason why something was not checked, and the checks it stands for.
+
+    passes: the verdicts of each pass. not_run: why no graph was run, or "".
+    """
+    reasons = [(v.message, v.check) for each in (*passes, others) for v in each if v.outcome is Outcome.UNKNOWN]
+    for verdicts in passes:
+        checks = {v.check for v in verdicts}
+        reasons += [(NO_GRAPH, check) for check in ("lint", "collectives") if check not in checks]
+        reasons += [(not_run, check) for check in ("numerics",) if check not in checks and not_run]
     found: dict[str, list[str]] = {}
-    everything = [v for r in report.passes for v in r.verdicts]
-    everything += [report.schedule, *(v for v in report.pipeline if v.message != "checked pass by pass")]
-    for verdict in everything:
-        if verdict.outcome is Outcome.UNKNOWN:
-            checks = found.setdefault(verdict.message, [])
-            checks += [verdict.check] if verdict.check not in checks else []
+    for why, check in dict.fromkeys(reasons):
+        found.setdefault(why, []).append(check)
     return found
+
+
+def pass_figures(report: ReportData) -> list[str]:
+    """Estimated memory and measured time of each pass's graphs, where they changed or were measured."""
+    lines = []
+    for row in report.passes:
+        told = memory_changes(row.memory)
+        if row.ran_for is not None:
+            before, after = row.ran_for
+            told.append(f"runs {before * 1e3:,.1f} ms before, {after * 1e3:,.1f} ms after")
+        lines += [f"{row.name}: {'; '.join(told)}"] if told else []
+    return lines
+
+
+def memory_changes(memory: tuple[dict[str, int], dict[str, int]] | None) -> list[str]:
+    """Each estimate that a pass changed, in bytes."""
+    if memory is None:
+        return []
+    was, now = memory
+    return [f"{key.replace('_', ' of the ')} {was[key]:,} to {now[key]:,} bytes (estimated)"
+            for key in was if key in now and was[key] != now[key]]
+
+
+def peak_lines(report: ReportData) -> list[str]:
+    """The step's peak memory, predicted and measured, with what holds it."""
+    peak, gib = report.peak, 2**30
+    if peak is None or (peak.predicted is None and peak.measured is None):
+        return []
+    told = [f"{peak.measured / gib:.2f} GiB measured on rank 0"] if peak.measured is not None else []
+    if peak.predicted is not None:
+        off = f" ({peak.off:+.1%})" if peak.off is not None else ""
+        told.append(f"{peak.predicted.bytes / gib:.2f} GiB predicted, in the {peak.predicted.phase}{off}")
+    lines = [f"peak memory: {', '.join(told)}"]
+    if peak.predicted is not None and peak.measured is not None:
+        lines += [f"  {size / gib:8.3f} GiB  {name}  {where}" for name, size, where in peak.predicted.holders]
+    return lines
 
 
 def lossy(report: ReportData) -> list[str]:
@@ -108,10 +155,7 @@ def figures(report: ReportData) -> list[str]:
         lines.append(f"warning: {warning}")
     if training.load is not None:
         lines.append(f"experts: {training.load.summary()}")
-    if training.peak_bytes is not None:
-        lines.append(f"peak memory: {training.peak_bytes / 2**30:.2f} GiB on rank 0")
-        told = next((v.evidence for v in report.pipeline if v.check == "memory"), {})
-        lines += [f"  {size / 2**30:8.3f} GiB  {name}  {where}" for name, size, where in told.get("holders", ())]
+    lines += peak_lines(report)
     if report.profile is not None:
         lines.append(f"one step on rank 0's GPU: {report.profile}")
     return lines
@@ -139,7 +183,7 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
 def grid(checks: Sequence[str], named: Sequence[tuple[str, Sequence[Outcome | None]]], *, color: bool = False
          ) -> list[str]:
     """A line of heads, and a line for each name with its outcome of each check."""
-    cells = [[name, *(str(outcome or "") for outcome in outcomes)] for name, outcomes in named]
+    cells = [[name, *(str(outcome or "-") for outcome in outcomes)] for name, outcomes in named]
     lines = aligned([["", *checks], *cells])
     return [_OUTCOME.sub(lambda word: _painted(word[0], Outcome(word[0]), color), line) for line in lines]
 
@@ -154,17 +198,21 @@ def table(report: ReportData, *, reasoned: bool = True, color: bool = False, wid
             mark = "" if v.outcome is Outcome.PASS else f"{v.outcome}: "
             reason = _wrapped(mark + said(v), width, f"  {v.check:<12}", " " * 14)
             lines += [_painted(line, v.outcome, color and v.outcome is not Outcome.PASS) for line in reason]
-    if reasoned and (missing := unchecked(report)):
-        lines += ["", "not checked (UNKNOWN)"]
+    if reasoned and (missing := _unchecked(report)):
+        lines += ["", "not checked"]
         for why, checks in missing.items():
             lines += _wrapped(f"{', '.join(checks)}: {why}", width, "  ", "    ")
     lines.append("")
     expected = [f"expected {e.name}: {e.outcome}, {e.message}" for e in report.expectations]
-    for line in [*lossy(report), *expected, *figures(report)]:
+    for line in [*lossy(report), *expected, *(pass_figures(report) if reasoned else []), *figures(report)]:
         lines += _wrapped(line, width, "", "  ")
     lines += [_painted(line, Outcome.FAIL, color) for p in report.problems for line in _wrapped(p, width, "! ", "  ")]
     text, outcome = verdict_line(report)
     return "\n".join([*lines, _painted(text, outcome, color)])
+
+
+def _unchecked(report: ReportData) -> dict[str, list[str]]:
+    return unchecked([row.verdicts for row in report.passes], [report.schedule, *report.pipeline], report.not_run)
 
 
 def html(report: ReportData) -> str:
@@ -184,7 +232,7 @@ def html(report: ReportData) -> str:
         for name, verdicts in reasons(report) if (told := [v for v in verdicts if _fact(v)])
     )
     listed += "".join(f"<li>{escape(', '.join(checks))}: UNKNOWN, {escape(why)}</li>"
-                      for why, checks in unchecked(report).items())
+                      for why, checks in _unchecked(report).items())
     text, outcome = verdict_line(report)
     lines = [*lossy(report), *(f"expected {e.name}: {e.outcome}" for e in report.expectations), *report.problems]
     return (f"<b>{escape(title(report))}</b>"
@@ -196,9 +244,11 @@ def html(report: ReportData) -> str:
 
 def _fact(verdict: Verdict) -> str:
     """What the verdict says, without figures that differ from run to run: a committed notebook is compared."""
-    return "" if verdict.outcome is Outcome.PASS and verdict.check in ("numerics", "time") else said(verdict)
+    return "" if verdict.outcome is Outcome.PASS and verdict.check == "numerics" else said(verdict)
 
 
-def _cell(verdict: Verdict) -> str:
+def _cell(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "<td>-</td>"
     return (f"<td style='text-align:left;background:{FILLS[verdict.outcome]};color:#222' "
             f"title='{markup.escape(_fact(verdict), quote=True)}'>{verdict.outcome}</td>")

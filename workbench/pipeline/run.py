@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.checks import memory
 from workbench.checks.collectives import gathered
-from workbench.checks.order import in_profile, take_back, times_of
-from workbench.checks.verdicts import Outcome, Verdict
+from workbench.checks.order import times_of
+from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.saving.peak import StepPeak, step_peak
@@ -26,17 +25,16 @@ from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.machine import machine, versions
 from workbench.pipeline.measured_run import graphs_of, measured
 from workbench.pipeline.progress import REPORTS, Post, Progress
-from workbench.pipeline.proofs.executed_proof import prove_executed
-from workbench.pipeline.proofs.time_proof import prove_time
+from workbench.pipeline.proofs.executed_proof import note_executed
+from workbench.pipeline.proofs.time_proof import time_graphs
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
-from workbench.pipeline.report import Report, check_expectations, complete, gravest_rank, merge_rows
-from workbench.pipeline.report_data import PassRow, median_step
+from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
+from workbench.pipeline.report_data import PassRow, Peak, median_step
 from workbench.pipeline.roofline import matmul_ceiling, roofline
-from workbench.pipeline.run_passes import Level, prove_replay
+from workbench.pipeline.run_passes import Level, PassRecord
 from workbench.pipeline.step_profile import StepProfile, profile_step
 from workbench.pipeline.text_data import load_text
 from workbench.pipeline.train import Batches, Training, recipe_of, train
-from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.files import write_whole
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.restoring import restoring_module
@@ -59,6 +57,8 @@ class RankResult:
     training: Training | None
     ceiling: float | None
     profile: StepProfile | None
+    peak: Peak | None = None
+    not_run: str = ""
     start: tuple[float, float] | None = None
 
 
@@ -122,7 +122,7 @@ def on_rank(recipe: Recipe, level: Level, folder: Path | None, save_every: int |
     if world.kind in ("gloo", "nccl"):
         if level == "full":
             post.stage("time")
-            prove_time(built.records, built.step)
+            time_graphs(built.records, built.step)
         post.stage("train")
         training = train(built.authored, built.step, progress=post.step, folder=folder, save_every=save_every)
         post.stage("measure")
@@ -142,29 +142,26 @@ def report_here(built: Built, training: Training) -> Report:
 def _result(built: Built, recipe: Recipe, level: Level, training: Training | None) -> RankResult:
     """What this rank has to say, once it has trained, and what is measured then. Closes the step."""
     world = built.authored.world
-    ceiling, profile, peak = None, None, predicted_peak(built)
-    seen: list[Verdict] = []
+    ceiling, profile = None, None
+    peak = Peak(predicted_peak(built), training.peak_bytes if training is not None else None)
     if training is not None:
-        prove_replay(built.records)
         batch = Batches(built.authored).at(0)
         once = partial(_once, built, batch)
-        _prove_executed(built, once)
+        _note_executed(built, once)
         if world.device.type == "cuda":
             profile = profile_step(once, built.authored.module, _written(built))
-            seen = _order_in_profile(built, once)
+            _profile_order(built, once)
         built.step.close()
         ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
-    why = _missing(world, level)
-    rows = [pass_row(record, recipe, why) for record in built.records]
-    pipeline = [*built.pipeline, *seen, *memory_and_time(world, training, peak)]
-    return RankResult(rows, built.schedule, complete(pipeline, why | _NOT_OF_ALL), built.seconds, built.saved_bytes,
-                      built.flop, training, ceiling, profile)
+    rows = [pass_row(record, recipe) for record in built.records]
+    return RankResult(rows, built.schedule, built.pipeline, built.seconds, built.saved_bytes, built.flop, training,
+                      ceiling, profile, peak, _why_not_run(world, level))
 
 
-def _prove_executed(built: Built, once: Callable[[], None]) -> None:
+def _note_executed(built: Built, once: Callable[[], None]) -> None:
     whole = isinstance(built.step, WholeStep)
     with restoring_module(built.authored.module, _written(built)):
-        prove_executed(built.records, once, recipe_of(built.authored).training.accumulate if whole else 1)
+        note_executed(built.known, once, recipe_of(built.authored).training.accumulate if whole else 1)
 
 
 def _written(built: Built) -> Collection[str]:
@@ -181,49 +178,28 @@ def _once(built: Built, batch: tuple[Any, ...]) -> None:
         built.step(*batch).backward()
 
 
-def _order_in_profile(built: Built, once: Callable[[], None]) -> list[Verdict]:
-    """Whether the collectives that a pass had hidden ran behind compute on this rank's GPU; empty without such a pass.
-
-    Where they did not, the pass loses its PASS.
-    """
+def _profile_order(built: Built, once: Callable[[], None]) -> None:
+    """Profile a step on this rank's GPU, where a pass has hidden collectives behind compute."""
     what = built.step if isinstance(built.step, WholeStep) else built.step.pair
     chosen = facts_of(next(iter(graphs_of(what).values()))).step.order
-    if chosen is None or not chosen.hidden:
-        return []
-    ran = measured(once, what)
-    found = in_profile(chosen, ran, gathered(times_of(ran)))
-    built.records = take_back(built.records, found)
-    return [found]
+    if chosen is not None and chosen.hidden:
+        ran = measured(once, what)
+        built.known.profile = chosen, ran, gathered(times_of(ran))
 
 
-_NOT_OF_ALL = {check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
+def _why_not_run(world: World, level: Level) -> str:
+    """Why the graphs before and after a pass were neither compared nor timed; "" where they were."""
+    if world.kind not in ("gloo", "nccl"):
+        return f"a {world.kind} world has neither values nor speed: run on real ranks"
+    return LIGHT if level == "light" else ""
 
 
-def _missing(world: World, level: Level) -> dict[str, str]:
-    """Why a check of a pass may be absent."""
-    lowered = "compiled callables, and no graph to look at"
-    numerics = LIGHT if world.kind in ("gloo", "nccl") else f"a {world.kind} world has no values: run on real ranks"
-    timed = LIGHT if world.kind in ("gloo", "nccl") else f"a {world.kind} world has no speed: run on real ranks"
-    return {"lint": lowered, "collectives": lowered, "memory": lowered, "numerics": numerics, "time": timed}
-
-
-def pass_row(record: Any, recipe: Recipe, why: dict[str, str]) -> PassRow:
-    """What a report says of one pass. why: the reason for a check that the record lacks."""
-    contract = CONTRACTS[record.name]
+def pass_row(record: PassRecord, recipe: Recipe) -> PassRow:
+    """What a report says of one pass."""
+    contract, verdicts = record.item.contract, record.verdicts
     return PassRow(record.name, record.stage, contract.numerics, contract.tolerance, record.seconds,
-                   record.verify_seconds, complete(record.verdicts, why), record.name in recipe.expect.no_effect)
-
-
-def memory_and_time(world: World, training: Training | None, predicted: StepPeak | None = None) -> list[Verdict]:
-    """Memory and time of the whole step, measured on this rank."""
-    if training is None:
-        why = f"a {world.kind} world runs nothing: run on real ranks"
-        return [memory.peak(predicted, None, why), Verdict("time", Outcome.UNKNOWN, why)]
-    why = "the peak is measured on GPUs only, and these ranks are on CPUs"
-    step = median_step(training) or 0.0
-    text = f"median step {step * 1e3:,.1f} ms of {len(training.step_seconds)} steps"
-    return [memory.peak(predicted, training.peak_bytes, why),
-            Verdict("time", Outcome.PASS, text, {"step_seconds": step})]
+                   record.verify_seconds, verdicts, record.name in recipe.expect.no_effect, record.memory,
+                   record.ran_for)
 
 
 def predicted_peak(built: Built) -> StepPeak:
@@ -262,5 +238,7 @@ def report_of(recipe: Recipe, world: World, level: str, results: list[RankResult
         saved_bytes=first.saved_bytes,
         training=first.training,
         profile=first.profile,
+        peak=first.peak,
+        not_run=first.not_run,
         expectations=check_expectations(recipe, first.training, first.saved_bytes),
     )

@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 from torch.fx import GraphModule
 
-from workbench.checks import collectives, effect, order, static
+from workbench.checks import collectives, order
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit, place_of
 from workbench.graph.callables import Body, bodies_of, graph_of
-from workbench.graph.facts import StepFacts, facts_of, set_facts
+from workbench.graph.facts import Known, StepFacts, facts_of, set_facts
 from workbench.graph.partition import ForwardBackward, Partitioned
 from workbench.graph.read.memory import saved_tensors
 from workbench.graph.read.nodes import module_path
@@ -39,6 +39,7 @@ class Joint(Protocol):
     graph: GraphModule
     passes: tuple[str, ...]
     broken: UnusableGraph | None
+    known: Known
 
     def require_open(self) -> None: ...
 
@@ -125,9 +126,9 @@ def _require_static(graph: GraphModule, where: str) -> None:
                              f"({module_path(read) or 'an input'}) is read from the device: give it a static size")
 
 
-def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...],
+def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...], known: Known,
               contexts: Iterable[AbstractContextManager[list[Any]]], step: StepFacts | None = None) -> PassRecord:
-    """Apply a pass to `before`, or to copies with the facts `step`; its record has no verdicts yet.
+    """Apply a pass to `before`, or to copies with the facts `step`, and add its record to what is known of the run.
 
     contexts: the tracing state around each graph, which gives the graph's example inputs.
     """
@@ -139,7 +140,9 @@ def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...],
         with context as example_inputs:
             after.append(apply_pass(item, given, list(example_inputs), options))
         copying, seconds = copying + copied - started, seconds + time.perf_counter() - copied
-    return PassRecord(item.name, item.contract.stage, options, before, tuple(after), seconds, copying)
+    record = PassRecord(item, options, before, tuple(after), seconds, copying, known)
+    known.records.append(record)
+    return record
 
 
 def run_joint(
@@ -147,38 +150,24 @@ def run_joint(
     specs: Sequence[PassSpec | str | Mapping[str, Any]],
     *,
     progress: Callable[[str], None] = lambda _: None,
-    seen: static.Seen | None = None,
 ) -> list[PassRecord]:
     """Run the joint passes in order, in place; `progress` is called with each pass's name before it runs.
 
-    specs: a recipe's, or names. A pass that raises leaves `joint.graph` as that pass received it. seen: what an earlier
-    call read from the same graphs. Raises WorkbenchError where a pass is unknown, raises, or returns no graph.
+    specs: a recipe's, or names. A pass that raises leaves `joint.graph` as that pass received it. Raises
+    WorkbenchError where a pass is unknown, raises, or returns no graph.
     """
     joint.require_open()
     chosen = [choose(spec, JOINT, "run_joint") for spec in listed(specs, "run_joint")]
     records: list[PassRecord] = []
-    seen = seen or static.Seen()
     for item, options in chosen:
         joint.require_open()
         progress(item.name)
-        record = _run_pass(item, options, (joint.graph,), [joint.context()])
+        record = _run_pass(item, options, (joint.graph,), joint.known, [joint.context()])
         joint.graph, joint.passes = record.after[0], (*joint.passes, item.name)
-        static.check(item.effect, item.contract, record, seen, item.promised)
-        joint.broken = static.unusable(record)
+        joint.broken = record.broken
+        _ = record.verdicts  # a predicate that raises is told here, and what the checks read of the graphs is kept
         records.append(record)
     return records
-
-
-@no_exit()
-def prove_partition(records: Sequence[PassRecord], pair: Partitioned) -> None:
-    """Add an effect verdict on the partitioned graphs to the record of each pass that set tags for the partitioner."""
-    for record in records:
-        item, known = find_pass(record.name), record.verdict("effect")
-        idle = known is not None and known.outcome is Outcome.NO_EFFECT  # that verdict has the reason
-        if item.partition_effect is not None and not idle:
-            started = time.perf_counter()
-            record.verdicts.append(effect.verdict(item.partition_effect(pair.graphs, record.options)))
-            record.verify_seconds += time.perf_counter() - started
 
 
 def run_partitioned(
@@ -186,45 +175,34 @@ def run_partitioned(
     specs: Sequence[PassSpec | str | Mapping[str, Any]],
     *,
     progress: Callable[[str], None] = lambda _: None,
-    seen: static.Seen | None = None,
-    bodies: tuple[Any, ...] | None = None,
 ) -> tuple[list[PassRecord], tuple[Any, ...] | None]:
     """Run the passes on forward and backward, or on the whole step; the second result holds the bodies of a lowering or
     replay pass, or None.
 
-    A pass that raises, on either graph, leaves both as it received them. seen, bodies: what an earlier call read from
-    the same graphs, and the bodies that it returned.
+    A pass that raises, on either graph, leaves both as it received them.
     """
     stages = WHOLE if isinstance(pair, StepGraph) else PARTITIONED
     chosen = [choose(spec, stages, "run_partitioned") for spec in listed(specs, "run_partitioned")]
     records: list[PassRecord] = []
-    seen = seen or static.Seen()
     for item, options in chosen:
         pair.require_usable()
         progress(item.name)
         stage = item.contract.stage
-        before: tuple[Any, ...] = bodies_of(pair.graphs, bodies, pair.facts) if stage is Stage.REPLAY else pair.graphs
-        record = _run_pass(item, options, before, map(pair.context, pair.parts), pair.facts)
+        before: tuple[Any, ...] = pair.graphs
+        if stage is Stage.REPLAY:
+            before = bodies_of(pair.graphs, pair.known.bodies, pair.facts)
+        record = _run_pass(item, options, before, pair.known, map(pair.context, pair.parts), pair.facts)
         if stage in (Stage.LOWERING, Stage.REPLAY):
-            bodies = record.after
+            pair.known.bodies = record.after
         else:
             for which, result in zip(pair.parts, record.after, strict=True):
                 pair.replace(which, result)
-        static.check(item.effect, item.contract, record, seen, item.promised)
-        pair.broken = static.unusable(record)
-        if pair.broken is None:
-            order.check(item, record)
+        pair.broken, record.order = record.broken, pair.facts.order
+        if pair.broken is None and (chosen_order := order.chosen_by(item, record.after, options)) is not None:
+            record.chosen = pair.facts.order = chosen_order
+        _ = record.verdicts  # a predicate that raises is told here, and what the checks read of the graphs is kept
         records.append(record)
-    return order.take_back(records), bodies
-
-
-@no_exit()
-def prove_replay(records: Sequence[PassRecord]) -> None:
-    """Update the effect verdicts of replay passes, once the step has run."""
-    for record in records:
-        if record.stage is Stage.REPLAY:
-            found = effect.verdict(find_pass(record.name).effect(record.before, record.after, record.options))
-            record.verdicts[:] = [found if v.check == "effect" else v for v in record.verdicts]
+    return records, pair.known.bodies
 
 
 def agree_on_collectives(pair: Partitioned | StepGraph) -> Verdict:

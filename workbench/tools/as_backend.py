@@ -10,17 +10,23 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from workbench.authoring.author import Authored
-from workbench.checks.verdicts import Verdict, columns, worst
+from workbench.checks.verdicts import Verdict, columns
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
-from workbench.graph.facts import GraphFacts, set_facts
+from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.partition import Partitioned
 from workbench.passes.full_inductor_compilation.transform import require_compiler
 from workbench.passes.registry import find_pass
-from workbench.pipeline.report import complete
-from workbench.pipeline.report_text import grid, said
-from workbench.pipeline.route import LOWER, StepState, joint_stages, pair_stages, take_pair, walk
-from workbench.pipeline.run_passes import PassRecord, capture_decompositions, choose, each_no_effect
+from workbench.pipeline.report_text import grid, memory_changes, outcomes, said, unchecked
+from workbench.pipeline.run_passes import (
+    PassRecord,
+    capture_decompositions,
+    choose,
+    each_no_effect,
+    run_joint,
+    run_partitioned,
+)
+from workbench.pipeline.stages import lower
 from workbench.recipe.contracts import Stage, check_passes
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.sections import PassSpec, listed
@@ -29,12 +35,7 @@ from workbench.torch_api.compile_backend import JointFromCompile, held_by_module
 from workbench.torch_api.ops import world_kind
 
 Spec = PassSpec | str | Mapping[str, Any]
-UNCHECKED = {
-    "numerics": "no graph is run while torch.compile compiles: compare with eager, or run a recipe at level full",
-    "time": "no graph is run while torch.compile compiles: time the steps, or run a recipe at level full",
-    **dict.fromkeys(("lint", "collectives", "memory"), "compiled callables, and no graph to look at"),
-}
-"""Why a check has no verdict under torch.compile."""
+NOT_RUN = "no graph is run while torch.compile compiles: compare with eager, or run a recipe at level full"
 
 
 @dataclass
@@ -72,13 +73,14 @@ class Backend:
     def __call__(self, graph: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile one of Dynamo's graphs. torch wraps errors from here in BackendCompilerFailed."""
         facts = self._facts(graph, example_inputs)
-        state = StepState()
+        joints: list[JointFromCompile] = []
 
         def joint(given: JointFromCompile) -> None:
             set_facts(given.graph, facts)
             settle(given.graph)
-            state.joint = given
-            walk(joint_stages(self.joint_passes), state)
+            given.known = Known()
+            joints.append(given)
+            run_joint(given, self.joint_passes)
 
         table = capture_decompositions(self.joint_passes)
         function, slots = through_autograd(graph, example_inputs, joint=joint, decompositions=table)
@@ -86,11 +88,11 @@ class Backend:
             self.forward_only += 1
             return function
         pair = Partitioned(slots)
-        pair.share_facts(state.joint.graph)
-        take_pair(state, pair)
-        walk([*pair_stages(self.passes), LOWER], state)
-        self.graphs.append(CompiledGraph(state.records, pair, state.schedule))
-        self._report_idle(state.records)
+        pair.cut_from(joints[0].graph, joints[0].known)
+        run_partitioned(pair, self.passes)
+        schedule = lower(pair)
+        self.graphs.append(CompiledGraph(pair.known.records, pair, schedule))
+        self._report_idle(pair.known.records)
         return function
 
     def _facts(self, graph: Any, example_inputs: Sequence[Any]) -> GraphFacts:
@@ -123,15 +125,16 @@ class Backend:
             return f"{self!r}: call the compiled module first"
         lines = [repr(self)]
         for graph in self.graphs:
-            found = {r.name: complete(r.verdicts, UNCHECKED) for r in graph.records}
-            checks = columns(v for verdicts in found.values() for v in verdicts)
-            rows = [(name, [worst(v for v in verdicts if v.check == check) for check in checks])
-                    for name, verdicts in found.items()]
+            found = [(r.name, r.verdicts) for r in graph.records]
+            checks = columns(v for _, verdicts in found for v in verdicts)
+            rows = [(name, outcomes(verdicts, checks)) for name, verdicts in found]
             lines += ["", *(grid(checks, rows) if rows else ["no passes"])]
-            lines += [f"  {name}: {v.check}: {said(v)}" for name, verdicts in found.items() for v in verdicts
-                      if said(v) and v.message not in UNCHECKED.values()]
+            lines += [f"  {name}: {v.check}: {said(v)}" for name, verdicts in found for v in verdicts if said(v)]
+            lines += [f"  {r.name}: {text}" for r in graph.records for text in memory_changes(r.memory)]
             lines.append(f"  all ranks: {graph.schedule}")
-        return "\n".join([*lines, "", *(f"{check}: UNKNOWN, {UNCHECKED[check]}" for check in ("numerics", "time"))])
+        every = [record.verdicts for record in self.records]
+        missing = unchecked(every, [graph.schedule for graph in self.graphs], NOT_RUN)
+        return "\n".join([*lines, "", *(f"not checked: {', '.join(checks)}: {why}" for why, checks in missing.items())])
 
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in (*self.joint_passes, *self.passes)) or "no passes"

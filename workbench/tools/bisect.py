@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import GraphModule
 
+from workbench.checks import numerics
 from workbench.checks.bisect import CHECKS, Bisection, Found, first_growth, first_node, first_told, over_ranks
 from workbench.checks.collectives import gathered
 from workbench.checks.values import Trace, trace
@@ -30,8 +31,8 @@ from workbench.pipeline.proofs.numerics_proof import (
     written_inputs,
 )
 from workbench.pipeline.recipe_ranks import WorldChoice, among_ranks, on_ranks, runnable
-from workbench.pipeline.route import divided
 from workbench.pipeline.run_passes import PassRecord
+from workbench.pipeline.stages import divide
 from workbench.pipeline.train import deterministic
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import first_line
@@ -106,7 +107,7 @@ def _searched(
         return over_ranks(first_told(built.records, (Outcome.NO_EFFECT,), recipe.expect.no_effect), names), unchecked
     if check == "memory":
         unchecked = {r.name: "it makes compiled callables, and estimates need a graph" for r in built.records
-                     if r.verdict("memory") is None}
+                     if r.memory is None}
         return over_ranks(first_growth(built.records), names), unchecked
     told, records = None, built.records
     unchecked = {}
@@ -132,7 +133,7 @@ def inputs_of(joint: JointGraph) -> tuple[list[Any], list[Any]]:
 
     The capture stays open: a pass may break the step that is built of it. Every rank must call it.
     """
-    return real_inputs(compile_step(divided(joint.fork())), joint.authored.microbatch())
+    return real_inputs(compile_step(divide(joint.fork())), joint.authored.microbatch())
 
 
 def first_departure(
@@ -172,7 +173,7 @@ def _departs(record: PassRecord, inputs: list[Any], tangents: list[Any], size: i
         for rank, text in enumerate(gathered(error)):
             if text:
                 return f"rank {rank}: {text}"
-        found = compare_graphs(record, before, after, written, size)
+        found = numerics.verdict(compare_graphs(record, before, after, written, size))
     return found.message if found.outcome is Outcome.FAIL else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,8 +16,8 @@ from workbench.passes.full_inductor_compilation.transform import compile_graph
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import versions
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
-from workbench.pipeline.run_passes import copy_graph
+from workbench.pipeline.run_passes import copy_graph, run_joint, run_partitioned
+from workbench.pipeline.stages import capture_joint, divide
 from workbench.recipe.contracts import CONTRACTS, Stage
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
@@ -51,7 +51,7 @@ class Explanation:
     left_out: tuple[str, ...]
     versions: dict[str, str]
     pair: ForwardBackward = field(repr=False, compare=False)
-    _state: StepState = field(repr=False, compare=False)
+    _joint: JointGraph = field(repr=False, compare=False)
     graphs: tuple[str, ...] = tuple(TITLES)
 
     def again(self, config: Mapping[str, Any], graphs: Collection[str] = tuple(TITLES)[1:]) -> Explanation:
@@ -66,9 +66,9 @@ class Explanation:
         wanted = tuple(graph for graph in TITLES if graph in graphs)
         with fake_world(self.recipe.mesh.world_size) as world, configured({**_own(self.recipe), **config}):
             author(self.recipe, world)  # the mesh, whose process groups the graphs know by name
-            passes = _on_joint(self._state.joint_graph) if "joint" in wanted else []
+            passes = _on_joint(self._joint) if "joint" in wanted else []
             if {"forward", "backward"} & {*wanted}:
-                passes += _on_pair(_pair(self._state, route(_before_inductor(self.recipe)[0], world)), wanted)
+                passes += _on_pair(_pair(self._joint, _before_inductor(self.recipe)[0]), wanted)
         return replace(self, passes=passes, graphs=wanted)
 
     def to_json(self) -> str:
@@ -134,18 +134,19 @@ def inductor_passes(
     check_buildable(reached, "fake")
     with (fake_world(recipe.mesh.world_size) as world, configured({**_own(recipe), **(config or {})}),
           telling(progress) as tell):
-        stages = route(reached, world)
-        first, last = upto(stages, "capture"), upto(stages, "partition")
-        state = walk(stages[:first], progress=tell)
+        tell("author")
+        authored = author(reached, world)
         tell("Inductor's passes before the capture")
-        passes = pre_grad(state.authored.module, state.authored.example_batch())
-        joint = walk(stages[first:last], state, progress=tell).joint_graph
+        passes = pre_grad(authored.module, authored.example_batch())
+        tell("capture")
+        joint = capture_joint(reached, authored)
+        run_joint(joint, reached.joint_passes, progress=tell)
         tell("Inductor's passes on the joint graph")
         passes += _on_joint(joint)
-        pair = _pair(state, stages)
+        pair = _pair(joint, reached)
         tell("Inductor's passes on forward and backward")
         passes += _on_pair(pair, TITLES)
-    return Explanation(recipe, passes, left_out, versions(), pair, state)
+    return Explanation(recipe, passes, left_out, versions(), pair, joint)
 
 
 def _own(recipe: Recipe) -> dict[str, Any]:
@@ -164,9 +165,11 @@ def _before_inductor(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
     return recipe.model_copy(update={"passes": tuple(kept)}), left_out
 
 
-def _pair(joint: StepState, stages: Sequence[RouteStage]) -> ForwardBackward:
-    """The forward and backward that Inductor receives; `joint`, the state before the partition, does not change."""
-    return walk(stages[upto(stages, "partition"):upto(stages, "lower")], joint.fork()).forward_backward
+def _pair(joint: JointGraph, recipe: Recipe) -> ForwardBackward:
+    """The forward and backward that Inductor receives; `joint` stays open."""
+    pair = divide(joint.fork())
+    run_partitioned(pair, recipe.passes)
+    return pair
 
 
 def _on_joint(joint: JointGraph) -> list[InductorPass]:

@@ -18,8 +18,7 @@ from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import provenance
 from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.route import route, upto, walk
-from workbench.recipe.contracts import Stage
+from workbench.pipeline.stages import before_lowering
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import counted
 from workbench.torch_api.distributed.dtensor import local_shape, ranks_of
@@ -127,8 +126,7 @@ def _chosen(ranks: str | Sequence[int], size: int, roles: dict[int, int]) -> tup
 def _scheduled(recipe: Recipe, size: int, rank: int, told: Callable[[str], None]) -> tuple[list[Entry], list[str]]:
     """The ordered collectives of one rank, and the source line of each."""
     with fake_world(size, rank) as world:
-        stages = route(recipe, world)
-        graphs = walk(stages[: upto(stages, Stage.LOWERING)], progress=told).graphs
+        graphs = before_lowering(recipe, world, progress=told).graphs
         lines = []
         for graph in graphs:
             nodes = {node.name: node for node in graph.graph.nodes}

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.authoring.plans import ParallelPlan
-from workbench.checks import memory
-from workbench.checks.collectives import moved_bytes
+from workbench.checks.collectives import collectives_of, moved_bytes
 from workbench.checks.record import PassRecord
-from workbench.checks.static import Seen
 from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.graph.facts import reading
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import device_spec
+from workbench.graph.read.memory import estimated_bytes
 from workbench.graph.read.simulated_run import simulated
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned
@@ -48,14 +48,11 @@ class Figures:
         return found
 
 
-def figures_of(pair: ForwardBackward, seen: Seen, device: str, *, compiled: bool = False) -> Figures:
-    """The figures of a pair. seen: what checks have read from its graphs. compiled: a compiler has lowered them.
-
-    WorkbenchError for an unknown device.
-    """
-    moved, launched = moved_bytes(seen.collectives(pair.graphs))
+def figures_of(pair: ForwardBackward, device: str, *, compiled: bool = False) -> Figures:
+    """The figures of a pair. compiled: a compiler has lowered its graphs. WorkbenchError for an unknown device."""
+    moved, launched = moved_bytes(collectives_of(pair.graphs))
     names = {key: " ".join(filter(None, key)) for key in sorted(launched)}
-    estimate = seen(memory.estimate, pair.graphs)
+    estimate = reading(estimated_bytes, *pair.graphs)
     run = simulated(pair.by_part, device, fused=compiled)
     return Figures({name: launched[key] for key, name in names.items()}, {name: moved[key] for key, name in
                    names.items()}, {part: estimate[f"peak_{part}"] for part in pair.by_part}, estimate["saved"],
@@ -89,9 +86,8 @@ class Variant:
 
 
 def verdicts_of(records: Sequence[PassRecord]) -> dict[str, tuple[Verdict, ...]]:
-    """By pass, the last verdict of each check: the partition's verdict on tags replaces that of the pass that set them.
-    """
-    return {r.name: tuple({v.check: v for v in r.verdicts}.values()) for r in records}
+    """By pass, its verdicts."""
+    return {record.name: tuple(record.verdicts) for record in records}
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,31 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os.path import isfile  # False for a text that is too long to be a path
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from workbench.authoring.author import author, author_module, random_tokens
+from workbench.authoring.families import find_family
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks import collectives
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
-from workbench.graph.capture import JointGraph
-from workbench.graph.partition import ForwardBackward
+from workbench.graph.capture import JointGraph, capture
+from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.read.cost import device_spec
+from workbench.graph.saving.recomputation import cut
+from workbench.graph.step_graph import StepGraph, join
+from workbench.passes.registry import find_pass
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.route import StepState, route, upto
+from workbench.pipeline.run_passes import WHOLE, capture_decompositions, choose, run_joint, run_partitioned
+from workbench.pipeline.stages import Split, capture_joint, divide, is_whole, join_step, passes_before
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe, diff_recipes
@@ -31,8 +38,15 @@ from workbench.recipe.wording import aligned
 from workbench.tools.fingerprint import fingerprint
 from workbench.tools.variant import Difference, Figures, Ran, Variant, figures_of, verdicts_of
 from workbench.torch_api.garbage import uncollected
+from workbench.torch_api.inductor import lowering
 from workbench.world.mesh import World
 
+T = TypeVar("T")
+_LATER: dict[str, Any] = {
+    **dict.fromkeys(("name", "about", "capture", "strict", "free_order", "expect", "joint_passes", "passes"), True),
+    "training": {"steps", "step", "nan_norm", "read_loss_every", "optimizer", "lr", "clip"}, "data": {"path"},
+}
+"""What neither the model nor its graph depends on; any other change of a recipe needs a new model."""
 _VARIANTS = 8
 _GARBAGE = 48
 """Forgotten stage results after which the garbage collector runs: it is paused in answers, and graphs are cycles."""
@@ -40,14 +54,13 @@ _GARBAGE = 48
 
 @dataclass(frozen=True)
 class _Stage:
-    """parts: fingerprints of what the stage itself reads, by name. key: one fingerprint of these and of all stages
-    before it.
+    """One call that an answer asked for. parts: fingerprints of what the call itself reads, by name. key: one
+    fingerprint of these and of all calls before it.
     """
 
     name: str
     parts: Mapping[str, str]
     key: str
-    run: Callable[[StepState], None]
 
 
 class Study:
@@ -65,7 +78,7 @@ class Study:
     def __init__(self, recipe: Recipe, world: World, device: str, progress: Progress) -> None:
         self.world, self.device, self.progress = world, device, progress
         self.history: list[Difference] = []
-        self._kept: dict[str, StepState] = {}  # these never change: later stages work on a fork
+        self._kept: dict[str, Any] = {}  # results, which never change: later calls work on a fork
         self._figures: dict[str, Figures] = {}
         self._used: list[list[str]] = []
         self._undo: list[Variant] = []
@@ -82,22 +95,23 @@ class Study:
         return self.now.recipe
 
     @property
-    def _last(self) -> StepState:
-        return self._kept[self._stages[-1].key]
+    def _split(self) -> Split:
+        split: Split = self._kept[self._stages[-1].key]
+        return split
 
     @property
     def records(self) -> list[PassRecord]:
-        return list(self._last.records)
+        return list(self._split.known.records)
 
     @property
     def pair(self) -> ForwardBackward:
-        return self._last.forward_backward
+        return self._split.pair if isinstance(self._split, StepGraph) else self._split
 
     @property
     def joint(self) -> JointGraph:
         """The joint graph after the last joint pass, still open."""
-        before_partition = self._stages[1 + len(self.recipe.joint_passes)]
-        return self._kept[before_partition.key].joint_graph
+        joint: JointGraph = self._kept[self._stages[1 + len(self.recipe.joint_passes)].key]
+        return joint
 
     def change(
         self,
@@ -150,27 +164,17 @@ class Study:
 
     def _answer(self, recipe: Recipe, plan: ParallelPlan | None) -> tuple[Variant, list[Ran]]:
         check_buildable(recipe, self.world.kind)
-        stages = list(_stages(recipe, self.world, plan))
-        previous = {stage.name: stage for stage in self._stages}
-        state: StepState | None = None
-        ran: list[Ran] = []
         with deterministic(recipe.training.deterministic), telling(self.progress) as tell:
-            for stage in stages:
-                if stage.key not in self._kept:
-                    tell(stage.name)
-                    started = time.perf_counter()
-                    self._kept[stage.key] = _after(stage, state)
-                    why = _why(stage, previous.get(stage.name), ran)
-                    ran.append(Ran(stage.name, time.perf_counter() - started, why))
-                state, last = self._kept[stage.key], stage.key
-            assert state is not None
-            if last not in self._figures:
-                self._figures[last] = figures_of(state.forward_backward, state.seen, self.device,
-                                                 compiled=any(r.stage is Stage.LOWERING for r in state.records))
-            schedule = collectives.exchange(state.graphs)  # every time, so that no rank waits for another
-        self._stages = stages
-        self._forget([stage.key for stage in stages])
-        return Variant(recipe, plan, verdicts_of(state.records), schedule, self._figures[last]), ran
+            calls = _Calls(self._kept, self.world, self._stages, tell)
+            split = _graphs(recipe, self.world, plan, calls)
+            if calls.key not in self._figures:
+                pair = split.pair if isinstance(split, StepGraph) else split
+                compiled = any(record.stage is Stage.LOWERING for record in split.known.records)
+                self._figures[calls.key] = figures_of(pair, self.device, compiled=compiled)
+            schedule = collectives.exchange(split.graphs)  # every time, so that no rank waits for another
+        self._stages = calls.stages
+        self._forget([stage.key for stage in calls.stages])
+        return Variant(recipe, plan, verdicts_of(split.known.records), schedule, self._figures[calls.key]), calls.ran
 
     def _forget(self, keys: list[str]) -> None:
         self._used = [*(used for used in self._used if used != keys), keys][-_VARIANTS:]
@@ -206,23 +210,80 @@ def what_if(recipe: Recipe, world: World, *, device: str = "h100", progress: Pro
     return Study(recipe, world, device, progress)
 
 
-def _stages(recipe: Recipe, world: World, plan: ParallelPlan | None) -> Iterator[_Stage]:
-    key = fingerprint(torch.__version__, world.kind, world.size, world.rank, str(world.device))
-    stages = route(recipe, world, plan=plan)
-    for stage in stages[: upto(stages, "lower")]:
-        parts = {part: fingerprint(_read(value) if part == "options" else value)
-                 for part, value in stage.reads.items()}
-        key = fingerprint(key, stage.name, parts)
-        yield _Stage(stage.name, parts, key, stage.run)
+class _Calls:
+    """The calls of one answer: each is made once for what it reads, and for the calls before it."""
+
+    def __init__(self, kept: dict[str, Any], world: World, previous: Sequence[_Stage], tell: Callable[[str], Any]):
+        self.kept, self.tell = kept, tell
+        self.previous = {stage.name: stage for stage in previous}
+        self.stages: list[_Stage] = []
+        self.ran: list[Ran] = []
+        self.key = fingerprint(torch.__version__, world.kind, world.size, world.rank, str(world.device))
+
+    def __call__(self, name: str, function: Callable[..., T], *args: Any, reads: Mapping[str, Any]) -> T:
+        """`function(*args)`, from memory where `reads` and all calls before this one are as they were."""
+        parts = {part: fingerprint(_read(value) if part == "options" else value) for part, value in reads.items()}
+        self.key = fingerprint(self.key, name, parts)
+        stage = _Stage(name, parts, self.key)
+        if self.key not in self.kept:
+            self.tell(name)
+            started = time.perf_counter()
+            self.kept[self.key] = function(*args)
+            why = _why(stage, self.previous.get(name), self.ran)
+            self.ran.append(Ran(name, time.perf_counter() - started, why))
+        self.stages.append(stage)
+        found: T = self.kept[self.key]
+        return found
 
 
-def _after(stage: _Stage, before: StepState | None) -> StepState:
-    """The state after `stage`; `before` keeps its own."""
-    state = before.fork() if before else StepState()
-    stage.run(state)
-    if before:
-        before.forget_old_graphs()  # the checks have read graphs of both
-    return state
+def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Calls) -> Split:
+    """The calls of `build`, up to its last pass. No call changes what another returned."""
+    table, whole = capture_decompositions(recipe.joint_passes) is not None, is_whole(recipe)
+    code: Any = author_module, random_tokens, find_family(recipe.model.family)
+    authored = call("author", partial(author, plan=plan), recipe, world, reads={
+        "recipe": recipe.model_dump(exclude=_LATER), "plan": plan, "code": code})
+    joint = call("capture", capture_joint, recipe, authored, reads={
+        "recipe": (table, whole, recipe.capture), "code": (capture, lowering.decomposition_table)})
+    for spec in recipe.joint_passes:
+        joint = call(spec.name, _after_joint, joint, spec, reads=_reads(spec))
+    tags = [find_pass(spec.name).partition_effect for spec in recipe.joint_passes]
+    split: Split = call("partition", _divided, joint, reads={"code": (partition, cut, tags)})
+    early = passes_before(recipe.passes, WHOLE) if whole else list(recipe.passes)
+    for spec in early:
+        split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
+    if whole:
+        update = recipe.training.model_dump(include={"clip", "nan_norm", "accumulate"})
+        split = call("join", _joined, recipe, split, reads={"recipe": (update, table), "code": (join,)})
+        for spec in recipe.passes[len(early):]:
+            split = call(spec.name, _after_split, split, spec, reads=_reads(spec))
+    return split
+
+
+def _reads(spec: PassSpec) -> dict[str, Any]:
+    item = find_pass(spec.name)
+    options = choose(spec, tuple(Stage), "what_if")[1]
+    return {"options": options, "code": (item.function, item.effect, item.contract)}
+
+
+def _after_joint(joint: JointGraph, spec: PassSpec) -> JointGraph:
+    other = joint.fork()
+    run_joint(other, [spec])
+    return other
+
+
+def _divided(joint: JointGraph) -> Split:
+    return divide(joint.fork())
+
+
+def _after_split(split: Split, spec: PassSpec) -> Split:
+    other = split.fork()
+    run_partitioned(other, [spec])
+    return other
+
+
+def _joined(recipe: Recipe, split: Split) -> Split:
+    assert not isinstance(split, StepGraph)
+    return join_step(recipe, split.fork())
 
 
 def _why(stage: _Stage, previous: _Stage | None, ran: Sequence[Ran]) -> str:

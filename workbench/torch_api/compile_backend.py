@@ -61,9 +61,10 @@ def _described(desc: Any, held: dict[int, tuple[str, bool]]) -> Any:
 
 @dataclasses.dataclass
 class JointFromCompile:
-    """The joint graph of torch.compile, while its tracing state is open."""
+    """The joint graph of torch.compile, while its tracing state is open. known: what is learned of it, for verdicts."""
 
     graph: GraphModule
+    known: Any = None
     passes: tuple[str, ...] = ()
     broken: UnusableGraph | None = None
 

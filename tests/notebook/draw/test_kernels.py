@@ -14,8 +14,8 @@ from workbench.graph.read.replay import Replay, ReplayInput
 from workbench.notebook import draw
 from workbench.notebook.draw.kernels import MOST
 from workbench.passes.cudagraph import Replayed
+from workbench.passes.registry import find_pass
 from workbench.pipeline.run_passes import PassRecord
-from workbench.recipe.contracts import Stage
 
 SOURCE = '#include "/tmp/someone/prefix.h"\n#include <cmath>\nvoid kernel() {}\n'
 
@@ -52,7 +52,7 @@ def test_many_kernels_are_folded_with_their_count():
 
 def record(*after, name="cudagraph"):
     graph = symbolic_trace(torch.nn.ReLU())
-    return PassRecord(name, Stage.REPLAY, None, (Body(print, graph, StepFacts()),) * len(after), after, 0, 0)
+    return PassRecord(find_pass(name), None, (Body(print, graph, StepFacts()),) * len(after), after, 0, 0)
 
 
 class Made(Replayed):
@@ -76,7 +76,7 @@ def test_inputs_of_a_replay_and_no_address_in_the_text():
 
 
 def test_other_passes_are_refused_by_name():
-    with pytest.raises(WorkbenchError, match="pass 'regional' records no CUDA graph"):
-        draw.replay(record(print, name="regional"))
+    with pytest.raises(WorkbenchError, match="pass 'regional_inductor' records no CUDA graph"):
+        draw.replay(record(print, name="regional_inductor"))
     with pytest.raises(WorkbenchError, match="pass 'cudagraph' has no kernels of Inductor"):
         draw.kernels(record(print))

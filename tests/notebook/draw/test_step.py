@@ -20,7 +20,7 @@ from workbench.graph.read.simulated_run import Span, StepTimeline, simulated
 from workbench.notebook import draw
 from workbench.notebook.draw.step import _places
 from workbench.notebook.show import outputs
-from workbench.recipe.contracts import Stage
+from workbench.passes.registry import find_pass, graph_changed
 
 pytestmark = pytest.mark.integration
 RECIPE = load_recipe("tour").override({"model.n_layers": 1})
@@ -49,8 +49,9 @@ def test_a_pass_that_only_tags_shows_its_tags(built):
 
 def test_a_pass_that_did_nothing_shows_nothing(built):
     graphs = built.records[-1].after
-    idle = PassRecord("idle", Stage.PARTITIONED, None, graphs, graphs, 0.0, 0.0)
-    assert draw.step(idle).text.splitlines() == ["idle: UNKNOWN", "forward: no node changed",
+    item = replace(find_pass("overlap_collectives"), effect=graph_changed, order_costs=None)
+    idle = PassRecord(item, None, graphs, graphs, 0.0, 0.0)
+    assert draw.step(idle).text.splitlines() == ["overlap_collectives: NO_EFFECT", "forward: no node changed",
                                                  "backward: no node changed"]
     assert draw.changes(idle).rows == ()
 
@@ -100,19 +101,20 @@ def test_a_timeline_shows_the_longest_run_to_its_end(monkeypatch):
     assert len(limits) == 3 and all(left == 0 and right >= 9 for left, right in limits)
 
 
-LOWERED, REPLAYED = (PassRecord(name, stage, None, (), (), 0.0, 0.0) for name, stage in (
-    ("full_inductor_compilation", Stage.LOWERING), ("cudagraph", Stage.REPLAY)))
+LOWERED, REPLAYED = (PassRecord(find_pass(name), None, (), (), 0.0, 0.0)
+                     for name in ("full_inductor_compilation", "cudagraph"))
 
 
 @pytest.mark.parametrize("more", [[], [LOWERED], [LOWERED, REPLAYED], [REPLAYED]], ids=lambda more: f"{len(more)} more")
 def test_a_builds_timeline_charges_what_runs(built, more):
     """Fused kernels behind a compiler, launches where nothing is replayed; a record of the build charges the same."""
-    made, launch = replace(built, records=[*built.records, *more]), device_spec("h200x1").launching_us(
-        compiled=LOWERED in more)
+    known = built.known.fork()
+    known.records += more
+    made, launch = replace(built, known=known), device_spec("h200x1").launching_us(compiled=LOWERED in more)
     wanted = simulated(built.step.pair.by_part, "h200x1", fused=LOWERED in more, launch_us=launch[0], view_us=launch[1],
                        replayed=REPLAYED in more)
     assert str(wanted) in outputs(made, "timeline", device="h200x1")[0].text
-    assert str(wanted) in outputs(built.records[-1], "timeline", device="h200x1")[0].text
+    assert str(wanted) in outputs(known.records[len(built.records) - 1], "timeline", device="h200x1")[0].text
     bare = simulated(built.step.pair.by_part, "h200x1")
     assert str(bare) in outputs(built.step.pair, "timeline", device="h200x1")[0].text
     assert (wanted.total_ms > 2 * bare.total_ms) is (REPLAYED not in more)

@@ -76,7 +76,7 @@ def test_every_body_runs_once_on_zeros_in_the_layout_of_its_inputs(step: str) ->
     seen: list[list[tuple[Any, ...]]] = []
     with fake_world(2) as world:
         made = transform(tiny("llama3", mesh__dp_shard=2, mesh__tp=1, training__step=step), world)
-        graphs = made.state.graphs
+        graphs = made.split.graphs
 
         def noted(graph: Any) -> Any:
             body = aot.boxed(graph)

@@ -213,6 +213,15 @@ def saved_tensors(forward: Graph, backward: Graph) -> list[SavedTensor]:
     return rows
 
 
+def estimated_bytes(*graphs: Graph) -> dict[str, int]:
+    """`peak_<graph>` bytes of each graph in node order, and `saved` bytes where both forward and backward are given."""
+    names = [facts_of(graphs[0]).part] if len(graphs) == 1 else ["forward", "backward"]
+    found = {f"peak_{name}": live_bytes(graph).peak_bytes for name, graph in zip(names, graphs, strict=True)}
+    if len(graphs) == 2:
+        found["saved"] = sum(row.held_bytes for row in saved_tensors(*graphs))
+    return found
+
+
 def gathered_parameters_kept(forward: Graph, backward: Graph, copies: bool = False) -> list[SavedTensor]:
     """Saved tensors that keep the memory of a gathered parameter alive; with `copies`, also plain copies of one."""
     return [row for row in saved_tensors(forward, backward) if row.gathered and (copies or not row.copied)]

@@ -122,7 +122,7 @@ def cut(joint: JointGraph) -> ForwardBackward:
     names = tuple(filter(None, map(aot.written_by, graph.graph.output_node().meta["desc"])))
     pair = ForwardBackward((forward, backward), joint.authored, joint.parameters, joint.buffers, _no_function,
                            joint.inputs, writes=names)
-    pair.share_facts(joint.graph)
+    pair.cut_from(joint.graph, joint.known)
     gradients = [aot.gradient_of(desc) for desc in backward.graph.graph.output_node().meta["desc"]]
     pair.function = PairFunction(title(joint.authored), pair.slots, [*pair.parameters, *pair.buffers], names,
                                  pair.facts.saved_order or (), gradients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.checks.verdicts import FILLS, Outcome, columns, worst
+from workbench.checks.verdicts import FILLS, Outcome, columns
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, RED
 from workbench.notebook.draw.picture import Picture, Table, finish, panels
 from workbench.notebook.draw.verdicts import failures, grid
@@ -60,12 +60,14 @@ def verdicts_of_both(found: Difference) -> Table:
 
 
 def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
-    """The gravest outcome of one check; None for a pass that this side does not run."""
-    given = side.verdicts.get(name)
-    return None if given is None else worst(v for v in given if v.check == check)
+    """The outcome of one check; None where it did not run, or the pass did not."""
+    verdicts = side.verdicts.get(name, ())
+    return next((v.outcome for v in verdicts if v.check == check), None)
 
 
 def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:
-    """(text, background) of what both sides found; None for a side that does not run the pass."""
+    """(text, background) of what both sides found; None for a side that does not run the pass, or the check."""
+    if old is None and new is None:
+        return "-", ""
     text = str(new) if old == new else f"{old or 'not run'} → {new or 'not run'}"
-    return text, FILLS[new] if new is not None else FAINT if old is not None else ""
+    return text, FILLS[new] if new is not None else FAINT

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.patches import FancyBboxPatch, Patch
 
-from workbench.checks.verdicts import FILLS, Outcome, worst
+from workbench.checks.verdicts import FILLS
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK
 from workbench.notebook.draw.picture import Picture, finish, new_figure
 from workbench.pipeline.build import Built
@@ -77,9 +77,7 @@ def _read(what: Recipe | Built | Report) -> tuple[Recipe, str, dict[str, tuple[s
         ranks = f"{what.world['size']} {what.world['kind']} ranks"
         recipe = what.recipe
     else:
-        # the checks that ran: on a fake world, numerics do not
-        found = {record.name: worst(v for v in record.verdicts if v.outcome is not Outcome.UNKNOWN)
-                 for record in what.records}
+        found = {record.name: record.outcome for record in what.records}
         world, given = what.authored.world, what.authored.recipe
         if given is None:
             raise ValueError("this module was authored without a recipe: there is no pipeline to draw")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from workbench.checks.verdicts import FILLS, Outcome, Verdict, columns, worst
+from workbench.checks.verdicts import FILLS, Outcome, Verdict, columns
 from workbench.notebook.draw.picture import Table
+from workbench.pipeline.report_text import outcomes
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted
 
 
 def verdicts(records: Sequence[PassRecord]) -> Table:
-    """The verdicts of each pass so far; a check that did not run is UNKNOWN. Reasons are listed below."""
-    checks = columns(v for r in records for v in r.verdicts)
-    rows = [(r.name, [worst(v for v in r.verdicts if v.check == check) for check in checks]) for r in records]
-    notes = [line for record in records for line in failures(record.name, record.verdicts)]
-    cells = [(name, [(str(outcome), FILLS[outcome]) for outcome in found]) for name, found in rows]
-    return grid(counted(len(rows), "pass"), checks, cells, notes)
+    """The verdicts of each pass by what is known now; - where a check did not run. Reasons are listed below."""
+    found = [(record.name, record.verdicts) for record in records]
+    checks = columns(verdict for _, verdicts in found for verdict in verdicts)
+    cells = [(name, [cell(outcome) for outcome in outcomes(verdicts, checks)]) for name, verdicts in found]
+    notes = [line for name, verdicts in found for line in failures(name, verdicts)]
+    return grid(counted(len(found), "pass"), checks, cells, notes)
+
+
+def cell(outcome: Outcome | None) -> tuple[str, str]:
+    """Text and background of an outcome; of none, a dash."""
+    return ("-", "") if outcome is None else (str(outcome), FILLS[outcome])
 
 
 def failures(name: str, verdicts: Iterable[Verdict]) -> list[str]:

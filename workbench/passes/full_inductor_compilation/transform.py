@@ -18,7 +18,6 @@ from workbench.passes.full_inductor_compilation import CONTRACT, InductorOptions
 from workbench.passes.registry import RegisteredPass
 from workbench.torch_api import aot
 from workbench.torch_api.inductor import lowering
-from workbench.torch_api.inductor.kept_order import graph_order, kept_fusions
 
 
 def compiled_to_a_callable(before: Any, after: Any, options: InductorOptions) -> Effect:
@@ -48,6 +47,9 @@ def full_inductor_compilation(
 
     A fake world has nothing to run them on: there, C++ kernels are written and not built.
     """
+    # not at the top: it loads all of Inductor's lowerings, 0.8 s
+    from workbench.torch_api.inductor.kept_order import graph_order, kept_fusions
+
     facts = facts_of(gm)
     if facts.part == "backward":
         example_inputs = _as_saved(example_inputs, facts.step.forward_strides[facts.step.results :])

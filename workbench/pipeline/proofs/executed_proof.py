@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from workbench.checks import effect
-from workbench.checks.record import PassRecord
-from workbench.checks.verdicts import Outcome, Verdict
-from workbench.passes.registry import find_pass
+from workbench.checks.verdicts import Outcome
+from workbench.graph.facts import Known
 from workbench.pipeline.step_profile import profiled
 from workbench.torch_api.devices.float8 import operators_run
 
@@ -24,20 +21,11 @@ def names_of(step: Callable[[], Any]) -> Counter[str]:
     return operators_run(step)
 
 
-def prove_executed(records: Sequence[PassRecord], step: Callable[[], Any], microbatches: int) -> None:
-    """Hold the effect of each pass that can tell against one run of `step`; every rank calls it.
+def note_executed(known: Known, step: Callable[[], Any], microbatches: int) -> None:
+    """Note what one run of `step` runs, where a pass can tell its effect by that; every rank calls it.
 
-    step: leaves model and optimizer as they were. An effect that the run does not show is NO_EFFECT.
+    step: leaves model and optimizer as they were.
     """
-    wanted = [(record, executed, known) for record in records
-              if (executed := find_pass(record.name).executed) is not None
-              and (known := record.verdict("effect")) is not None and known.outcome is Outcome.PASS]
-    names = names_of(step) if wanted else Counter[str]()
-    for record, executed, known in wanted:
-        told = executed(known.evidence, names, microbatches)
-        said = f"{told.reason}; {known.message}" if told.happened else told.reason
-        record.verdicts[:] = [_held(v, effect.verdict(replace(told, reason=said)), known) for v in record.verdicts]
-
-
-def _held(verdict: Verdict, told: Verdict, known: Verdict) -> Verdict:
-    return replace(told, evidence=known.evidence | told.evidence) if verdict is known else verdict
+    asked = [record for record in known.records if record.item.executed is not None]
+    if any(record.verdict("effect").outcome is Outcome.PASS for record in asked):
+        known.ran, known.microbatches = names_of(step), microbatches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,11 @@ from torch.fx import GraphModule
 from workbench.authoring.author import Authored
 from workbench.authoring.microbatches import cut
 from workbench.checks import numerics
+from workbench.checks.collectives import gathered
+from workbench.checks.numerics import Comparison
+from workbench.checks.record import check_eager
 from workbench.checks.values import copies
-from workbench.checks.verdicts import Outcome, Verdict
+from workbench.checks.verdicts import Verdict
 from workbench.graph.callables import graph_of
 from workbench.graph.lower import CompiledStep
 from workbench.graph.partition import PARTS, saved_order
@@ -25,7 +29,7 @@ from workbench.pipeline.proofs.two_steps import one_step, two_steps, written_in_
 from workbench.pipeline.proofs.whole_proof import whole_steps
 from workbench.pipeline.run_passes import PassRecord
 from workbench.pipeline.train import Batches, deterministic
-from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage
+from workbench.recipe.contracts import Numerics, PassContract, Stage
 from workbench.torch_api import aot
 from workbench.torch_api import tree as pytree
 from workbench.torch_api.determinism import seeded
@@ -34,11 +38,23 @@ from workbench.torch_api.restoring import restoring, restoring_module
 _ORDER = (Numerics.EXACT, Numerics.REDUCTION_ORDER, Numerics.LOSSY)
 
 
+_CAPTURE = PassContract("capture", Stage.JOINT, Numerics.REDUCTION_ORDER, "eager is another program than the graph")
+"""On some CPUs a product rounds by the layout of its operands, in which the two may differ."""
+
+
 def loosest(records: Sequence[PassRecord]) -> PassContract:
-    """The contract under which the whole list is compared with eager; EXACT for an empty list."""
-    contracts = [CONTRACTS[r.name] for r in records]
-    exact = PassContract("no pass", Stage.JOINT, Numerics.EXACT, "nothing")
-    return max([exact, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
+    """The contract under which the whole list is compared with eager: REDUCTION_ORDER, or that of a LOSSY pass."""
+    contracts = [record.item.contract for record in records]
+    return max([_CAPTURE, *contracts], key=lambda c: (_ORDER.index(c.numerics), c.tolerance or 0.0))
+
+
+def _against_eager(eager: Mapping[str, Any], compiled: Mapping[str, Any], records: Sequence[PassRecord],
+                   size: int) -> Comparison:
+    """Equal bits, or else within the loosest contract."""
+    names = list(dict.fromkeys((*eager, *compiled)))
+    values = [eager.get(name) for name in names], [compiled.get(name) for name in names]
+    bits = numerics.compare(*values, replace(_CAPTURE, numerics=Numerics.EXACT), names=names)
+    return numerics.compare(*values, loosest(records), group_size=size, names=names) if bits.problems else bits
 
 
 def _noted(seen: dict[str, list[Any]], name: str, runner: Callable[[list[Any]], Any], args: list[Any]) -> Any:
@@ -168,13 +184,13 @@ def result_names(record: PassRecord, results: list[Any], written: Mapping[str, t
 
 
 def compare_graphs(record: PassRecord, before: list[Any], after: list[Any], written: Mapping[str, torch.Tensor],
-                   size: int) -> Verdict:
-    """The numerics verdict on the results of `run_graphs` before and after a pass; every rank must call it."""
-    return numerics.compare_outputs(before, after, CONTRACTS[record.name], group_size=size,
-                                    names=result_names(record, before, written))
+                   size: int) -> list[Comparison]:
+    """What each rank finds in the results of `run_graphs` before and after a pass; every rank must call it."""
+    return gathered(numerics.compare(before, after, record.item.contract, group_size=size,
+                                     names=result_names(record, before, written)))
 
 
-def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> Verdict:
+def _compared(record: PassRecord, primals: list[Any], tangents: list[Any], size: int) -> list[Comparison]:
     # a separate function, so that a replay does not meet results of the previous one that are still referenced
     written = written_inputs(record, primals, tangents)
     before, after = (run_graphs(record, g, primals, tangents, written) for g in (record.before, record.after))
@@ -189,7 +205,8 @@ def group_size(authored: Authored) -> int:
 def prove_numerics(
     records: Sequence[PassRecord], step: CompiledStep | WholeStep, batch: tuple[Any, ...] | None = None
 ) -> list[Verdict]:
-    """Add a numerics verdict to each record; returns the verdict of the whole list against eager, over two steps.
+    """Compare each record's graphs, and the whole list of passes with eager, over two steps; returns what is known of
+    the whole list then. Each record has a verdict `numerics` afterwards.
 
     `batch`: one step's inputs; by default the example batch. That of a recipe has random tokens of the whole
     vocabulary: text of few letters leaves the part of some tensor-parallel ranks unread, and a fault there unseen. The
@@ -197,12 +214,12 @@ def prove_numerics(
     Every rank calls it, and each gets the same verdicts. On a fake world all of them are UNKNOWN.
     """
     authored = step.pair.authored
+    known = step.joined.known if isinstance(step, WholeStep) else step.pair.known
     if authored.world.kind not in ("gloo", "nccl"):
-        why = f"a {authored.world.kind} world has no values of its own: run on real ranks"
-        unknown = Verdict("numerics", Outcome.UNKNOWN, why)
-        for record in records:
-            record.verdicts.append(unknown)
-        return [unknown, *unseen_effects(step.pair.side_effects, "run on real ranks")]
+        known.side_effects = step.pair.side_effects, "run on real ranks"
+        for each in (known, *(record.known for record in records)):
+            each.no_values = f"a {authored.world.kind} world has no values of its own: run on real ranks"
+        return check_eager(known)
     recipe = authored.recipe
     if batch is None:
         batch = authored.example_batch()
@@ -213,29 +230,17 @@ def prove_numerics(
         with revealing(values, given[PARTS][1]) as tangents:
             given[PARTS] = given[PARTS][0], tangents
             for record in records:
-                if record.at_capture:
-                    why = "done while tracing, so this pass received no other graph: see the whole list against eager"
-                    record.verdicts.append(Verdict("numerics", Outcome.UNKNOWN, why))
-                    continue
-                record.verdicts.append(_compared(record, *of_record(given, record), size))
+                if not record.at_capture:
+                    record.compared = _compared(record, *of_record(given, record), size)
             if isinstance(step, WholeStep):
                 eager, compiled = whole_steps(step, batch)
         if isinstance(step, CompiledStep):
             with torch.enable_grad():
                 eager, compiled = two_steps(step, [batch, _second_batch(authored)])
-    names = list(eager | compiled)
-    whole = numerics.compare_outputs([eager.get(n) for n in names], [compiled.get(n) for n in names], loosest(records),
-                                     group_size=size, names=names)
-    outside = [source for source in step.pair.side_effects if not source.startswith("L['self']")]
-    return [whole, *unseen_effects(outside, "two steps agree, and later ones may not")]
-
-
-def unseen_effects(sources: Sequence[str], why: str) -> list[Verdict]:
-    """UNKNOWN where Dynamo names Python objects that the forward changes and the compiled step does not."""
-    if not sources:
-        return []
-    message = f"the forward changes {', '.join(sources)} in Python, which the compiled step does not: {why}"
-    return [Verdict("numerics", Outcome.UNKNOWN, message)]
+    known.compared = gathered(_against_eager(eager, compiled, records, size))
+    outside = tuple(source for source in step.pair.side_effects if not source.startswith("L['self']"))
+    known.side_effects = outside, "two steps agree, and later ones may not"
+    return check_eager(known)
 
 
 def _second_batch(authored: Authored) -> tuple[Any, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.checks.verdicts import Outcome, Verdict
 from workbench.graph.lower import CompiledStep
 from workbench.graph.whole_step import WholeStep
 from workbench.pipeline.proofs.numerics_proof import inputs_by_parts, of_record, run_graphs, written_inputs
@@ -21,8 +20,8 @@ from workbench.world.mesh import World
 REPEATS = 3
 
 
-def prove_time(records: Sequence[PassRecord], step: CompiledStep | WholeStep) -> None:
-    """Add a time verdict to each record: the graph it received and the one it made, run on all ranks.
+def time_graphs(records: Sequence[PassRecord], step: CompiledStep | WholeStep) -> None:
+    """Time the graph that each record received and the one it made, on all ranks: its `ran_for`.
 
     Every rank calls it, on a world with values. Joint graphs and partitioned pairs run node by node, compiled ones as
     they are. The least of three runs counts, on the slowest rank.
@@ -42,9 +41,7 @@ def prove_time(records: Sequence[PassRecord], step: CompiledStep | WholeStep) ->
                     run = partial(run_graphs, record, graphs, primals, tangents, written)
                     known[key] = _least(run, authored.world)
                 took.append(known[key])
-            what = "the whole step" if record.parts == ("step",) else "forward and backward"
-            text = f"{what} {took[0] * 1e3:,.1f} ms before, {took[1] * 1e3:,.1f} ms after"
-            record.verdicts.append(Verdict("time", Outcome.PASS, text, {"before": took[0], "after": took[1]}))
+            record.ran_for = took[0], took[1]
 
 
 def _least(function: Callable[[], Any], world: World) -> float:

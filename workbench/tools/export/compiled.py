@@ -9,22 +9,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch.fx import GraphModule
+
 from workbench.checks.collectives import difference, schedule
+from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
+from workbench.graph.capture import JointGraph
 from workbench.graph.facts import facts_of
-from workbench.graph.partition import saved_order
+from workbench.graph.partition import ForwardBackward, saved_order
 from workbench.graph.read.cost import flops
+from workbench.graph.step_graph import StepGraph
 from workbench.pipeline.build import check_buildable, refuse_no_effect
 from workbench.pipeline.machine import gpus
 from workbench.pipeline.progress import Progress, Teller, telling
 from workbench.pipeline.recipe_ranks import refuse_nccl
-from workbench.pipeline.route import RouteStage, StepState, route, upto, walk
 from workbench.pipeline.run import pass_row
-from workbench.pipeline.run_passes import saved_bytes
+from workbench.pipeline.run_passes import run_partitioned, saved_bytes
+from workbench.pipeline.stages import Split, before_lowering, passes_before
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
+from workbench.recipe.sections import PassSpec
 from workbench.recipe.wording import counted
 from workbench.tools.export import load_once
 from workbench.tools.export.artifact import KERNELS, Manifest, made_of, new_folder, seal, write_code
@@ -42,8 +48,6 @@ SYMMETRIC = "async_tensor_parallel"
 _DEVICE = {"gloo": "cpu", "nccl": "cuda:0"}
 MOST = 256
 """The most ranks: each is captured, one after the other."""
-_WHY = {check: "an artifact is compiled without running anything" for check in ("numerics", "time")} | {
-    check: "compiled callables, and no graph to look at" for check in ("lint", "collectives", "memory")}
 
 
 def compile_recipe(
@@ -88,18 +92,18 @@ def _compile(recipe: Recipe, folder: Path, kind: Backend, tell: Teller) -> Manif
         with (deterministic(recipe.training.deterministic), fake_world(size, rank, _DEVICE[kind]) as world,
               uncollected()):
             made = transform(recipe, world, told)
-            state, graphs = made.state, made.digest
-            entries.append(schedule(state.graphs))
+            graphs, known = made.digest, made.split.known
+            entries.append(schedule(made.split.graphs))
             if graphs not in programs:
                 codes = _lowered(made, told)
                 files = {code.part: write_code(folder, f"{code.part}_{len(programs)}", code) for code in codes}
                 programs[graphs] = {"graphs": graphs, "files": files, "groups": made.groups,
-                                    "step": _step(recipe, state)}
+                                    "step": _step(recipe, made)}
             ranks.append([*programs].index(graphs))
             if rank == 0:
-                refuse_no_effect(recipe, state.records)
-                verdicts = {"passes": [asdict(pass_row(record, recipe, _WHY)) for record in state.records],
-                            "pipeline": [verdict.to_json() for verdict in state.joining]}
+                refuse_no_effect(recipe, known.records)
+                verdicts = {"passes": [asdict(pass_row(record, recipe)) for record in known.records],
+                            "pipeline": [verdict.to_json() for verdict in step_verdicts(known)]}
     if (found := difference(entries)) is not None:
         raise WorkbenchError(f"recipe {recipe.name!r}: {found[2]}")
     same = Verdict("collectives", Outcome.PASS if size > 1 else Outcome.UNKNOWN,
@@ -112,51 +116,62 @@ def _compile(recipe: Recipe, folder: Path, kind: Backend, tell: Teller) -> Manif
 class Transformed:
     """A recipe's graphs on one rank before any lowering, with process groups named as on every rank.
 
-    left: the stages that lower them. digest: SHA-256 of all that a compiler reads of them.
+    captured: the joint graph before its first pass. left: the passes that lower them. digest: SHA-256 of all that a
+    compiler reads of them.
     """
 
-    state: StepState
-    left: list[RouteStage]
+    captured: GraphModule
+    split: Split
+    left: list[PassSpec]
     groups: list[str]
 
     @property
+    def pair(self) -> ForwardBackward:
+        return self.split.pair if isinstance(self.split, StepGraph) else self.split
+
+    @property
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(map(text_of, self.state.graphs)).encode()).hexdigest()
+        return hashlib.sha256("\n".join(map(text_of, self.split.graphs)).encode()).hexdigest()
 
 
 def transform(recipe: Recipe, world: World, told: Callable[[str], Any] = lambda _: None) -> Transformed:
-    """Walk the route before any lowering, on this rank of a real world, or of a fake one as if it were real."""
-    stages, state = route(recipe, world), StepState()
-    captured, until_lowered = upto(stages, Stage.JOINT), upto(stages, Stage.LOWERING)
-    walk(stages[:captured], state, progress=told)
-    facts_of(state.joint.graph).world = "nccl" if world.device.type == "cuda" else "gloo"
-    with state.joint_graph:
-        walk(stages[captured:until_lowered], state, progress=told)
-    return Transformed(state, stages[until_lowered:-1], rename_groups(state.graphs, state.authored))
+    """The recipe's graphs before any lowering, on this rank of a real world, or of a fake one as if it were real."""
+    kind = "nccl" if world.device.type == "cuda" else "gloo"
+    captured: list[GraphModule] = []
+
+    def note(joint: JointGraph) -> None:
+        facts_of(joint.graph).world = kind
+        captured.append(joint.graph)
+
+    split = before_lowering(recipe, world, captured=note, progress=told)
+    left = recipe.passes[len(passes_before(recipe.passes, (Stage.LOWERING, Stage.REPLAY))):]
+    authored = split.pair.authored if isinstance(split, StepGraph) else split.authored
+    return Transformed(captured[0], split, list(left), rename_groups(split.graphs, authored))
 
 
 def _lowered(made: Transformed, told: Callable[[str], Any]) -> list[Code]:
     """The code of each lowered graph. The replay passes run last, to be refused here if at all; loading does it again.
     """
-    state, replay = made.state, upto(made.left, Stage.REPLAY)
-    walk(made.left[:replay], state, progress=told)
-    bodies = state.bodies or (None,) * len(state.graphs)
-    codes = [written_out(graph, body) for graph, body in zip(state.graphs, bodies, strict=True)]
-    if state.authored.world.device.type == "cuda" and any(code.kind == "inductor" or code.regions for code in codes):
-        run_once(state.graphs, state.bodies or tuple(map(aot.boxed, state.graphs)))
-    walk(made.left[replay:], state)
+    split, lowering = made.split, passes_before(made.left, (Stage.REPLAY,))
+    run_partitioned(split, lowering, progress=told)
+    lowered = split.known.bodies
+    bodies = lowered or (None,) * len(split.graphs)
+    codes = [written_out(graph, body) for graph, body in zip(split.graphs, bodies, strict=True)]
+    compiled = any(code.kind == "inductor" or code.regions for code in codes)
+    if compiled and made.pair.authored.world.device.type == "cuda":
+        run_once(split.graphs, lowered or tuple(map(aot.boxed, split.graphs)))
+    run_partitioned(split, made.left[len(lowering):])
     return codes
 
 
-def _step(recipe: Recipe, state: StepState) -> dict[str, Any]:
+def _step(recipe: Recipe, made: Transformed) -> dict[str, Any]:
     """What loading needs beside the code, and what a report says of the step."""
-    pair = state.forward_backward
+    pair = made.pair
     found: dict[str, Any] = {
         "parameters": pair.parameters, "buffers": pair.buffers, "inputs": asdict(pair.inputs),
         "saved_order": saved_order(*pair.graphs), "saved_bytes": saved_bytes(pair),
-        "flop": sum(flops(state.captured).values()) * recipe.training.accumulate}
-    if hasattr(state, "joined"):
-        joined = state.joined
+        "flop": sum(flops(made.captured).values()) * recipe.training.accumulate}
+    if isinstance(joined := made.split, StepGraph):
         found["whole"] = {"trained": joined.trained, "update": asdict(joined.update),
                           "microbatches": joined.microbatches}
     return found

@@ -63,9 +63,9 @@ def load_step(authored: Authored, folder: Path, manifest: Manifest
 def _replayed(split: ForwardBackward | StepGraph, authored: Authored, parts: Sequence[_Part]
               ) -> tuple[list[PassRecord], tuple[Any, ...]]:
     """What the recipe's replay passes make of the loaded bodies."""
-    loaded = tuple(part.body for part in parts)
+    split.known.bodies = loaded = tuple(part.body for part in parts)
     specs = [spec for spec in recipe_of(authored).passes if find_pass(spec.name).contract.stage is Stage.REPLAY]
-    records, bodies = run_partitioned(split, specs, bodies=loaded)
+    records, bodies = run_partitioned(split, specs)
     return records, bodies or loaded
 
 

@@ -17,11 +17,10 @@ from workbench.errors import WorkbenchError
 from workbench.pipeline.checkpoints import check_saving
 from workbench.pipeline.progress import Post, Progress
 from workbench.pipeline.recipe_ranks import on_ranks, ranks_there
-from workbench.pipeline.report import Report, complete
-from workbench.pipeline.report_data import PassRow
+from workbench.pipeline.report import Report
+from workbench.pipeline.report_data import PassRow, Peak
 from workbench.pipeline.roofline import matmul_ceiling
-from workbench.pipeline.run import RankResult, memory_and_time, pass_row, report_of
-from workbench.pipeline.run_passes import prove_replay
+from workbench.pipeline.run import RankResult, pass_row, report_of
 from workbench.pipeline.train import deterministic, train
 from workbench.recipe.contracts import Numerics, Stage
 from workbench.recipe.recipe import Recipe, diff_recipes, parse_recipe
@@ -36,8 +35,7 @@ from workbench.world.ranks import RankPool
 _ON = {"gloo": "CPUs", "nccl": "GPUs"}
 LATER = ("training.steps", "training.lr", "training.read_loss_every", "data.path")
 """The keys of a recipe that its compiled step does not depend on."""
-_WHY = {"numerics": "an artifact has no graph to compare with: run the recipe at level full"} | {
-    check: "checked pass by pass" for check in ("lint", "effect", "collectives")}
+NOT_RUN = "an artifact has no graph to compare with: run the recipe at level full"
 
 
 def run_artifact(
@@ -118,16 +116,16 @@ def _on_rank(recipe: Recipe, folder: Path, saving: tuple[Path | None, int | None
         step, records = load_step(authored, folder, manifest)
     post.stage("train")
     training = train(authored, step, progress=post.step, folder=saving[0], save_every=saving[1])
-    prove_replay(records)
     step.close()
     program = manifest.programs[manifest.ranks[world.rank]]
     own = iter(records)  # of the replay passes, which ran here
-    rows = [pass_row(next(own), recipe, _WHY) if row.stage is Stage.REPLAY else row
+    rows = [pass_row(next(own), recipe) if row.stage is Stage.REPLAY else row
             for row in map(_row, manifest.passes)]
-    pipeline = complete([*map(_verdict, manifest.pipeline), *memory_and_time(world, training)], _WHY)
+    pipeline = [_verdict(each) for each in manifest.pipeline]
+    ceiling = matmul_ceiling(world, getattr(torch, recipe.precision.param))
     return RankResult(rows, _verdict(manifest.schedule), pipeline, seconds, program["step"]["saved_bytes"],
-                      program["step"]["flop"], training, matmul_ceiling(world, getattr(torch, recipe.precision.param)),
-                      None, post.start)
+                      program["step"]["flop"], training, ceiling, None, Peak(None, training.peak_bytes), NOT_RUN,
+                      post.start)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
 from workbench.graph.saving.choose import choose
 from workbench.graph.saving.partitioner import Cut, torch_cut
@@ -14,7 +15,8 @@ from workbench.graph.saving.plan import Choice, MemoryPlan, alike
 from workbench.passes.memory_budget import BudgetOptions
 from workbench.passes.memory_budget.transform import plan_of
 from workbench.pipeline.progress import Progress, telling
-from workbench.pipeline.route import route, upto, walk
+from workbench.pipeline.run_passes import run_joint
+from workbench.pipeline.stages import capture_joint
 from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import aligned, json_text
 from workbench.torch_api.garbage import uncollected
@@ -96,9 +98,12 @@ def memory_plan(recipe: Recipe, world: World | None = None, *, front: bool = Fal
     options = BudgetOptions.model_validate(dict(spec.options))
     opened: AbstractContextManager[Any] = nullcontext(world) if world else fake_world(recipe.mesh.world_size)
     with opened as here, telling(progress) as tell:
-        stages = route(recipe, here)
-        before = next(i for i, stage in enumerate(stages[: upto(stages, "partition")]) if stage.name == NAME)
-        gm = walk(stages[:before], progress=tell).joint.graph
+        tell("author")
+        authored = author(recipe, here)
+        tell("capture")
+        with capture_joint(recipe, authored) as joint:
+            run_joint(joint, recipe.joint_passes[: recipe.joint_passes.index(spec)], progress=tell)
+        gm = joint.graph
         tell("plan")
         producers, plan = plan_of(gm, options)
         now = torch_cut(gm, producers)
