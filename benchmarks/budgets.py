@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.result import tell
 from benchmarks.variants import recipe_of
-from workbench import memory_plan
+from workbench.lab.memory_budget.plan_table import memory_plan
 from workbench.recipe.files import json_lines
 
 MEASURED = Path(__file__).parent / "results" / "memory_budget_h200x2.jsonl"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.passes import fused_clip_adamw
+from workbench.lab import whole_step
 from workbench.pipeline.build import check_buildable
 from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.recipe import load_recipe, recipe_names
@@ -40,7 +40,7 @@ def test_the_tables_are_current(name: str) -> None:
 
 def test_a_docstring_gives_the_norm_s_share_of_a_step() -> None:
     cost = MADE["update_cost"](ROOT, "llama3_full_inductor_block_bucketing_overlap_cudagraph")
-    assert f"takes, {cost['norm'] / cost['step']:.1%} of a step" in (fused_clip_adamw.__doc__ or "")
+    assert f"takes, {cost['norm'] / cost['step']:.1%} of a step" in (whole_step.__doc__ or "")
 
 
 def test_every_table_has_its_document() -> None:

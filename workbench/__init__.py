@@ -1,6 +1,6 @@
 """A workbench for PyTorch's distributed compiler stack: author, capture, transform, partition, compile, train.
 
-Names load on first use, so that reading a recipe imports no torch.
+Names load on first use, so that help and listings are quick.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ _NAMES_BY_MODULE = {
     "tools.inductor_passes": "Explanation inductor_passes",
     "tools.look_inside": "look_inside",
     "tools.schedule": "compare_schedules",
-    "tools.timing.memory_plan": "memory_plan",
     "tools.timing.order": "read_order",
     "tools.what_if": "Study what_if",
     "torch_api.inductor.regions": "region",
@@ -68,6 +67,7 @@ _NAMES_BY_MODULE = {
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = sorted(_HOMES)
 _GONE = {
+    "memory_plan": "import it from workbench.lab.memory_budget.plan_table",
     "prove_partition": "a record's verdicts know of the partition by themselves",
     "prove_replay": "a record's verdicts know of the replays by themselves",
 }

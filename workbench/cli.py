@@ -1,6 +1,6 @@
 """`workbench ...`: run a recipe, list recipes and passes, check the machine, take the tour.
 
-Help and listings import no torch.
+Help imports no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.edits import parse_value
 from workbench.recipe.files import write_whole
+from workbench.recipe.plugins import COMMANDS
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program, status_of
@@ -47,7 +49,7 @@ def _command(argv: Sequence[str]) -> int:
     if argv and argv[0] in _GONE:
         raise WorkbenchError(f"{argv[0]}: this command is gone: use {_GONE[argv[0]]}")
     args = parser().parse_args(argv, argparse.Namespace(line=list(argv)))
-    return _COMMANDS[args.command](args)
+    return _COMMANDS.get(args.command, _plugin)(args)
 
 
 def _import(files: Sequence[Path]) -> None:
@@ -169,18 +171,14 @@ def _schedule(args: argparse.Namespace) -> int:
     return FAILED if found.verdict.outcome == "FAIL" else PASSED
 
 
-def _plan(args: argparse.Namespace) -> int:
-    recipe = _recipe(args)
-    other = load_recipe(args.against) if args.against else None
-    writable(args.json)
+def _plugin(args: argparse.Namespace) -> int:
+    """Run a command that a plugin has declared."""
+    command = COMMANDS[args.command]
+    recipe = [_recipe(args)] if command.recipe else []
+    module, _, function = command.code.partition(":")
     with loading_torch():
-        from workbench.tools.timing.memory_plan import compared, memory_plan
-
-    found = memory_plan(recipe, front=args.front)
-    print(found if other is None else compared(found, memory_plan(other)))
-    if args.json is not None:
-        write_whole(args.json, found.to_json())
-    return PASSED
+        run = getattr(import_module(module), function)
+    return int(run(*recipe, args))
 
 
 def _colored(stream: Any) -> bool:
@@ -211,7 +209,7 @@ def _tour(args: argparse.Namespace) -> int:
 
 # handlers by name, and no set_defaults(func=): the parser is in `tools`, which may not import this file
 _COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
-             "explain": _explain, "schedule": _schedule, "plan": _plan, "order": order,
+             "explain": _explain, "schedule": _schedule, "order": order,
              "calibrate": calibrate, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.lab.memory_budget.plan_table import Planned
 from workbench.notebook.draw.colors import BLUE, GREY, INK, PINK, RED, SKY
 from workbench.notebook.draw.picture import Picture, finish, panels
-from workbench.tools.timing.memory_plan import Planned
 
 
 def pareto(found: Planned) -> Picture:

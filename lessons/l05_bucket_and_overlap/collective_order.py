@@ -23,8 +23,7 @@ from workbench.notebook.draw.picture import Picture
 from workbench.notebook.draw.timeline import lane_colors, timeline
 from workbench.notebook.lessons.grading import Graded, targets
 from workbench.notebook.moments.moment import Moment
-from workbench.passes.overlap_collectives import OverlapOptions
-from workbench.passes.overlap_collectives.transform import overlap_collectives
+from workbench.passes.overlap_collectives import OverlapOptions, overlap_collectives
 from workbench.pipeline.run_passes import copy_graph
 from workbench.torch_api.ops import collective_kind, own_bytes
 from workbench_lessons.l05_bucket_and_overlap.order_pass import difference, reorder

@@ -13,8 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.facts import Part, facts_of
 from workbench.graph.read.timeline import Costs, costs_of
 from workbench.passes.effect import Effect
-from workbench.passes.overlap_collectives import OverlapOptions
-from workbench.passes.overlap_collectives.transform import less_exposed
+from workbench.passes.overlap_collectives import OverlapOptions, less_exposed
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import CONTRACTS, EstimateOptions
 from workbench.recipe.sections import PassSpec

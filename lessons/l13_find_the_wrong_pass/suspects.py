@@ -23,9 +23,12 @@ from workbench.graph.patterns import find_nodes
 from workbench.graph.read.memory import gathered_parameters_kept
 from workbench.graph.read.nodes import provenance
 from workbench.passes.registry import find_pass, install_passes, register_pass
-from workbench.passes.reshard_after_forward.transform import tags_differ
-from workbench.passes.transformer_block_bucketing import BlockBucketingOptions
-from workbench.passes.transformer_block_bucketing.transform import fewer_launches, transformer_block_bucketing
+from workbench.passes.reshard_after_forward import tags_differ
+from workbench.passes.transformer_block_bucketing import (
+    BlockBucketingOptions,
+    fewer_launches,
+    transformer_block_bucketing,
+)
 from workbench.recipe.contracts import Options
 from workbench.recipe.recipe import Recipe, load_recipe
 

@@ -19,8 +19,8 @@ from workbench.graph.read.collectives import exposed_in_node_order, list_collect
 from workbench.graph.read.cost import flops, node_flops
 from workbench.graph.read.simulated_run import COMPUTE, simulated
 from workbench.graph.read.timeline import not_hidden
-from workbench.passes.async_tensor_parallel import AsyncTensorParallelOptions
-from workbench.passes.async_tensor_parallel.transform import PASS, async_tensor_parallel
+from workbench.lab.async_tensor_parallel import AsyncTensorParallelOptions
+from workbench.lab.async_tensor_parallel.transform import async_tensor_parallel, fused_with_products
 from workbench.pipeline.run_passes import copy_graph
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.distributed.symmetric_memory import as_two_operators
@@ -129,7 +129,7 @@ def test_each_miss_has_its_reason(fake2, function, sizes, why):
     assert why in found.missed
     after = async_tensor_parallel(gm, [], options=AsyncTensorParallelOptions(choose="all"))
     assert str(after.graph) == before
-    effect = PASS.effect((gm,), (after,), AsyncTensorParallelOptions(choose="all"))
+    effect = fused_with_products((gm,), (after,), AsyncTensorParallelOptions(choose="all"))
     assert effect.happened is False and why in effect.reason and effect.evidence["fused"] == 0
 
 
@@ -141,7 +141,7 @@ def test_what_hides_less_than_it_costs_is_left(fake2):
     (found,) = beside_products(gm)
     assert (found.missed, found.dim, found.rows) == ("", 1, 4)
     assert added_bytes(found) > 0
-    effect = PASS.effect((gm,), (async_tensor_parallel(gm, [], options=AsyncTensorParallelOptions()),),
+    effect = fused_with_products((gm,), (async_tensor_parallel(gm, [], options=AsyncTensorParallelOptions()),),
                          AsyncTensorParallelOptions())
     assert effect.happened is False and "would take longer than what they hide" in effect.reason
 
@@ -149,7 +149,7 @@ def test_what_hides_less_than_it_costs_is_left(fake2):
 def test_without_products_or_an_axis_it_says_so(fake2):
     for function, told in ((gather, "0 of 0"), (torch.sin, "set mesh.tp to 2 or more")):
         gm = on_tp(trace(function, torch.empty(4, 4)))
-        effect = PASS.effect((gm,), (gm,), AsyncTensorParallelOptions())
+        effect = fused_with_products((gm,), (gm,), AsyncTensorParallelOptions())
         assert effect.happened is False and told in effect.reason
 
 
@@ -158,7 +158,7 @@ def test_ranks_without_gpus_keep_their_graph(fake2, world):
     gm = on_tp(trace(lambda x, w: gather(x) @ w, *shapes((4, 4), (4, 4))), world)
     before = str(gm.graph)
     assert str(async_tensor_parallel(gm, [], options=AsyncTensorParallelOptions(choose="all")).graph) == before
-    effect = PASS.effect((gm,), (gm,), AsyncTensorParallelOptions(choose="all"))
+    effect = fused_with_products((gm,), (gm,), AsyncTensorParallelOptions(choose="all"))
     assert effect.happened is False and "read each other's memory" in effect.reason and world in effect.reason
 
 
@@ -176,7 +176,7 @@ def test_gpus_must_read_each_others_memory(fake2, monkeypatch, devices, readable
     gm = on_tp(trace(lambda x, w: gather(x) @ w, *shapes((4, 4), (4, 4))), "nccl")
     monkeypatch.setattr("workbench.torch_api.distributed.symmetric_memory.reserve", lambda group, size: None)
     options = AsyncTensorParallelOptions(choose="all")
-    effect = PASS.effect((gm,), (async_tensor_parallel(copy_graph(gm), [], options=options),), options)
+    effect = fused_with_products((gm,), (async_tensor_parallel(copy_graph(gm), [], options=options),), options)
     assert effect.happened is (not why) and why in effect.reason
     assert effect.evidence["fused"] == (not why)
 

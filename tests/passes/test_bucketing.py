@@ -177,7 +177,7 @@ def test_methods_may_name_their_first_argument_otherwise(this_model, through):
 
 def test_paths_read_as_torch_wrote_them_match_nothing(this_model, through, monkeypatch):
     """The naive version: only L['self'] is cleaned away. It must be told."""
-    from workbench.passes.transformer_block_bucketing import transform
+    from workbench.passes import transformer_block_bucketing as transform
 
     def only_self(path):
         return path.removeprefix("L['self'].").replace("L['self']", "")

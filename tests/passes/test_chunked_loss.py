@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from workbench import WorkbenchError, as_backend, author, capture, cut, partition, run_joint
 from workbench.graph.read.memory import estimated_bytes
-from workbench.passes.chunked_loss.piece import PIECE
-from workbench.passes.chunked_loss.transform import chunked, computed_once
+from workbench.lab.chunked_loss.piece import PIECE
+from workbench.lab.chunked_loss.transform import chunked, computed_once
 from workbench.pipeline.run_passes import choose
 from workbench.recipe.contracts import Stage, check_passes
 from workbench.recipe.sections import PassSpec

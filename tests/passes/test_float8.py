@@ -16,8 +16,8 @@ from workbench.errors import WorkbenchError
 from workbench.graph.products.linear import products_of
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.memory import saved_tensors
+from workbench.lab.float8 import Float8Options, transform
 from workbench.passes import registry
-from workbench.passes.float8_matmul import Float8Options, transform
 from workbench.passes.registry import find_pass
 from workbench.pipeline.build import build
 from workbench.pipeline.proofs.numerics_proof import prove_numerics

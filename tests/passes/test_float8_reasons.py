@@ -13,7 +13,7 @@ from workbench.authoring.simple_fsdp import Precision
 from workbench.errors import WorkbenchError
 from workbench.graph.make_nodes import fake_mode_of
 from workbench.graph.products.linear import products_of
-from workbench.passes.float8_matmul import Float8Options, transform
+from workbench.lab.float8 import Float8Options, transform
 from workbench.world.mesh import World
 
 ALONE = World("gloo", 1, 0, torch.device("cpu"))

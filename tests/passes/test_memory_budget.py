@@ -23,16 +23,17 @@ from workbench.graph.saving.partitioner import torch_cut
 from workbench.graph.saving.recomputation import cut
 from workbench.graph.saving.solver import solve
 from workbench.graph.saving.values import read_values, repeating_ms
-from workbench.passes.activation_checkpointing.transform import checkpoint_rule
-from workbench.passes.memory_budget import BudgetOptions
-from workbench.passes.memory_budget import transform as budget_pass
+from workbench.lab.memory_budget import BudgetOptions
+from workbench.lab.memory_budget import transform as budget_pass
+from workbench.lab.memory_budget.plan_table import compared, memory_plan
+from workbench.passes import registry
+from workbench.passes.activation_checkpointing import checkpoint_rule
 from workbench.pipeline import build as building
 from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import JOINT, run_joint, saved_bytes
 from workbench.pipeline.run_passes import choose as find_and_validate
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
-from workbench.tools.timing.memory_plan import compared, memory_plan
 
 pytestmark = pytest.mark.integration
 NAME = "memory_budget"
@@ -199,7 +200,7 @@ def faulty(two, monkeypatch, edit):
         edit(made, facts_of(made).plan)
         return made
 
-    monkeypatch.setattr(budget_pass, "PASS", replace(budget_pass.PASS, function=wrong))
+    monkeypatch.setitem(registry._PASSES, NAME, replace(registry.find_pass(NAME), function=wrong))
     record, _ = through(two["joint"], spec(fraction=0.6))
     found = record.verdict("effect")
     return found

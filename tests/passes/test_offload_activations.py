@@ -16,8 +16,8 @@ from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import live_bytes, saved_tensors
 from workbench.graph.read.nodes import module_path, output_values
 from workbench.graph.read.simulated_run import simulated
-from workbench.passes.offload_activations.copies import can_leave
-from workbench.passes.offload_activations.transform import _require_device, on_the_host
+from workbench.lab.offload_activations.copies import can_leave
+from workbench.lab.offload_activations.transform import _require_device, on_the_host
 from workbench.pipeline.measured_run import Kernel, run_of_kernels
 from workbench.pipeline.run_passes import copy_graph
 from workbench.pipeline.step_profile import step_profile

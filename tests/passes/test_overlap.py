@@ -32,7 +32,7 @@ from workbench.graph.read.collectives import exposed_in_node_order, list_collect
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of, simulate
-from workbench.passes.overlap_collectives import OverlapOptions, transform
+from workbench.passes.overlap_collectives import OverlapOptions, less_exposed, order_costs
 from workbench.torch_api.inductor import kept_order, lowering
 from workbench.world.mesh import current_world
 
@@ -223,8 +223,8 @@ def lowered(world, order, *, later=(), **options):
 @pytest.mark.nightly
 @pytest.mark.timeout(900)  # two compilations
 def test_inductors_code_keeps_the_order_of_the_graph_and_a_later_pass_that_does_not_is_told(fake4):
-    register_pass("dense_order", stage="partitioned", effect=transform.PASS.effect, options=OverlapOptions,
-                  order_costs=transform.order_costs)(dense_order)
+    register_pass("dense_order", stage="partitioned", effect=less_exposed, options=OverlapOptions,
+                  order_costs=order_costs)(dense_order)
     placed, kept, _ = lowered(fake4, "dense_order")
     found = kept.verdict("order")
     assert found.outcome is Outcome.PASS and found.evidence["hidden"] > 5 and found.evidence["lost"] == 0

@@ -16,8 +16,8 @@ from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.nodes import kind_of
+from workbench.passes import regional_inductor as module
 from workbench.passes.regional_inductor import members, parts_to_compile
-from workbench.passes.regional_inductor import transform as module
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import regions

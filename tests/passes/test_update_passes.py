@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.read.nodes import lists_of_update, updates_of
 from workbench.graph.step_graph import join
 from workbench.graph.update import Update
-from workbench.passes.fused_clip_adamw.transform import clipping_in_the_update
+from workbench.lab.whole_step.transform import clipping_in_the_update
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import build
 from workbench.pipeline.proofs.time_proof import time_graphs

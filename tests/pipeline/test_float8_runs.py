@@ -10,7 +10,7 @@ import torch
 from on_ranks import calls, insert, small, user_pass
 
 from workbench import bisect, run
-from workbench.passes.float8_matmul import Float8Options
+from workbench.lab.float8 import Float8Options
 from workbench.passes.registry import find_pass
 
 pytestmark = [pytest.mark.integration, pytest.mark.ranks]

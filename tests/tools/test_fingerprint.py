@@ -90,7 +90,7 @@ def test_what_it_does_not_name_is_no_change():
 
 
 def test_a_patched_function_of_a_module_is_seen(monkeypatch):
-    from workbench.passes.transformer_block_bucketing import transform
+    from workbench.passes import transformer_block_bucketing as transform
     from workbench.torch_api.inductor import bucketing as schedulers
 
     before = fingerprint(transform.transformer_block_bucketing)

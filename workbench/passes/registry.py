@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -48,7 +49,8 @@ class RegisteredPass:
 
 
 _PASSES: dict[str, RegisteredPass] = {}
-"""What was registered in this process. A name that is not here may be a pass of the package."""
+NEEDS = frozenset({"fsdp", "cuda", "compiler", "static_shapes", "pair", "partitioner"})
+"""What a pass may need of the recipe or the machine: see PassContract."""
 
 
 def graph_changed(before: Graphs, after: Graphs, options: Any) -> Effect:
@@ -75,48 +77,65 @@ def register_pass(
     tolerance: float | None = None,
     changes: str = "",
     options: type[Options] = Options,
-    conflicts: set[str] | frozenset[str] = frozenset(),
-    requires: set[str] | frozenset[str] = frozenset(),
-    after: set[str] | frozenset[str] = frozenset(),
-    needs: set[str] | frozenset[str] = frozenset(),
+    conflicts: Collection[str] = (),
+    requires: Collection[str] = (),
+    after: Collection[str] = (),
+    needs: Collection[str] = (),
     fewer_bytes: bool = False,
     effect: EffectPredicate = graph_changed,
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
     order_costs: Callable[[Any, GraphModule], Costs] | None = None,
+    promised: Callable[[Graphs, Any], list[Collective]] | None = None,
+    executed: Callable[[Mapping[str, Any], Counter[str], int], Effect] | None = None,
+    source: str = "user",
 ) -> Callable[[PassFunction], PassFunction]:
     """Register `function(gm, example_inputs, *, options) -> gm` under `name`; a replay pass gets and gives a body.
 
     State `stage` and `numerics`; without a stage, `name` is a known pass, whose contract stays. Registering a name
-    again replaces it, so that a notebook cell can be run twice. The package's passes are not registered: `find_pass`
-    finds them by their folder.
+    again replaces it, so that a notebook cell can be run twice. The other arguments are those of PassContract and of
+    RegisteredPass. Raises WorkbenchError for a name in `needs`, `after`, `requires` or `conflicts` that nothing has.
     """
     if stage is not None:
         contract = PassContract(
             name, Stage(stage), Numerics(numerics or Numerics.EXACT), changes or "states no change", options, tolerance,
-            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), fewer_bytes, "user",
+            frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), fewer_bytes, source,
         )
+        if source == "user":
+            _require_known(contract)
     elif name in CONTRACTS:
         contract = CONTRACTS[name]
     else:
         raise WorkbenchError(f"pass {name!r} has no contract: state its stage, for example stage='joint'")
 
     def register(function: PassFunction) -> PassFunction:
-        declare(contract)
-        _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect, order_costs)
+        theirs = name in _PASSES and _PASSES[name].contract.source == "user"
+        if not (theirs and function.__module__.startswith("workbench.")):  # whose file was imported after a user's cell
+            declare(contract)
+            _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect, order_costs, promised,
+                                           executed)
         return function
 
     return register
 
 
+def _require_known(contract: PassContract) -> None:
+    """Refuse what a user's contract names and nothing has: a rule that can never hold would never be told."""
+    for rule, known in (("needs", NEEDS), ("after", CONTRACTS), ("requires", CONTRACTS), ("conflicts", CONTRACTS)):
+        for name in sorted(getattr(contract, rule)):
+            if name not in known:
+                close = get_close_matches(name, known, 1)
+                hint = f", did you mean {close[0]!r}?" if close else f": {', '.join(sorted(known))}"
+                raise WorkbenchError(f"pass {contract.name!r}: {rule} names {name!r}, which is none{hint}")
+
+
 def find_pass(name: str) -> RegisteredPass:
-    """The registered pass, or else the package's; raises WorkbenchError with the known names."""
-    if name in _PASSES:
-        return _PASSES[name]
-    if name in package_contracts():
-        found: RegisteredPass = import_module(f"workbench.passes.{name}.transform").PASS
-        return found
-    known = ", ".join(sorted({*_PASSES, *package_contracts()}))
-    raise WorkbenchError(f"unknown pass {name!r}: register it with @register_pass, or use one of {known}")
+    """The registered pass; raises WorkbenchError with the known names."""
+    if name in CONTRACTS and name not in _PASSES and CONTRACTS[name].code:
+        import_module(CONTRACTS[name].code)
+    if name not in _PASSES:
+        known = ", ".join(sorted({*_PASSES, *package_contracts()}))
+        raise WorkbenchError(f"unknown pass {name!r}: register it with @register_pass, or use one of {known}")
+    return _PASSES[name]
 
 
 def own_passes() -> list[RegisteredPass]:

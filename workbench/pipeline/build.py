@@ -21,7 +21,7 @@ from workbench.graph.lower import CompiledStep
 from workbench.graph.read.cost import flops
 from workbench.graph.step_graph import StepGraph
 from workbench.graph.whole_step import WholeStep
-from workbench.passes.full_inductor_compilation.transform import require_compiler
+from workbench.passes.full_inductor_compilation import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.proofs.numerics_proof import prove_numerics

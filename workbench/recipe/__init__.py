@@ -5,6 +5,7 @@
     files        read users' files, write whole ones
     listings     recipes and passes as text
     model_sizes  sizes of each family's flavors
+    plugins      the door for other packages: passes and commands
     recipe       Recipe: read, list, compare
     rules        rules that span sections
     sections     model, mesh, data, passes, training, expectations

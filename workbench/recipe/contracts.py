@@ -1,23 +1,23 @@
 """What a pass can promise: its stage, its numerics, its options and its place in the list; and the table of promises.
 
-Each pass of the package states its own, in `workbench/passes/NAME/__init__.py`. No torch here or there: recipes are
-read, and their pass lists checked, before torch is imported.
+Each pass states its own where it is registered, or, for one that a plugin brings, where it is declared. Nothing here
+imports torch; a question for a pass of the package does.
 """
 
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from workbench.recipe.plugins import load_plugins
 
 
 class Stage(StrEnum):
@@ -65,7 +65,8 @@ class PassContract:
     the machine must have: "fsdp", "cuda", "compiler", "static_shapes", "pair" (forward and backward apart),
     "partitioner" (torch's, which decides what has no tag).
     `tolerance` is the norm-relative bound of a LOSSY pass on the loss and each gradient. `fewer_bytes`: the pass may
-    take bytes out of the step's collectives, as one does that gathers a weight once and not twice.
+    take bytes out of the step's collectives, as one does that gathers a weight once and not twice. `source`: where the
+    idea is from; "user" for a user's own. `code`: the module that registers a declared pass when it is imported.
     """
 
     name: str
@@ -80,6 +81,7 @@ class PassContract:
     needs: frozenset[str] = frozenset()
     fewer_bytes: bool = False
     source: str = field(default="", compare=False)
+    code: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if (self.numerics is Numerics.LOSSY) != (self.tolerance is not None):
@@ -87,34 +89,52 @@ class PassContract:
 
 
 _STAGE_ORDER = {stage: i for i, stage in enumerate(Stage)}
-
-
-@cache
-def package_contracts() -> Mapping[str, PassContract]:
-    """The package's passes by name, in an order in which a recipe may list them: each folder of `passes` is one."""
-    folders = [info.name for info in iter_modules([str(Path(__file__).parents[1] / "passes")]) if info.ispkg]
-    found: dict[str, PassContract] = {name: import_module(f"workbench.passes.{name}").CONTRACT for name in folders}
-
-    def ahead(name: str) -> set[str]:
-        """The passes that come before this one, and those before them."""
-        return {each for first in found[name].after & set(found) for each in (first, *ahead(first))}
-
-    listed = sorted(found, key=lambda name: (_STAGE_ORDER[found[name].stage], len(ahead(name)), name))
-    return MappingProxyType({name: found[name] for name in listed})
+_PASSES = Path(__file__).parents[1] / "passes"
 
 
 class _Contracts(UserDict[str, PassContract]):
-    """Contracts by pass name. The package's own are looked for when the table is first used."""
+    """Contracts by pass name.
 
-    def __init__(self) -> None:
-        """Leaves `data` to its first use."""
+    A pass of the package is one file of `workbench/passes`, which registers it when it is imported: the first question
+    for its name does so, and imports torch. Plugins declare theirs without torch.
+    """
 
-    @cached_property
-    def data(self) -> dict[str, PassContract]:  # type: ignore[override]
-        return dict(package_contracts())
+    def __contains__(self, name: object) -> bool:
+        if name not in self.data and isinstance(name, str):
+            if name.isidentifier() and (_PASSES / f"{name}.py").is_file():
+                import_module(f"workbench.passes.{name}")
+            else:
+                load_plugins()
+        return name in self.data
+
+    def __getitem__(self, name: str) -> PassContract:
+        if name not in self:
+            raise KeyError(name)
+        return self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        for info in iter_modules([str(_PASSES)]):
+            import_module(f"workbench.passes.{info.name}")
+        return iter(_listed(self.data))
+
+
+def _listed(contracts: Mapping[str, PassContract]) -> list[str]:
+    """The names in an order in which a recipe may list them."""
+
+    def ahead(name: str) -> set[str]:
+        """The passes that come before this one, and those before them."""
+        return {each for first in contracts[name].after & set(contracts) for each in (first, *ahead(first))}
+
+    return sorted(contracts, key=lambda name: (_STAGE_ORDER[contracts[name].stage], len(ahead(name)), name))
 
 
 CONTRACTS = _Contracts()
+
+
+def package_contracts() -> dict[str, PassContract]:
+    """The contracts of all passes but the user's own, in an order in which a recipe may list them."""
+    return {name: contract for name, contract in CONTRACTS.items() if contract.source != "user"}
 
 
 def declare(contract: PassContract) -> PassContract:

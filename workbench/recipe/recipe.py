@@ -1,6 +1,6 @@
 """Recipe: model, mesh, data, passes and expectations of one run, declared in one TOML file.
 
-No torch here: recipes are read, checked, changed and compared before torch is imported.
+No torch here; a recipe that lists passes of the package imports their files, and so torch.
 """
 
 from __future__ import annotations

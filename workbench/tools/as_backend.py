@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle
 from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.partition import Partitioned
-from workbench.passes.full_inductor_compilation.transform import require_compiler
+from workbench.passes.full_inductor_compilation import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.report_text import grid, memory_changes, outcomes, said, unchecked
 from workbench.pipeline.run_passes import (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.recipe.plugins import COMMANDS, load_plugins
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,15 +83,6 @@ def parser() -> argparse.ArgumentParser:
                           help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
                           "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
 
-    plan = commands.add_parser("plan", help="what memory_budget saves and computes again, beside torch's own choice",
-                               description="Capture a recipe that lists memory_budget on a fake world, and show its "
-                               "plan: each tensor, its bytes, what is chosen, and the milliseconds that computing it "
-                               "again takes. Nothing is run.")
-    _add_recipe(plan, "change the recipe, such as joint_passes.memory_budget.fraction=0.4; may be repeated")
-    plan.add_argument("--against", metavar="RECIPE", help="show only what this recipe's plan treats differently")
-    plan.add_argument("--front", action="store_true", help="also the plans of other budgets, and torch's own")
-    plan.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
-
     order = commands.add_parser("order", help="what a traced job communicates, and what hides it or does not",
                                 description="Read a trace that torch.profiler made of any job, or one of each rank. "
                                 "Show for each step how much communication is exposed, how long the GPU is idle, and "
@@ -148,6 +140,13 @@ def parser() -> argparse.ArgumentParser:
     hint = commands.add_parser("hint", help="the next hint for a checkpoint")
     hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
     hint.add_argument("checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it")
+
+    load_plugins()
+    for command in COMMANDS.values():
+        added = commands.add_parser(command.name, help=command.help, description=command.description)
+        if command.recipe:
+            _add_recipe(added, command.recipe)
+        command.arguments(added)
     return made
 
 

@@ -12,7 +12,7 @@ from workbench.authoring.author import author
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import JointGraph
 from workbench.graph.partition import PARTS, ForwardBackward
-from workbench.passes.full_inductor_compilation.transform import compile_graph
+from workbench.passes.full_inductor_compilation import compile_graph
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.machine import versions
 from workbench.pipeline.progress import Progress, telling

@@ -11,8 +11,7 @@ from workbench.graph.read.composites import ATTENTION, NORM, attention_ms, compo
 from workbench.graph.read.cost import device_spec, node_ms
 from workbench.graph.read.fused_cost import fused_ms, separate_ms
 from workbench.graph.read.nodes import kind_of
-from workbench.passes.inductor_decomposition import DecompositionOptions
-from workbench.passes.inductor_decomposition.transform import inductor_decomposition
+from workbench.passes.inductor_decomposition import DecompositionOptions, inductor_decomposition
 from workbench.world.fake import fake_world
 from workbench.world.mesh import current_world
 

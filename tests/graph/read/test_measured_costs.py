@@ -14,7 +14,8 @@ from workbench.graph.read import measured_costs
 from workbench.graph.read.measured_costs import Estimates, estimates_of, measure
 from workbench.graph.read.nodes import is_compute
 from workbench.graph.read.timeline import costs_of
-from workbench.passes.autobucketing_reordering import AutobucketingOptions, transform
+from workbench.passes import autobucketing_reordering as bucketing
+from workbench.passes.autobucketing_reordering import AutobucketingOptions
 from workbench.recipe.sections import PassSpec
 from workbench.world.mesh import current_world
 
@@ -94,7 +95,7 @@ def test_what_is_known_takes_the_place_of_what_is_estimated():
 
 def test_the_bucketing_scheduler_asks_for_what_is_known(monkeypatch):
     asked = []
-    monkeypatch.setattr(transform, "estimates_of", lambda gm, options: lambda node: asked.append(node))
+    monkeypatch.setattr(bucketing, "estimates_of", lambda gm, options: lambda node: asked.append(node))
     with fake_world(4) as world:
         pair = partition(capture(author(small(FSDP_TP), world)))
         run_partitioned(pair, ["autobucketing_reordering"])

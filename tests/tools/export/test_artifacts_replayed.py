@@ -28,7 +28,7 @@ REHEARSED = '''
 import workbench
 from workbench.graph.replay_rehearsal import Rehearsal
 from workbench.passes.cudagraph import CudagraphOptions
-from workbench.passes.cudagraph.transform import cudagraph, replayed
+from workbench.passes.cudagraph import cudagraph, replayed
 
 
 def after_one(before, after, options):

@@ -13,7 +13,7 @@ from workbench.graph.read.kernels import Kernel, Kernels
 from workbench.graph.read.replay import Replay
 from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW
 from workbench.notebook.draw.picture import Picture, Table, finish, panels
-from workbench.passes.cudagraph.recording import Replayed
+from workbench.passes.cudagraph import Replayed
 from workbench.pipeline.run_passes import PassRecord
 from workbench.recipe.wording import counted
 

@@ -1,0 +1,113 @@
+"""The door: what another package adds by an entry point, and what is left where a folder of the lab is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAB = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["workbench.plugins"]
+DECLARATIONS = '''
+from workbench.recipe.contracts import Numerics, Options, PassContract, Stage, declare
+from workbench.recipe.plugins import Command, declare_command
+
+declare(PassContract("says_hello", Stage.JOINT, Numerics.EXACT, "nothing but a name", Options, source="a sample",
+                     code="sample_code"))
+declare_command(Command("greet", "say hello", "Say hello to a recipe.",
+                        lambda parser: parser.add_argument("--loud", action="store_true"), "sample_code:greet",
+                        recipe="change the recipe"))
+'''
+CODE = '''
+from workbench.passes.effect import Effect
+from workbench.passes.registry import register_pass
+
+@register_pass("says_hello", effect=lambda before, after, options: Effect(True, "hello"))
+def says_hello(gm, example_inputs, *, options):
+    return gm
+
+def greet(recipe, args):
+    print(f"hello {recipe.name}" + "!" * args.loud)
+    return 0
+'''
+
+
+def installed(folder: Path, entries: dict[str, str]) -> None:
+    """Metadata of a distribution in `folder` whose entry points are plugins."""
+    info = folder / "sample-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sample\nVersion: 1.0\n")
+    lines = [f"{name} = {module}\n" for name, module in entries.items()]
+    (info / "entry_points.txt").write_text("".join(["[workbench.plugins]\n", *lines]))
+
+
+def python(*command: str, path: tuple[Path, ...], code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)),
+                                "WORKBENCH_RECIPES": str(ROOT / "lessons/recipes")}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, cwd=path[0],
+                          timeout=300)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_a_package_adds_a_pass_and_a_command_and_a_broken_one_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "sample_declarations.py").write_text(DECLARATIONS)
+    (tmp_path / "sample_code.py").write_text(CODE)
+    installed(tmp_path, {"broken": "sample_that_is_gone", "sample": "sample_declarations"})
+    path = (tmp_path, ROOT)
+    greeted = python("-m", "workbench", "greet", "tour", "--loud", path=path)
+    assert greeted.stdout == "hello tour!\n"
+    assert greeted.stderr.count("plugin 'broken' (sample_that_is_gone) cannot be loaded, and is left out: "
+                                "ModuleNotFoundError") == 1
+    ran = python("-c", (
+        "from workbench import capture, author, fake_world, load_recipe, run_joint\n"
+        "recipe = load_recipe('tour').override({'model.n_layers': 1, 'joint_passes': ['says_hello'], 'passes': []})\n"
+        "with fake_world(recipe.mesh.world_size) as world:\n"
+        "    print(run_joint(capture(author(recipe, world)), recipe.joint_passes)[0].verdict('effect'))\n"), path=path)
+    assert ran.stdout == "effect: PASS (hello)\n"
+
+
+def without(folder: Path, names: tuple[str, ...]) -> Path:
+    """A copy of the package without these folders of the lab."""
+    gone = {LAB[name].rpartition(".")[2] for name in names}
+    shutil.copytree(ROOT / "workbench", folder / "workbench", ignore=lambda where, found: [
+        name for name in found if name == "__pycache__" or (Path(where).name == "lab" and name in gone)])
+    installed(folder, LAB)
+    return folder
+
+
+LISTED = """
+import warnings
+warnings.simplefilter("ignore")
+import workbench
+from workbench.passes.registry import find_pass
+from workbench.recipe.contracts import package_contracts
+print(*(find_pass(name).name for name in package_contracts()))
+"""
+BUILT = """
+from workbench import build, fake_world, load_recipe
+recipe = load_recipe("tour").override({"model.n_layers": 1})
+with fake_world(recipe.mesh.world_size) as world:
+    print(*(record.outcome for record in build(recipe, world, progress=False).records))
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", LAB)
+def test_a_folder_of_the_lab_takes_nothing_else_with_it(name: str, tmp_path: Path) -> None:
+    folder = without(tmp_path, (name,))
+    left = python("-c", LISTED, path=(folder,)).stdout.split()
+    assert len(left) == len(python("-c", LISTED, path=(ROOT,)).stdout.split()) - 1
+
+
+def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path: Path) -> None:
+    folder = without(tmp_path, tuple(LAB))
+    left = python("-c", LISTED, path=(folder,)).stdout.split()
+    assert sorted(left) == sorted(path.stem for path in (ROOT / "workbench/passes").glob("*.py")
+                                  if path.stem in left) and len(left) == 10
+    assert set(python("-c", BUILT, path=(folder,)).stdout.split()) == {"PASS"}

@@ -1,0 +1,13 @@
+"""What the workbench can do beside its core: one folder a capability, each of which the core works without.
+
+    async_tensor_parallel  a tensor-parallel collective and its products in one operator
+    chunked_loss           output layer and cross entropy in pieces of the tokens
+    float8                 products of linear layers multiply float8
+    memory_budget          what is saved fits a budget, at the least time; `workbench plan`
+    offload_activations    saved tensors on the host between forward and backward
+    whole_step             clipping inside the optimizer's update, in a whole step
+
+A folder joins as any other package does: by an entry point of the group `workbench.plugins` in pyproject.toml, which
+names its declarations. They import no torch; `transform.py` is imported when the pass is used. A folder that is deleted
+takes its passes, commands and recipes with it, and nothing else.
+"""

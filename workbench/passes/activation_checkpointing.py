@@ -1,0 +1,167 @@
+"""activation_checkpointing: which forward values are saved for the backward, and which it computes again.
+
+The pass tags nodes of the joint graph, and the partitioner reads the tags. Here the backward computes `mm` and
+`sigmoid` again, and gets the forward's inputs instead of their results:
+
+    >>> example("activation_checkpointing", lambda x, weight: (x @ weight).sigmoid(), graph="backward", policy="full")
+    before:
+      detach_1: float32 [4, 4]  # input
+      t: float32 [4, 4]  # input
+      ...
+      sigmoid_backward: float32 [4, 4] = aten.sigmoid_backward(expand, detach_1)  # layers.0
+      ...
+    after:
+      primals_1: float32 [4, 4]  # layers.0.weight
+      primals_2: float32 [4, 4]  # input
+      ...
+      mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
+      sigmoid: float32 [4, 4] = aten.sigmoid(mm)  # layers.0
+      ...
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from pydantic import PositiveInt
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workbench.errors import WorkbenchError
+from workbench.graph.read.nodes import is_backward, layer_of
+from workbench.passes.effect import Effect
+from workbench.passes.registry import Graphs, register_pass
+from workbench.recipe.contracts import Options
+from workbench.torch_api.ops import draws, short_name
+
+
+class CheckpointOptions(Options):
+    """policy none: no tags. full: everything in a layer is recomputed. selective: attention, reduce-scatters, the
+    operators named in `save` and every `every_nth_matmul`-th matrix product are saved, the rest is recomputed.
+    """
+
+    policy: Literal["none", "selective", "full"] = "selective"
+    save: tuple[str, ...] = ()
+    every_nth_matmul: PositiveInt = 2
+
+
+_MATMULS = frozenset({"mm", "bmm", "addmm", "_grouped_mm"})
+_COSTLY = frozenset({
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention",
+    "flex_attention", "reduce_scatter_tensor", "all_to_all_single", "shard_dim_alltoall",
+})
+_RECOMPUTE = (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+Rule = Callable[[Node], bool | None]
+
+
+def tagged_for_recompute(before: Graphs, after: Graphs, options: Options) -> Effect:
+    """Some forward node of a layer has a tag that it did not have before: to be saved, or to be recomputed."""
+    tagged = [n for n in after[0].graph.nodes if isinstance(n.meta.get("recompute"), CheckpointPolicy)]
+    tags = Counter(n.meta["recompute"].name for n in tagged)
+    old = {n.name: n.meta.get("recompute") for n in before[0].graph.nodes}
+    changed = any(n.meta["recompute"] != old.get(n.name) for n in tagged)
+    layers = {layer_of(n) for n in (tagged if changed else after[0].graph.nodes)} - {None}
+    if changed:
+        reason = ""
+    elif isinstance(options, CheckpointOptions) and options.policy == "none":
+        reason = "the policy is none"
+    else:
+        reason = "no module path matches layers.<number>" if not layers else "every node was tagged before"
+    return Effect(changed, reason, {"layers": len(layers), "tags": dict(tags)})
+
+
+def recomputed_in_backward(graphs: Graphs, options: Options) -> Effect:
+    """The backward holds copies of tagged forward operators; the partitioner repeats cheap ones without a tag."""
+    forward, backward = graphs
+    names = {n.name for n in forward.graph.nodes if n.op == "call_function"}
+    again = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in names]
+    repeated = [n for n in again if n.meta.get("recompute") in _RECOMPUTE]
+    matmuls = sum(short_name(n) in _MATMULS for n in repeated)
+    reason = "the partitioner recomputes no tagged value: none is tagged, or all are free or inputs already"
+    evidence = {"recomputed_nodes": len(repeated), "recomputed_matmuls": matmuls}
+    return Effect(bool(repeated), "" if repeated else reason, evidence)
+
+
+def checkpoint_rule(name: str) -> Callable[[Rule], Rule]:
+    """Register your own rule as a joint pass: list `name` in `joint_passes` instead of activation_checkpointing.
+
+        @checkpoint_rule("keep_norms")
+        def keep_norms(node):       # a forward node of a layer
+            return True if "norm" in module_path(node) else None
+
+    The rule says True (save), False (recompute) or None (the partitioner decides; a traced capture saves).
+    """
+
+    def register(rule: Rule) -> Rule:
+        def tag(gm: GraphModule, example_inputs: list[Any], *, options: Options) -> GraphModule:
+            for node, layer in _forward_nodes(gm):
+                answer = rule(node)
+                if answer is not None:
+                    _tag(node, layer, bool(answer))
+            return gm
+
+        tag.__wrapped__ = rule  # type: ignore[attr-defined]  # an export writes the rule's source
+        changes = (rule.__doc__ or "forward values are saved or recomputed as the rule says").strip().splitlines()[0]
+        register_pass(
+            name, stage="joint", numerics="exact", changes=changes, options=Options,
+            conflicts={"activation_checkpointing", "memory_budget"}, after={"inductor_decomposition"},
+            effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
+        )(tag)
+        return rule
+
+    return register
+
+
+def _forward_nodes(gm: GraphModule) -> Iterator[tuple[Node, int]]:
+    for node in gm.graph.nodes:
+        layer = layer_of(node)
+        if node.op == "call_function" and layer is not None and not is_backward(node):
+            yield node, layer
+
+
+def _tag(node: Node, layer: int, save: bool) -> None:
+    # a second draw would give other numbers; each result of an operator with several is an item of it
+    save = save or draws(node) or any(short_name(node) == "getitem" and draws(n) for n in node.all_input_nodes)
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+    node.meta["ac_graph_id"] = layer
+
+
+@register_pass(
+    "activation_checkpointing", stage="joint", numerics="exact",
+    changes="tagged activations are recomputed in the backward and not saved", options=CheckpointOptions,
+    after={"inductor_decomposition"}, effect=tagged_for_recompute, partition_effect=recomputed_in_backward,
+    source="torch.utils.checkpoint.CheckpointPolicy, read by min_cut_rematerialization_partition",
+)
+def activation_checkpointing(
+    gm: GraphModule, example_inputs: list[Any], *, options: CheckpointOptions
+) -> GraphModule:
+    """Tag the forward nodes of each layer (module path `layers.N`).
+
+    Random numbers are always saved. Raises WorkbenchError where `save` names an operator that the layers do not hold.
+    """
+    if options.policy == "none":
+        return gm
+    selective = options.policy == "selective"
+    keep = (_COSTLY | set(options.save)) if selective else frozenset()
+    seen: set[str] = set()
+    matmuls: Counter[int] = Counter()
+    for node, layer in _forward_nodes(gm):
+        name = short_name(node)
+        seen.add(name)
+        save = name in keep
+        if name in ("wait_tensor", "getitem"):  # the value itself: its producer returns a handle or a tuple
+            save = short_name(node.args[0]) in keep  # type: ignore[arg-type]
+        if selective and name in _MATMULS:
+            matmuls[layer] += 1
+            save = save or matmuls[layer] % options.every_nth_matmul == 0
+        _tag(node, layer, save)
+    missing = set(options.save) - seen
+    if missing and selective:
+        raise WorkbenchError(
+            f"activation_checkpointing: save names {sorted(missing)}, which no layer holds; "
+            f"a layer has {', '.join(sorted(seen))}"
+        )
+    return gm

@@ -1,0 +1,188 @@
+"""inductor_decomposition: operators become the primitives that Inductor lowers.
+
+    >>> example("inductor_decomposition", lambda x, weight: torch.nn.functional.silu(x @ weight))
+    before:
+      ...
+      mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
+      silu: float32 [4, 4] = aten.silu(mm)  # layers.0
+      ...
+    after:
+      ...
+      mm: float32 [4, 4] = aten.mm(primals_2, primals_1)  # layers.0
+      neg: float32 [4, 4] = aten.neg(mm)  # layers.0
+      exp: float32 [4, 4] = aten.exp(neg)  # layers.0
+      add: float32 [4, 4] = aten.add.Tensor(exp, 1)  # layers.0
+      div: float32 [4, 4] = aten.div.Tensor(mm, add)  # layers.0
+      ...
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any, Literal
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from workbench.errors import WorkbenchError
+from workbench.passes.effect import Effect
+from workbench.passes.registry import Graphs, register_pass
+from workbench.recipe.contracts import Options
+from workbench.torch_api import aot
+from workbench.torch_api import tree as pytree
+from workbench.torch_api.inductor import lowering
+from workbench.torch_api.ops import draws, is_symbolic, op_name
+
+_OWN = ("val", "tensor_meta", "desc")  # belongs to one node and is never handed to its replacements
+
+
+def _signature(target: Any, leaves: list[Any], spec: Any) -> Any:
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return "tensor", tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), leaf.dtype, leaf.device
+        return type(leaf).__name__, str(leaf)
+
+    return target, spec, tuple(one(leaf) for leaf in leaves)
+
+
+def _values(arguments: Any) -> Any:
+    return pytree.tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, arguments)
+
+
+class Decomposer:
+    def __init__(self, graph: GraphModule, table: dict[Any, Any]):
+        self.old, self.table = graph, table
+        vals = [n.meta.get("val") for n in graph.graph.nodes]
+        self.mode = lowering.detect_fake_mode([v for v in vals if isinstance(v, torch.Tensor)])
+        self.new, self.map, self.bodies = Graph(), dict[Node, Any](), dict[Any, GraphModule | None]()
+
+    def body(self, target: Any, args: Any, kwargs: Any) -> tuple[GraphModule | None, list[Any]]:
+        """The traced replacement of one call, or None where the table leaves it alone; and the flat arguments."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        values = [leaf.meta["val"] if isinstance(leaf, Node) else leaf for leaf in leaves]
+        key = _signature(target, values, spec)
+        if key not in self.bodies:
+            positions = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
+
+            def call(*tensors: torch.Tensor) -> Any:
+                full = list(values)
+                for i, tensor in zip(positions, tensors, strict=True):
+                    full[i] = tensor
+                a, k = pytree.tree_unflatten(full, spec)
+                return target(*a, **k)
+
+            traced = make_fx(call, decomposition_table=self.table)(*(values[i] for i in positions))
+            calls = [n for n in traced.graph.nodes if n.op == "call_function"]
+            same = len(calls) == 1 and calls[0].target is target
+            self.bodies[key] = None if same else traced
+        return self.bodies[key], [leaf for leaf, v in zip(leaves, values, strict=True) if isinstance(v, torch.Tensor)]
+
+    def evaluate(self, node: Node) -> None:
+        """A fresh fake value, so that aliasing follows the new graph."""
+        node.meta.pop("tensor_meta", None)  # of the value that is replaced
+        with self.mode:
+            node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))  # type: ignore[operator]
+
+    def inline(self, node: Node, body: GraphModule, tensors: list[Node]) -> Any:
+        inside: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), tensors, strict=True))
+        inherited = {k: v for k, v in node.meta.items() if k not in _OWN}
+        for inner in body.graph.nodes:
+            if inner.op == "get_attr":
+                raise WorkbenchError(
+                    f"node {node.name!r} ({node.target}) decomposes into a constant that the graph cannot hold"
+                )
+            if inner.op == "call_function":
+                copied = self.new.node_copy(inner, inside.__getitem__)
+                copied.meta = dict(inherited)
+                self.evaluate(copied)
+                inside[inner] = copied
+        result = body.graph.output_node().args[0]
+        return pytree.tree_map(lambda n: inside.get(n, n) if isinstance(n, Node) else n, result)
+
+    def copy(self, node: Node) -> Node:
+        copied = self.new.node_copy(node, self.map.__getitem__)
+        stale = any(old.meta.get("val") is not self.map[old].meta.get("val") for old in node.all_input_nodes)
+        # a higher-order operator, as flex_attention, shares no storage with its inputs
+        if stale and node.op == "call_function" and not op_name(node.target).startswith("higher_order."):
+            self.evaluate(copied)
+        return copied
+
+    def run(self) -> GraphModule:
+        for node in self.old.graph.nodes:
+            if node.op == "output":
+                break
+            # a body is traced on its own, without the graph's symbols
+            symbolic = any(is_symbolic(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+            if node.op == "call_function" and node.target in self.table and not symbolic:
+                args, kwargs = pytree.tree_map(
+                    lambda a: self.map[a] if isinstance(a, Node) else a, (node.args, node.kwargs)
+                )
+                body, tensors = self.body(node.target, args, kwargs)
+                if body is not None:
+                    self.map[node] = self.inline(node, body, tensors)
+                    continue
+            if node.target is operator.getitem and not isinstance(self.map[node.args[0]], Node):
+                self.map[node] = self.map[node.args[0]][node.args[1]]
+                continue
+            self.map[node] = self.copy(node)
+        old_output = self.old.graph.output_node()
+        output = self.new.output(
+            pytree.tree_map(lambda a: self.map[a] if isinstance(a, Node) else a, old_output.args[0])
+        )
+        output.meta = dict(old_output.meta)
+        self.new.eliminate_dead_code()
+        return aot.like(self.old, self.new)
+
+
+class DecompositionOptions(Options):
+    """at: replace the operators in this pass, or already at the capture, which this pass then checks."""
+
+    at: Literal["pass", "capture"] = "pass"
+
+    @property
+    def at_capture(self) -> bool:
+        return self.at == "capture"
+
+
+def fewer_composite_operators(before: Graphs, after: Graphs, options: DecompositionOptions) -> Effect:
+    """Operators that the table replaces are gone; at the capture: it left none of them."""
+    table = lowering.decomposition_table()
+
+    def listed(graphs: Graphs) -> Counter[str]:
+        return Counter(str(n.target) for g in graphs for n in g.graph.nodes if n.target in table)
+
+    was, now = listed(before), listed(after)
+    gone = was - now
+    if options.at_capture:
+        left = dict(gone.most_common())
+        reason = f"the graph was captured without the table, and this pass replaced {left}" if left else ""
+        return Effect(not left, reason, {"at": "capture", "left": left})
+    evidence = {"replaced": dict(gone.most_common()), "left": dict(now)}
+    return Effect(bool(gone), "" if gone else "no operator of the graph is in Inductor's table", evidence)
+
+
+@register_pass(
+    "inductor_decomposition", stage="joint", numerics="lossy", tolerance=5e-6,
+    changes="operators become the primitives that Inductor lowers; every node keeps its metadata",
+    options=DecompositionOptions, effect=fewer_composite_operators,
+    source="torch._inductor.decomposition.select_decomp_table",
+)
+def inductor_decomposition(
+    gm: GraphModule, example_inputs: list[Any], *, options: DecompositionOptions
+) -> GraphModule:
+    """Replace every operator in Inductor's table by its body; at="capture" that has been done, and is checked.
+
+    Raises WorkbenchError where the table replaces an operator that draws random numbers, naming the node: its body
+    would draw others. After a capture with the table, that is any such operator.
+    """
+    table = lowering.decomposition_table()
+    for node in gm.graph.nodes:
+        listed = node.target in table or options.at_capture
+        if node.op == "call_function" and listed and draws(node):
+            raise WorkbenchError(
+                f"inductor_decomposition: node {node.name!r} ({node.target}) draws random numbers, and its replacement"
+                " would draw others: remove it from the model, or remove the pass"
+            )
+    return Decomposer(gm, table).run()

@@ -1,0 +1,104 @@
+"""overlap_collectives: work that does not need a collective's result moves between its start and its wait.
+
+The second gather starts before the wait for the first, and the first matmul runs before the second wait:
+
+    >>> example("overlap_collectives", lambda x, weight: x @ weight, layers=2, ranks=2)
+    before:
+      ...
+      all_gather_into_tensor: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_1, 2, '0')  # layers.0
+      wait_tensor: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor)  # layers.0
+      ...
+      mm: float32 [4, 4] = aten.mm(primals_5, view_2)  # layers.0
+      ...
+      all_gather_into_tensor_1: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_4, 2, '0')  # layers.1
+      ...
+    after:
+      ...
+      all_gather_into_tensor: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_1, 2, '0')  # layers.0
+      ...
+      all_gather_into_tensor_1: float32 [4, 4] = _c10d_functional.all_gather_into_tensor(view_4, 2, '0')  # layers.1
+      ...
+      mm: float32 [4, 4] = aten.mm(primals_5, view_2)  # layers.0
+      ...
+      wait_tensor_1: float32 [4, 4] = _c10d_functional.wait_tensor(all_gather_into_tensor_1)  # layers.1
+      ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+from torch.fx import GraphModule
+
+from workbench.graph.facts import facts_of
+from workbench.graph.list_schedule import schedule
+from workbench.graph.read.collectives import exposed_in_node_order
+from workbench.graph.read.cost import Known, device_spec
+from workbench.graph.read.measured_costs import Estimates, estimates_of
+from workbench.graph.read.nodes import is_compute
+from workbench.graph.read.timeline import Costs, costs_of, simulate
+from workbench.passes.effect import Effect
+from workbench.passes.registry import Graphs, register_pass
+from workbench.recipe.contracts import EstimateOptions
+
+
+class OverlapOptions(EstimateOptions):
+    """horizon: how far a node may move, in units of the longest collective's time. fused: pointwise operators cost
+    what their fused kernels move, as where a compiler follows; otherwise each operator is a kernel.
+    """
+
+    horizon: float = Field(40.0, gt=0)
+    fused: bool = True
+
+
+def less_exposed(before: Graphs, after: Graphs, options: OverlapOptions) -> Effect:
+    """Compute waits for collectives for less time than before, as estimated over forward and backward."""
+    known = Estimates(facts_of(after[0]).step.estimates)
+    was, now = ([simulate(g.graph.nodes, _costs(g, options, known)).exposed_ms for g in graphs]
+                for graphs in (before, after))
+    bare = [sum(len(exposed_in_node_order(g)) for g in graphs) for graphs in (before, after)]
+    spec = device_spec(options.device)
+    evidence = {"exposed_ms": [round(sum(was), 4), round(sum(now), 4)], "estimated_for": f"{spec.name}, {spec.trust}",
+                "with_nothing_between": bare}
+    if not sum(was):
+        return Effect(False, "no collective is exposed, as estimated", evidence)
+    gained = sum(now) < 0.999 * sum(was)
+    return Effect(gained, "" if gained else "no work is free to move behind what is exposed", evidence)
+
+
+def _costs(gm: GraphModule, options: OverlapOptions, known: Known) -> Costs:
+    return costs_of(gm, options.device, known, fused=options.fused)
+
+
+def order_costs(options: OverlapOptions, gm: GraphModule) -> Costs:
+    """The costs by which `overlap_collectives` has ordered the graph."""
+    return _costs(gm, options, Estimates(facts_of(gm).step.estimates))
+
+
+@register_pass(
+    "overlap_collectives", stage="partitioned", numerics="exact",
+    changes="the same nodes in another order, in which less of the collectives is exposed",
+    options=OverlapOptions,
+    after={"async_tensor_parallel", "autobucketing_reordering", "transformer_block_bucketing"},
+    effect=less_exposed, order_costs=order_costs, source="workbench",
+)
+def overlap_collectives(gm: GraphModule, example_inputs: list[Any], *, options: OverlapOptions) -> GraphModule:
+    """Reorder the graph by estimates that are the same on every rank. No node is added, changed or removed.
+
+    Of four orders, two hide behind all compute and two behind matmuls and attentions alone, with the whole horizon and
+    with a quarter of it; the least exposed is taken.
+    """
+    known = estimates_of(gm, options)
+    facts_of(gm).step.estimates.update(known.times)  # for the verdict
+    costs = _costs(gm, options, known)
+    products = replace(costs, compute={node: ms * is_compute(node) for node, ms in costs.compute.items()})
+    horizons = options.horizon, max(1, options.horizon // 4)
+    order = min((schedule(gm, by, horizon, fused=options.fused) for by in (costs, products) for horizon in horizons),
+                key=lambda nodes: simulate(nodes, costs).exposed_ms)
+    if simulate(order, costs).exposed_ms < simulate(gm.graph.nodes, costs).exposed_ms:
+        for node in order:
+            if node.op not in ("placeholder", "output"):
+                gm.graph.output_node().prepend(node)
+    return gm

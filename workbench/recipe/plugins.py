@@ -1,0 +1,53 @@
+"""The door for packages that add to the workbench: the entry-point group `workbench.plugins`.
+
+An entry names a module of declarations, which imports no torch: `declare(PassContract(..., code=MODULE))` for a pass,
+`declare_command(Command(...))` for a command. Their code is named by string, and imported when it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+
+GROUP = "workbench.plugins"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    help, description: for --help. arguments: adds the command's arguments to its parser, which has RECIPE, --set and
+    --import if `recipe`, a text on what --set may change, is given. code: "MODULE:FUNCTION", called with the recipe, if
+    any, and the parsed arguments; it returns the exit status.
+    """
+
+    name: str
+    help: str
+    description: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    code: str
+    recipe: str = ""
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def declare_command(command: Command) -> Command:
+    """Add a command; a second one of its name replaces it."""
+    COMMANDS[command.name] = command
+    return command
+
+
+@cache
+def load_plugins() -> None:
+    """Import each plugin's declarations, once. One that cannot be imported is a warning: the others load."""
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:  # installed metadata outlives a deleted folder
+            warnings.warn(f"plugin {entry.name!r} ({entry.value}) cannot be loaded, and is left out: "
+                          f"{type(error).__name__}: {error}", stacklevel=2)
