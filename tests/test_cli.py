@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from workbench.cli import main
 from workbench.pipeline import recipe_ranks
 from workbench.pipeline import run as run_recipe
 from workbench.recipe.contracts import package_contracts
+from workbench.recipe.recipe import load_recipe
 from workbench.world.diagnosis import Failure, RankError
 
 ROOT = Path(__file__).parent.parent
@@ -70,10 +72,38 @@ def test_recipes_and_passes_are_told_with_what_they_promise(capsys: pytest.Captu
     assert "  options    buckets=[], separate_gather_group=true" in shown
 
 
-def test_no_command_is_bad_input() -> None:
+def test_without_a_command_it_says_where_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Where to start:\n\n  workbench tour ") and "workbench --help lists all" in shown
+
+
+def test_the_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([])
-    assert stop.value.code == 2
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == (
+        f"torch-compiler-workbench {version('torch-compiler-workbench')}, torch {version('torch')}\n")
+
+
+def test_one_recipe_pass_or_lesson_is_told_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["recipes", "tour"]) == 0
+    (tmp_path / "again.toml").write_text(capsys.readouterr().out)
+    assert load_recipe(tmp_path / "again.toml") == load_recipe("tour")
+    for name, said in (("graph_cleanup", "t_1: float32 [4, 4] = aten.t(t)"), ("float8_matmul", "scaling: one scale")):
+        assert main(["passes", name]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"{name}\n  stage ") and said in shown and "before:" in shown
+    assert main(["lessons", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("03_split_forward_and_backward: ") and "\n  - " in shown and "04_decompose" not in shown
+    assert refused(capsys, "passes", "graph_clean") == "unknown pass 'graph_clean': did you mean 'graph_cleanup'?"
+
+
+def test_json_to_standard_output_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "llama3_fsdp", *SMALL, "--world", "fake", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert not Path("-").exists()
 
 
 def with_passes(*names: str, where: str = "passes") -> list[str]:

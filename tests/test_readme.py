@@ -93,7 +93,7 @@ def test_a_public_name_in_a_bullet_is_public_and_its_file_is_there() -> None:
 
 
 def test_every_documented_command_is_a_command() -> None:
-    from workbench.tools.command_line import parser
+    from workbench.cli import parser
 
     (commands,) = (action.choices for action in parser()._actions if isinstance(action.choices, dict))
     for path in DOCUMENTS:

@@ -1,6 +1,6 @@
 """`workbench ...`: run a recipe, list recipes and passes, check the machine, take the tour.
 
-Help imports no torch.
+Help imports no torch. Everything of the command line is here: what is parsed, what runs, and what is gone.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +22,12 @@ from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.edits import parse_value
-from workbench.recipe.files import write_whole
-from workbench.recipe.plugins import COMMANDS
+from workbench.recipe.files import STDOUT, writable, write_or_print, write_whole
+from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted, json_text
 from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program, status_of
-from workbench.tools.command_line import parser
 from workbench.tools.own_files import import_file
-from workbench.tools.timing.timing_commands import calibrate, order, writable
 
 if TYPE_CHECKING:
     from workbench.pipeline.report import Report
@@ -40,16 +40,250 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status_of(lambda: _command(argv))
 
 
-_GONE = {"worker": "torchrun ... -m workbench run RECIPE",  # refused with what to use, for one release
+_GONE = {"worker": "torchrun ... -m workbench run RECIPE",
          "export": "torchrun ... -m workbench run RECIPE --import FILE.py",
          "matrix": "python benchmarks/matrix.py", "ablate": "python benchmarks/ablate.py"}
+"""Commands of the last release, and what to use."""
+START = """Where to start:
+
+  workbench tour            train a small llama3 on 2 ranks through four passes, and see what each proved
+  workbench recipes         runs that are declared; workbench run NAME trains one
+  workbench lessons         the course, in notebooks/
+  workbench doctor          what works on this machine
+
+workbench --help lists all commands.
+"""
 
 
 def _command(argv: Sequence[str]) -> int:
-    if argv and argv[0] in _GONE:
+    if not argv:
+        print(START, end="")
+        return PASSED
+    if argv[0] in _GONE:
         raise WorkbenchError(f"{argv[0]}: this command is gone: use {_GONE[argv[0]]}")
-    args = parser().parse_args(argv, argparse.Namespace(line=list(argv)))
+    made = parser()
+    args = made.parse_args(argv, argparse.Namespace(line=list(argv)))
+    if args.command is None:
+        made.error("give a COMMAND")
     return _COMMANDS.get(args.command, _plugin)(args)
+
+
+def _versions() -> str:
+    """The versions of the package and of torch, which is not imported."""
+    found = []
+    for name in ("torch-compiler-workbench", "torch"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found) or "not installed"
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands. The parsed arguments hold the command's name in `command`."""
+    made = argparse.ArgumentParser(prog="workbench", description="Carry one distributed model from authoring to "
+                                   "real ranks; every graph pass proves itself.")
+    made.add_argument("--version", action="version", version=_versions())
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+
+    run = commands.add_parser("run", help="build and train a recipe, and report what each pass proved",
+                              description="Build and train a recipe on its ranks, and report what each pass did and "
+                              "proved. Also works under torchrun. Exit status: 0 everything held, 1 something failed, "
+                              "2 bad input.")
+    _add_recipe(run, "change the recipe, such as mesh.tp=2 or training.lr=1e-3; may be repeated", nargs="?")
+    run.add_argument("--artifact", type=Path, metavar="DIR", help="in place of RECIPE: run what `workbench compile` "
+                     "wrote, without capture or compilation; it is code, so run only what you trust")
+    run.add_argument("--verify", action="store_true", help="with --artifact: each rank captures the recipe too, and "
+                     "compares its graphs with those that were compiled")
+    run.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
+                     help="auto: nccl where there are enough GPUs, else gloo; fake: build only, no ranks needed")
+    run.add_argument("--level", choices=("light", "full"), default="light",
+                     help="full: also run each pass's graph against the one it received")
+    run.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON; - prints it alone")
+    run.add_argument("--strict", action="store_true", help="a pass without effect is a failure")
+    run.add_argument("--dump", action=_Gone, nargs="?", help=argparse.SUPPRESS,
+                     const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it")
+    run.add_argument("--checkpoints", type=Path, metavar="DIR",
+                     help="resume from the newest checkpoint in this folder, and save one at the end")
+    run.add_argument("--save-every", type=_count, metavar="N", help="with --checkpoints: save every N steps too")
+    run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
+
+    compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
+                                   description="Capture, transform and lower a recipe as each of its ranks, in one "
+                                   "process without any other rank, and write the code that runs, as "
+                                   "`workbench run --artifact DIR` loads it. Nothing is trained.")
+    _add_recipe(compiled, "change the recipe, such as mesh.tp=2; may be repeated")
+    compiled.add_argument("--world", choices=("auto", "gloo", "nccl"), default="auto",
+                          help="the ranks to come: gloo on CPUs, nccl on GPUs, for which one GPU compiles; auto: nccl "
+                          "where a GPU is")
+    compiled.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist yet")
+    bisect = commands.add_parser("bisect", help="the first pass that does not hold, and the first node in it",
+                                 description="Build a recipe on its ranks, and run each pass's graph and the graph it "
+                                 "received on the same inputs. Show the first pass that breaks its numerics contract, "
+                                 "and the first node that does, in both graphs with its source line. Or show the "
+                                 "first pass that raises memory, or that had no effect. Exit status: 0 nothing found, "
+                                 "1 something found, 2 bad input.")
+    _add_recipe(bisect, "change the recipe, such as model.n_layers=1; may be repeated")
+    bisect.add_argument("--check", choices=("all", "numerics", "memory", "no_effect"), default="all",
+                        help="what must hold (default all: every verdict, and numerics where the world has values)")
+    bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
+                        help="as for run; memory and no_effect need no ranks, and auto starts none for them")
+    bisect.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
+    bisect.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                        help="seconds for all ranks (default 600)")
+
+    explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
+                                  description="Capture a recipe on a fake world and let Inductor run its own passes on "
+                                  "its graphs: which, in what order, what each changed, and where torch defines it. "
+                                  "Nothing is compiled or run.")
+    _add_recipe(explain, "change the recipe, such as model.n_layers=1; may be repeated")
+    explain.add_argument("--config", action=_Pairs, nargs="+", default=[], metavar="OPTION=VALUE",
+                         type=_pair("OPTION=VALUE, such as joint_graph_constant_folding=false"),
+                         help="an option of Inductor, such as joint_graph_constant_folding=false; may be repeated")
+    explain.add_argument("--changed", action="store_true", help="only the passes that changed something")
+    explain.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
+
+    schedule = commands.add_parser("schedule", help="whether all ranks of a mesh would launch the same collectives",
+                                   description="Capture a recipe as several ranks of its mesh on a fake world, and "
+                                   "compare their collectives in order. Nothing is run. Exit status: 0 they agree, "
+                                   "or it is not known, 1 they do not, 2 bad input.")
+    _add_recipe(schedule, "change the recipe, such as mesh.dp_shard=64; may be repeated")
+    schedule.add_argument("--ranks", default="roles", metavar="roles|all|0,3",
+                          help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
+                          "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
+
+    order = commands.add_parser("order", help="what a traced job communicates, and what hides it or does not",
+                                description="Read a trace that torch.profiler made of any job, or one of each rank. "
+                                "Show for each step how much communication is exposed, how long the GPU is idle, and "
+                                "the collectives that cost most, each with what keeps it from being hidden.")
+    order.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files of export_chrome_trace, or .gz")
+    order.add_argument("--step", metavar="N", help="one step, by its number in the trace (default: all)")
+    order.add_argument("--device", type=int, metavar="N", help="the GPU, where a trace holds several")
+    order.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
+
+    calibrate = commands.add_parser("calibrate", help="measure this machine, for simulated timelines of it",
+                                    description="Measure matmuls, attention, memory bandwidth, collectives, what they "
+                                    "cost each other, and launches, and write them to a file. A recipe's or a view's "
+                                    "device may be such a file.")
+    calibrate.add_argument("out", type=Path, metavar="FILE.json", help="where to write the profile")
+    calibrate.add_argument("--ranks", type=_count, default=1, metavar="N",
+                           help="ranks, one for each GPU; collectives are measured from 2 on (default 1)")
+    calibrate.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+                           help="seconds for all of it (default 600)")
+
+    recipes = commands.add_parser("recipes", help="list the recipes, or show one")
+    recipes.add_argument("name", nargs="?", metavar="NAME", help="show this recipe as TOML")
+    passes = commands.add_parser("passes", help="list the passes with their contracts, or show one")
+    passes.add_argument("name", nargs="?", metavar="NAME", help="also show what this pass does to a graph")
+    commands.add_parser("doctor", help="what works on this machine, and how to fix the rest")
+
+    tour = commands.add_parser("tour", help="run the tour's notebook and show its verdicts",
+                               description="Run notebooks/00_tour.ipynb from start to end, keep it and its HTML page, "
+                               "and print the verdicts.")
+    _add_set(tour, "a parameter of the notebook, such as steps=5; may be repeated", "KEY=VALUE, such as steps=5")
+    tour.add_argument("--out", type=Path, default=Path("out"), metavar="DIR",
+                      help="folder for the results (default: out)")
+
+    course = commands.add_parser("course", help="run the lessons' notebooks, and write one page of results",
+                                 description="Run the notebooks, each in its own process, keep them with their HTML "
+                                 "pages, and write index.html. Exit status: 0 all ran, 1 one failed, 2 bad input.")
+    course.add_argument("lessons", nargs="*", metavar="LESSON", help="numbers or names; none: all lessons")
+    course.add_argument("--profile", choices=("laptop", "small", "gpu"), default="laptop",
+                        help="laptop: the notebooks' own parameters (default); small: smaller ones; "
+                        "gpu: their own, one notebook at a time, so that measurements are undisturbed")
+    _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
+             "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
+    course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at a time (default: one for two cores)")
+    course.add_argument("--record", type=Path, metavar="DIR", help="write GPU measurements to this folder")
+    course.add_argument("--timeout", type=_seconds, default=900.0, metavar="S",
+                        help="seconds of one notebook (default 900)")
+    course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
+                        help="folder for the results (default: out/course)")
+    course.add_argument("--site", type=Path, metavar="DIR", help="run nothing: write the lessons as they were executed "
+                        "to this folder, as pages that need no kernel and no network")
+
+    listed = commands.add_parser("lessons", help="list the lessons, and your scores, or show one")
+    listed.add_argument("lesson", nargs="?", metavar="LESSON", help="a number or a name: show this lesson alone")
+    check = commands.add_parser("check", help="grade your answers in a notebook",
+                                description="Run a lesson's notebook with your answers in it, and show each "
+                                "checkpoint's score. Exit status: 0 all passed, 1 not all, 2 bad input.")
+    check.add_argument("lesson", metavar="LESSON", help="a number or a name")
+    check.add_argument("--notebook", type=Path, metavar="FILE", help="your copy (default: the checkout's)")
+    hint = commands.add_parser("hint", help="the next hint for a checkpoint")
+    hint.add_argument("lesson", metavar="LESSON", help="a number or a name")
+    hint.add_argument("checkpoint", metavar="NAME", help="a checkpoint, as `workbench lessons` lists it")
+
+    load_plugins()
+    for command in COMMANDS.values():
+        added = commands.add_parser(command.name, help=command.help, description=command.description)
+        if command.recipe:
+            _add_recipe(added, command.recipe)
+        command.arguments(added)
+    return made
+
+
+def _add_recipe(parser: argparse.ArgumentParser, changes: str, nargs: str | None = None) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", nargs=nargs,
+                        help="a name from `workbench recipes`, or a path to a TOML file")
+    _add_set(parser, changes)
+    _add_import(parser)
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--import", dest="files", action="append", type=Path, default=[], metavar="FILE.py",
+                        help="first run this file, which registers your own passes or models; may be repeated")
+
+
+def _add_set(parser: argparse.ArgumentParser, text: str, form: str = "KEY=VALUE, such as mesh.tp=2") -> None:
+    parser.add_argument("--set", action=_Pairs, nargs="+", default=[], metavar="KEY=VALUE", type=_pair(form),
+                        help=text)
+
+
+class _Gone(argparse.Action):
+    """An option that is refused with what to use, for one release."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        raise WorkbenchError(f"{option_string} is gone: {self.const}")
+
+
+class _Pairs(argparse.Action):
+    """Collects pairs of KEY=VALUE options. Each key may be given once: of two values, one would be silently lost."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        pairs = list(getattr(namespace, self.dest))
+        for key, value in values if isinstance(values, list) else [values]:
+            if key in dict(pairs):
+                raise argparse.ArgumentError(self, f"{key} is given twice, as {dict(pairs)[key]!r} and {value!r}: "
+                                                   "keep one")
+            pairs.append((key, value))
+        setattr(namespace, self.dest, pairs)
+
+
+def _pair(form: str) -> Callable[[str], tuple[str, str]]:
+    """A parser of KEY=VALUE arguments; `form` shows in its errors how to write them."""
+    def read(text: str) -> tuple[str, str]:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise argparse.ArgumentTypeError(f"{text}: write {form}; put an argument without = before this option")
+        return key, value
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {text!r}")
+    return int(text)
 
 
 def _import(files: Sequence[Path]) -> None:
@@ -90,9 +324,9 @@ def _tell(report: Report, args: argparse.Namespace) -> int:
     if not first_rank():
         return PASSED if report.ok else FAILED
     report = replace(report, command=shlex.join(["workbench", *args.line]))
-    print(report.table(color=_colored(sys.stdout)))
-    if args.json is not None:
-        report.to_json(args.json)
+    if str(args.json) != STDOUT:
+        print(report.table(color=_colored(sys.stdout)))
+    write_or_print(args.json, report.to_json())
     for name, why in report.idle:
         kind = "error" if report.recipe.strict else "warning"
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
@@ -140,9 +374,7 @@ def _bisect(args: argparse.Namespace) -> int:
 
     found = bisect(recipe, args.check, world=args.world, timeout=args.timeout)
     if first_rank():
-        print(found)
-        if args.json is not None:
-            write_whole(args.json, json_text(found.to_dict()))
+        _show(found, args.json, json_text(found.to_dict()))
     return PASSED if found.ok else FAILED
 
 
@@ -154,9 +386,7 @@ def _explain(args: argparse.Namespace) -> int:
         from workbench.tools.inductor_passes import inductor_passes
 
     found = inductor_passes(recipe, config=config)
-    print(found.table(idle=not args.changed))
-    if args.json is not None:
-        write_whole(args.json, found.to_json())
+    _show(found.table(idle=not args.changed), args.json, found.to_json())
     return PASSED
 
 
@@ -179,6 +409,13 @@ def _plugin(args: argparse.Namespace) -> int:
     with loading_torch():
         run = getattr(import_module(module), function)
     return int(run(*recipe, args))
+
+
+def _show(found: Any, json: Path | None, text: str) -> None:
+    """Print a result, and write its JSON; STDOUT gets the JSON alone."""
+    if str(json) != STDOUT:
+        print(found)
+    write_or_print(json, text)
 
 
 def _colored(stream: Any) -> bool:
@@ -207,9 +444,35 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-# handlers by name, and no set_defaults(func=): the parser is in `tools`, which may not import this file
+def _order(args: argparse.Namespace) -> int:
+    from workbench.tools.timing.order import read_order
+
+    writable(args.json)
+    with telling() as tell:
+        tell("read the traces")
+        found = read_order(args.traces, args.step, args.device)
+    _show(found, args.json, found.to_json())
+    return PASSED
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    writable(args.out, "--out")
+    with loading_torch():
+        from workbench.tools.timing.calibrate import measure
+        from workbench.world.ranks import ranks
+
+    with telling() as tell:
+        tell(f"start {counted(args.ranks, 'rank')}")
+        with ranks(args.ranks, timeout=args.timeout, echo="none") as pool:
+            tell("measure")
+            found = pool.run(measure, shlex.join(["workbench", *args.line]))[0]
+    write_whole(args.out, found.to_json())
+    print(f"{args.out}: {found.summary()}")
+    return 0
+
+
 _COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
-             "explain": _explain, "schedule": _schedule, "order": order,
-             "calibrate": calibrate, "recipes": listings.recipes, "passes": listings.passes,
+             "explain": _explain, "schedule": _schedule, "order": _order,
+             "calibrate": _calibrate, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

@@ -14,6 +14,9 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 
+STDOUT = "-"
+"""As a path: standard output."""
+
 
 def json_of(text: str | bytes) -> Any:
     """The value of JSON text. ValueError for all that cannot be read."""
@@ -80,3 +83,23 @@ def write_whole(path: Path | str, content: str | bytes) -> None:
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON object of each line of a file of results."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def writable(path: Path | None, option: str = "--json") -> None:
+    """Raise WorkbenchError where a file cannot be written, before the work is done. STDOUT always can."""
+    if path is None or str(path) == STDOUT:
+        return
+    if path.is_dir():
+        raise WorkbenchError(f"{option} {path}: is a folder: give a file")
+    if not path.absolute().parent.is_dir():
+        raise WorkbenchError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
+
+
+def write_or_print(path: Path | None, text: str) -> None:
+    """Write a result to `path`, or to standard output where it is STDOUT; nothing for None."""
+    if path is None:
+        return
+    if str(path) == STDOUT:
+        print(text, end="")
+    else:
+        write_whole(path, text)

@@ -1,20 +1,27 @@
-"""`workbench recipes` and `workbench passes`: what there is, without importing torch."""
+"""`workbench recipes` and `workbench passes`: what there is, and all of one."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import textwrap
 from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
+from workbench.errors import WorkbenchError
 from workbench.recipe.contracts import CONTRACTS, PassContract
 from workbench.recipe.recipe import load_recipe, recipe_names
 
 WIDTH = 100
 
 
-def recipes(_: argparse.Namespace) -> int:
-    """Print each recipe: about, model and mesh, passes."""
+def recipes(args: argparse.Namespace) -> int:
+    """Print each recipe: about, model and mesh, passes; or one, as TOML."""
+    if args.name is not None:
+        print(load_recipe(args.name).to_toml(), end="")
+        return 0
     for name in recipe_names():
         recipe = load_recipe(name)
         print(name)
@@ -23,10 +30,19 @@ def recipes(_: argparse.Namespace) -> int:
     return 0
 
 
-def passes(_: argparse.Namespace) -> int:
-    """Print each pass with its contract."""
-    for contract in CONTRACTS.values():
+def passes(args: argparse.Namespace) -> int:
+    """Print each pass with its contract; of one also what it does to a graph, and its options."""
+    if args.name is not None and args.name not in CONTRACTS:
+        close = get_close_matches(args.name, CONTRACTS, 1)
+        raise WorkbenchError(f"unknown pass {args.name!r}: " + (f"did you mean {close[0]!r}?" if close else
+                                                                "`workbench passes` lists them"))
+    for contract in CONTRACTS.values() if args.name is None else [CONTRACTS[args.name]]:
         print("\n".join([contract.name, *(f"  {line}" for line in _contract(contract))]))
+    if args.name is not None:
+        contract = CONTRACTS[args.name]
+        module = contract.code.rpartition(".")[0] if contract.code else f"workbench.passes.{contract.name}"
+        for text in (import_module(module).__doc__, contract.options.__doc__):
+            print(f"\n{inspect.cleandoc(text or '')}")
     return 0
 
 

@@ -4,7 +4,6 @@
     as_graph_pass    our passes in other compilers' pipelines
     bisect           build a recipe, find the first pass that fails
     command_end      a command's exit status, its errors, and what it leaves running
-    command_line     commands and their arguments
     compatibility    tables of tests by torch version
     doctor           what this machine can do
     export           a recipe as a compiled step

@@ -18,10 +18,9 @@ from workbench.lab.memory_budget.transform import plan_of
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import run_joint
 from workbench.pipeline.stages import capture_joint
-from workbench.recipe.files import write_whole
+from workbench.recipe.files import STDOUT, writable, write_or_print
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import aligned, json_text
-from workbench.tools.timing.timing_commands import writable
 from workbench.torch_api.garbage import uncollected
 from workbench.world.fake import fake_world
 from workbench.world.mesh import World
@@ -136,7 +135,7 @@ def plan(recipe: Recipe, args: argparse.Namespace) -> int:
     other = load_recipe(args.against) if args.against else None
     writable(args.json)
     found = memory_plan(recipe, front=args.front)
-    print(found if other is None else compared(found, memory_plan(other)))
-    if args.json is not None:
-        write_whole(args.json, found.to_json())
+    if str(args.json) != STDOUT:
+        print(found if other is None else compared(found, memory_plan(other)))
+    write_or_print(args.json, found.to_json())
     return 0

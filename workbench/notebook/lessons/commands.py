@@ -49,12 +49,15 @@ def course(args: argparse.Namespace) -> int:
 
 def lessons(args: argparse.Namespace) -> int:
     scores = load_scores()
-    known = [load_lesson(name) for name in lesson_names()]
+    names = lesson_names() if args.lesson is None else [lesson_named(args.lesson)]
+    known = [load_lesson(name) for name in names]
     for lesson in known:
         print("\n".join(textwrap.wrap(f"{lesson.name}: {lesson.question}", WIDTH, subsequent_indent="  ")))
         passed = sum(_score(scores, lesson, point) >= 1 for point in lesson.checkpoints)
         done = f", {passed} of {len(lesson.checkpoints)} checkpoints passed" if lesson.checkpoints else ""
         print(f"  {lesson.minutes} minutes, {lesson.needed}{done}")
+        if args.lesson is not None:
+            _tell(lesson)
         for point in lesson.checkpoints:
             tried = "score" in scores.get(lesson.name, {}).get(point.name, {})
             state = percent(_score(scores, lesson, point)) if tried else "not tried"
@@ -62,6 +65,14 @@ def lessons(args: argparse.Namespace) -> int:
                                           initial_indent="  ", subsequent_indent="      ")))
     print(what_next(known, scores))
     return 0
+
+
+def _tell(lesson: Lesson) -> None:
+    """What the reader will do and learn, and the notebook's parameters."""
+    rows = [lesson.about, *(f"- {objective}" for objective in lesson.learn)]
+    rows += [f"{name} = {given.default}: {given.about}" for name, given in lesson.parameters.items()]
+    for row in rows:
+        print("\n".join(textwrap.wrap(row, WIDTH, initial_indent="  ", subsequent_indent="    ")))
 
 
 def what_next(lessons: Sequence[Lesson], scores: Scores) -> str:
