@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -13,8 +14,15 @@ def registrations_restored() -> Iterator[None]:
     places = {"workbench.passes.registry": "_PASSES", "workbench.recipe.contracts": "CONTRACTS",
               "workbench.authoring.families": "_FAMILIES", "workbench.recipe.model_sizes": "SIZES"}
     tables = {place: getattr(sys.modules[place], name) for place, name in places.items() if place in sys.modules}
+    tables = {place: getattr(table, "data", table) for place, table in tables.items()}
     before = {place: dict(table) for place, table in tables.items()}
     yield
     for place, table in tables.items():
+        loaded = {name: item for name, item in table.items() if name not in before[place] and is_packaged(item)}
         table.clear()
-        table |= before[place]
+        table |= before[place] | loaded
+
+
+def is_packaged(item: Any) -> bool:
+    """Whether a pass, or its contract, is the package's own: such a one is registered once, when it is first used."""
+    return getattr(getattr(item, "contract", item), "source", "user") != "user"

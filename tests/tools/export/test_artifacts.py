@@ -194,12 +194,12 @@ def test_a_pass_of_one_s_own_that_has_changed_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("file", "said"), [
-    ("passes/transformer_block_bucketing/transform.py", "the source of pass 'transformer_block_bucketing' was"),
+    ("passes/transformer_block_bucketing.py", "the source of pass 'transformer_block_bucketing' was"),
     ("passes/effect.py", "the source of the package's code that passes share was"),
     ("graph/capture.py", "the source of the package's captures and graphs was"),
     ("torch_api/inductor/lowering.py", "the source of the package's use of torch was"),
     ("authoring/models/llama3.py", "the source of the package's models was"),
-    ("passes/cudagraph/transform.py", ""),
+    ("passes/cudagraph.py", ""),
     ("notebook/magics.py", ""),
 ])
 def test_a_change_to_the_package_is_refused_where_the_step_depends_on_it(

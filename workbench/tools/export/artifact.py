@@ -31,11 +31,12 @@ from workbench.recipe.recipe import Recipe
 from workbench.recipe.wording import json_text
 from workbench.tools.export.code import Code, region_file
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, KERNELS, _CONSTANTS = "manifest.json", "kernels", ".safetensors"
 _PACKAGE = Path(__file__).parents[2]
-_ROOMS = {"models": "authoring/**/*.py", "captures and graphs": "graph/**/*.py", "use of torch": "torch_api/**/*.py",
-          "code that passes share": "passes/*.py"}
+_ROOMS = {"models": ("authoring/**/*.py",), "captures and graphs": ("graph/**/*.py",),
+          "use of torch": ("torch_api/**/*.py",),
+          "code that passes share": ("passes/effect.py", "passes/merged_collectives.py", "passes/registry.py")}
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,12 @@ class Manifest:
 def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     """What the code of a step depends on beside the recipe, by what a message calls it. world: gloo or nccl."""
     found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world)}
-    found |= {f"the source of the package's {what}": _sources(files) for what, files in _ROOMS.items()}
+    found |= {f"the source of the package's {what}": _sources(*files) for what, files in _ROOMS.items()}
     for name in dict.fromkeys(recipe.pass_names):
-        if (_PACKAGE / "passes" / name).is_dir():
-            found[f"the source of pass {name!r}"] = _sources(f"passes/{name}/**/*.py")
+        code = find_pass(name).contract.code  # of a pass of the lab: its folder's
+        files = f"{'/'.join(code.split('.')[1:-1])}/**/*.py" if code.startswith("workbench.") else f"passes/{name}.py"
+        if code or (_PACKAGE / files).is_file():
+            found[f"the source of pass {name!r}"] = _sources(files)
     own = own_sources(recipe)
     return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
 
@@ -225,8 +228,9 @@ def read(folder: Path) -> Manifest:
     return found
 
 
-def _sources(files: str) -> str:
-    return _sha(b"\0".join(path.read_bytes() for path in sorted(_PACKAGE.glob(files))))
+def _sources(*patterns: str) -> str:
+    paths = sorted(path for pattern in patterns for path in _PACKAGE.glob(pattern))
+    return _sha(b"\0".join(path.read_bytes() for path in paths))
 
 
 def _sha(data: bytes) -> str:
