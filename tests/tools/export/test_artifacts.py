@@ -156,8 +156,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "manifest truncated": (lambda folder: (folder / MANIFEST).write_text(
         (folder / MANIFEST).read_text()[:-40]), "is damaged: compile the recipe again"),
     "manifest missing": (lambda folder: (folder / MANIFEST).unlink(), "is no artifact: manifest.json: No such file"),
-    "another format": (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "reads artifacts of format 3"),
-    "not an object": (lambda folder: (folder / MANIFEST).write_text("[1]"), "reads artifacts of format 3"),
+    "another format": (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "reads artifacts of format 4"),
+    "not an object": (lambda folder: (folder / MANIFEST).write_text("[1]"), "reads artifacts of format 4"),
 }
 
 
