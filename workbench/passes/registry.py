@@ -12,8 +12,6 @@ from typing import Any
 from torch.fx import GraphModule
 
 from workbench.errors import WorkbenchError
-from workbench.graph.read.collectives import Collective
-from workbench.graph.read.timeline import Costs
 from workbench.passes.effect import Effect
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare, package_contracts
 from workbench.world.registered import known_on_ranks
@@ -28,19 +26,19 @@ class RegisteredPass:
     """`effect(before, after, options)` sees one joint graph, the forward and the backward, or their bodies.
 
     `partition_effect(forward_and_backward, options)` is for joint passes that only tag nodes: what the partitioner
-    made of the tags. `order_costs(options, graph)` is for passes that choose an order of the collectives: the costs by
-    which they chose, which the check `order` holds later stages to. `promised(before, options)` is for passes that
-    change what collectives move: the collectives of the graph that they make. `executed(evidence, names, times)` says
-    whether a step ran what the pass made: evidence of its effect, names of the step's operators on a CPU, or kernels on
-    a GPU, with their counts, and how many microbatches a step has.
+    made of the tags. `order_costs(options, graph)` is for passes that choose an order of the collectives: the Costs
+    by which they chose, which the check `order` holds later stages to. `promised(before, options)` is for passes that
+    change what collectives move: a Collective for each of the graph that they make. `executed(evidence, names, times)`
+    says whether a step ran what the pass made: evidence of its effect, names of the step's operators on a CPU, or
+    kernels on a GPU, with their counts, and how many microbatches a step has.
     """
 
     contract: PassContract
     function: PassFunction
     effect: EffectPredicate
     partition_effect: Callable[[Graphs, Any], Effect] | None = None
-    order_costs: Callable[[Any, GraphModule], Costs] | None = None
-    promised: Callable[[Graphs, Any], list[Collective]] | None = None
+    order_costs: Callable[[Any, GraphModule], Any] | None = None
+    promised: Callable[[Graphs, Any], list[Any]] | None = None
     executed: Callable[[Mapping[str, Any], Counter[str], int], Effect] | None = None
 
     @property
@@ -84,8 +82,8 @@ def register_pass(
     fewer_bytes: bool = False,
     effect: EffectPredicate = graph_changed,
     partition_effect: Callable[[Graphs, Any], Effect] | None = None,
-    order_costs: Callable[[Any, GraphModule], Costs] | None = None,
-    promised: Callable[[Graphs, Any], list[Collective]] | None = None,
+    order_costs: Callable[[Any, GraphModule], Any] | None = None,
+    promised: Callable[[Graphs, Any], list[Any]] | None = None,
     executed: Callable[[Mapping[str, Any], Counter[str], int], Effect] | None = None,
     source: str = "user",
 ) -> Callable[[PassFunction], PassFunction]:

@@ -1,0 +1,75 @@
+"""How much there is to read: tokens, density, and what one import reaches. A figure may fall, and never rise."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from imports import imported_modules
+
+PACKAGE = Path(__file__).parents[1] / "workbench"
+FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+         for path in sorted(PACKAGE.rglob("*.py"))}
+CORE = [text for name, text in FILES.items() if name.split(".")[0] not in ("lab", "notebook")]
+MOST = {"tokens": 272_000, "tokens of the core": 219_000, "tokens a line": 11.3, "share of long lines": 0.09}
+"""Aims: 225,000; 145,000; 10; 0.03."""
+REACH = {"graph.capture": (68, 8_420), "pipeline.build": (114, 15_050), "passes.graph_cleanup": (9, 1_100),
+         "passes.activation_checkpointing": (16, 2_050), "passes.transformer_block_bucketing": (32, 3_950)}
+"""Files and lines. Aims: 40 and 5,000; 80 and 10,000; 20 files for a core pass."""
+_NO_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def read(source: str) -> tuple[int, int, int]:
+    """(tokens, code lines, code lines of more than 100 columns); docstrings and comments do not count."""
+    alone = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    texts = {node.lineno for node in alone if isinstance(getattr(node.value, "value", None), str)}
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline)
+              if token.type not in _NO_TOKENS and not (token.type == tokenize.STRING and token.start[0] in texts)]
+    lines = {number for token in tokens for number in range(token.start[0], token.end[0] + 1)}
+    columns = source.splitlines()
+    return len(tokens), len(lines), sum(len(columns[number - 1]) > 100 for number in lines)
+
+
+def figures(sources: Iterable[str], core: Iterable[str]) -> dict[str, float]:
+    tokens, lines, long = (sum(column) for column in zip(*map(read, sources), strict=True))
+    return {"tokens": tokens, "tokens of the core": sum(read(text)[0] for text in core),
+            "tokens a line": tokens / lines, "share of long lines": long / lines}
+
+
+@cache
+def targets(name: str) -> frozenset[str]:
+    return frozenset(target for _, target in imported_modules(FILES[name], FILES))
+
+
+def reached(name: str) -> set[str]:
+    """All modules of the package that importing this one may import, also those that a function imports."""
+    found, todo = {name}, [name]
+    while todo:
+        new = targets(todo.pop()) - found
+        found |= new
+        todo += new
+    return found
+
+
+def test_the_package_does_not_grow() -> None:
+    found = figures(FILES.values(), CORE)
+    assert {name: value for name, value in found.items() if value > MOST[name]} == {}
+
+
+@pytest.mark.parametrize("name", REACH)
+def test_an_import_reaches_no_more_than_it_did(name: str) -> None:
+    files, lines = REACH[name]
+    names = reached(name)
+    assert len(names) <= files and sum(len(FILES[each].splitlines()) for each in names) <= lines, sorted(names)
+
+
+def test_a_longer_and_a_denser_text_are_seen() -> None:
+    text = '"""A docstring."""\n\n# a comment\nx = 1\n\n\ndef f(a):\n    return a + x\n'
+    assert read(text) == (3 + 6 + 4, 3, 0)
+    assert read(text + f"y = {'x + ' * 30}x\n")[1:] == (4, 1)
+    assert figures([text], [])["tokens a line"] < figures([text.replace("a + x", "a + x + x")], [])["tokens a line"]
