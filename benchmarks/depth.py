@@ -18,7 +18,7 @@ from overhead import quiet_heap
 from result import tell
 
 from workbench import author, capture, fake_world, partition
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.recipe.recipe import Recipe
 
 MESH = {"dp_replicate": 16, "dp_shard": 8, "tp": 4}

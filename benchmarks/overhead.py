@@ -20,7 +20,7 @@ from typing import Any
 from result import tell
 
 from workbench import author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.torch_api import aot
 
 

@@ -56,7 +56,7 @@ def measure(options: argparse.Namespace, changes: dict[str, Any], rounds: Iterab
     from benchmarks.reference import RECIPES, close, toolkit
     from benchmarks.variants import PEERS, TORCH, recipe_of
     from workbench import build
-    from workbench.authoring.author import Authored
+    from workbench.authoring.authored import Authored
     from workbench.graph.whole_step import WholeStep
     from workbench.pipeline.expert_load import routed_layers
     from workbench.pipeline.machine import machine, versions

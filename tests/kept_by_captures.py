@@ -21,7 +21,8 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import tracing
 
-from workbench.authoring.author import Authored, author_module
+from workbench.authoring.author import author_module
+from workbench.authoring.authored import Authored
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
 from workbench.recipe.sections import MeshSpec

@@ -10,7 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import Authored, author
+from workbench.authoring.author import author
+from workbench.authoring.authored import Authored
 from workbench.passes.registry import register_pass
 from workbench.pipeline.build import Built, build
 from workbench.pipeline.expert_load import routed_layers

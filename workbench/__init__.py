@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import Any
 
 _NAMES_BY_MODULE = {
-    "authoring.author": "Authored author author_module",
+    "authoring.author": "author author_module",
+    "authoring.authored": "Authored",
     "authoring.families": "register_model",
     "authoring.models.causal_lm": "CausalLM",
     "authoring.plans": "ParallelPlan",

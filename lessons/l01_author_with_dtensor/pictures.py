@@ -7,7 +7,7 @@ from math import prod
 
 from torch.distributed.tensor import DTensor, Placement
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.graph.read.redistribution import redistribution
 from workbench.notebook.draw.colors import INK
 from workbench.notebook.draw.mesh import draw_parts, holdings, slices, words

@@ -9,8 +9,9 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from workbench import author, capture, compare_schedules, fake_world, load_recipe
-from workbench.authoring.layout import Layout, part_bounds, refuse_padding
+from workbench.authoring.layout import Layout, part_bounds
 from workbench.authoring.plans import AuthoringError
+from workbench.graph.model_contract import refuse_padding
 
 
 @pytest.mark.parametrize(("size", "parts"), [(8, 4), (257, 4), (5, 4), (3, 4), (1, 4)])

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored, author, author_module
+from workbench.authoring.author import author, author_module
+from workbench.authoring.authored import Authored
 from workbench.authoring.plans import ParallelPlan
 from workbench.graph.capture import capture
 from workbench.graph.facts import facts_of, set_facts

@@ -1,6 +1,7 @@
 """Turns a recipe, or any module, into a model whose parameters are sharded over a mesh.
 
     author           author a recipe or a module
+    authored         Authored: what authoring gives
     families         model families by name
     hugging_face     transformers' names and sizes
     layout           the part of a parameter that a rank holds

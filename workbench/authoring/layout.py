@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
@@ -17,9 +16,6 @@ from workbench.authoring.plans import AuthoringError
 from workbench.authoring.read_weights import Stored
 from workbench.torch_api.distributed.dtensor import strided_shard
 from workbench.world.mesh import axis_sizes
-
-MOST_PADDED = 20_000
-"""The most pieces that a capture may pad. Measured: ten thousand take half a minute and 250 MB."""
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -109,26 +105,3 @@ class Layout:
             self.cut_axis: Replicate() if self.cut_dim is None else Shard(self.cut_dim),
         }
         return tuple(by_axis.get(axis, Replicate()) for axis in self.sizes)
-
-
-def refuse_padding(module: nn.Module) -> None:
-    """AuthoringError where so many ranks hold an uneven part of a parameter that a capture would take too long.
-
-    Where an axis does not divide a dim, DTensor adds operators that pad each smaller piece.
-    """
-    padded: dict[tuple[str, int], list[tuple[int, str]]] = {}
-    for name, param in module.named_parameters():
-        if isinstance(param, DTensor):
-            for axis, parts, placement in zip(param.device_mesh.mesh_dim_names or (), param.device_mesh.shape,
-                                              param.placements, strict=True):
-                size = 0 if placement.is_replicate() else param.shape[placement.dim]  # type: ignore[attr-defined]
-                if size % parts:
-                    pieces = parts - size // -(-size // parts)
-                    padded.setdefault((axis, parts), []).append((pieces, f"{name} has {size}"))
-    count = sum(pieces for found in padded.values() for pieces, _ in found)
-    if count > MOST_PADDED:
-        (axis, parts), found = max(padded.items(), key=lambda item: sum(pieces for pieces, _ in item[1]))
-        raise AuthoringError(
-            f"mesh axis {axis} of {parts:,} ranks does not divide the rows of {len(found)} parameters "
-            f"({max(found)[1]}): torch pads the pieces one by one, {count:,} of them, and a capture takes "
-            f"{MOST_PADDED:,} at most: make the axis smaller, or take sizes that it divides")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.authoring.hugging_face import FAMILIES, Named, their_config, their_place
 from workbench.authoring.read_weights import CONFIG, INDEX
 from workbench.errors import WorkbenchError

@@ -17,9 +17,8 @@ from workbench.checks.record import PassRecord
 from workbench.checks.values import Key, Trace, Value
 from workbench.checks.verdicts import SEVERITY, Outcome
 from workbench.graph.read.memory import live_bytes, saved_tensors
-from workbench.graph.read.node_facts import described
-from workbench.graph.read.nodes import provenance
-from workbench.graph.read.snapshot import node_record
+from workbench.graph.read.nodes import described, provenance
+from workbench.graph.read.program import node_record
 
 CHECKS = ("all", "numerics", "memory", "no_effect")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.node_facts import described
+from workbench.graph.read.nodes import described
 from workbench.graph.read.snapshot import same_arguments
 from workbench.recipe.wording import first_line
 from workbench.torch_api import tree as pytree

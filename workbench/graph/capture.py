@@ -13,8 +13,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench.authoring.author import Authored
-from workbench.authoring.layout import refuse_padding
+from workbench.authoring.authored import Authored
 from workbench.errors import UnusableGraph, WorkbenchError, no_exit
 from workbench.graph.facts import GraphFacts, Known, set_facts
 from workbench.graph.input_check import InputCheck
@@ -22,6 +21,7 @@ from workbench.graph.model_contract import (
     NO_TENSOR,
     named,
     not_captured,
+    refuse_padding,
     require_parameters,
     require_trainable,
 )

@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
+from workbench.authoring.plans import AuthoringError
 from workbench.errors import WorkbenchError
 from workbench.recipe.wording import counted
 from workbench.torch_api import aot
@@ -19,6 +20,8 @@ from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import storage_key
 from workbench.torch_api.tracing.refusals import place, reason, refused_module
 
+MOST_PADDED = 20_000
+"""The most pieces that a capture may pad. Measured: ten thousand take half a minute and 250 MB."""
 NO_TENSOR = "its forward returns no tensor: return the mean loss, a scalar tensor"
 
 
@@ -140,3 +143,26 @@ def _value(node: Any) -> Any:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def refuse_padding(module: nn.Module) -> None:
+    """AuthoringError where so many ranks hold an uneven part of a parameter that a capture would take too long.
+
+    Where an axis does not divide a dim, DTensor adds operators that pad each smaller piece.
+    """
+    padded: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for name, param in module.named_parameters():
+        if isinstance(param, DTensor):
+            for axis, parts, placement in zip(param.device_mesh.mesh_dim_names or (), param.device_mesh.shape,
+                                              param.placements, strict=True):
+                size = 0 if placement.is_replicate() else param.shape[placement.dim]  # type: ignore[attr-defined]
+                if size % parts:
+                    pieces = parts - size // -(-size // parts)
+                    padded.setdefault((axis, parts), []).append((pieces, f"{name} has {size}"))
+    count = sum(pieces for found in padded.values() for pieces, _ in found)
+    if count > MOST_PADDED:
+        (axis, parts), found = max(padded.items(), key=lambda item: sum(pieces for pieces, _ in item[1]))
+        raise AuthoringError(
+            f"mesh axis {axis} of {parts:,} ranks does not divide the rows of {len(found)} parameters "
+            f"({max(found)[1]}): torch pads the pieces one by one, {count:,} of them, and a capture takes "
+            f"{MOST_PADDED:,} at most: make the axis smaller, or take sizes that it divides")

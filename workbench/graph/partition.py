@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import JointGraph, title
 from workbench.graph.facts import Known, Part, StepFacts, facts_of, set_facts

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import title
 from workbench.graph.facts import Known, Part, StepFacts, facts_of, set_facts

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.torch_api.determinism import norm_of
 from workbench.torch_api.distributed.adamw import FUSED
 from workbench.torch_api.inductor import lowering

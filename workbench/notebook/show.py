@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored, author
+from workbench.authoring.author import author
+from workbench.authoring.authored import Authored
 from workbench.checks.record import step_verdicts
 from workbench.checks.verdicts import Verdict
 from workbench.errors import WorkbenchError

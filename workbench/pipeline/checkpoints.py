@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.optim.lr_scheduler import LRScheduler
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.errors import WorkbenchError, full_disk
 from workbench.graph.update import STATE, scalar_dtype
 from workbench.graph.whole_step import WholeStep

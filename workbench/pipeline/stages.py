@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
-from workbench.authoring.author import Authored, author
+from workbench.authoring.author import author
+from workbench.authoring.authored import Authored
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import bind

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.authoring.microbatches import accumulate
 from workbench.errors import WorkbenchError
 from workbench.graph.update import clipping, copies_of, scalar_dtype, squares

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.checks.verdicts import Verdict, columns
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import authored_facts, settle

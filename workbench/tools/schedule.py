@@ -8,12 +8,13 @@ from itertools import product
 
 from torch.distributed.tensor import DTensor
 
-from workbench.authoring.author import Authored, author
+from workbench.authoring.author import author
+from workbench.authoring.authored import Authored
 from workbench.authoring.families import find_family
-from workbench.authoring.layout import refuse_padding
 from workbench.checks.collectives import Entry, difference, schedule
 from workbench.checks.verdicts import Outcome, Verdict
 from workbench.errors import WorkbenchError
+from workbench.graph.model_contract import refuse_padding
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.nodes import provenance
 from workbench.passes.registry import find_pass

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from workbench.graph.read.snapshot import NodeRecord, node_record
+from workbench.graph.read.program import NodeRecord, node_record
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import linecache
-from typing import Any
 
 import torch
 from torch.fx import Node
 
 from workbench.graph.read.collectives import axis_names
 from workbench.graph.read.cost import DeviceSpec, device_spec, node_ms
-from workbench.graph.read.nodes import kind_of, provenance
+from workbench.graph.read.nodes import described, kind_of, provenance
 from workbench.recipe.wording import few
 from workbench.torch_api.ops import argument, collective_kind, group_name_of, op_name, tensor_bytes
 
@@ -43,12 +42,3 @@ def node_facts(node: Node, device: str | DeviceSpec = "h100") -> list[tuple[str,
     for name, nodes in (("reads", node.all_input_nodes), ("read by", node.users)):
         rows.append((name, few([n.name for n in nodes], 8) or "nothing"))
     return rows
-
-
-def described(value: Any) -> str:
-    """`float32 [2, 64]`; the first four items of a list."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]"
-    if isinstance(value, list | tuple):
-        return few(list(map(described, value)), 4)
-    return "not recorded" if value is None else type(value).__name__

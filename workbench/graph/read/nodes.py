@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from workbench.errors import shown_file
+from workbench.recipe.wording import few
 from workbench.torch_api.aot import parameter_of
 from workbench.torch_api.module_paths import module_path
 from workbench.torch_api.ops import aliased_inputs, collective_kind, host_copy, multiplies, op_name, waits
@@ -195,3 +196,12 @@ def census(gm: torch.fx.GraphModule) -> Census:
         dict(Counter(map(kind_of, calls)).most_common()),
         dict(Counter(map(module_path, calls)).most_common()),
     )
+
+
+def described(value: Any) -> str:
+    """`float32 [2, 64]`; the first four items of a list."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape))}]"
+    if isinstance(value, list | tuple):
+        return few(list(map(described, value)), 4)
+    return "not recorded" if value is None else type(value).__name__

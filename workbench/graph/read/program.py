@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any, NamedTuple
+
 from torch.fx import GraphModule, Node
 
-from workbench.graph.read.node_facts import described
-from workbench.graph.read.nodes import is_backward, module_path
-from workbench.graph.read.snapshot import node_record
+from workbench.graph.read.nodes import described, is_backward, module_path
 from workbench.torch_api.aot import is_tangent, parameter_of
+from workbench.torch_api.ops import op_name
+
+
+class NodeRecord(NamedTuple):
+    """One node as text. `inputs` are the names of the nodes it reads."""
+
+    name: str
+    op: str
+    target: str
+    args: str
+    inputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.target}{self.args}" if self.op == "call_function" else f"{self.op} {self.name}"
 
 
 def program(gm: GraphModule) -> str:
@@ -34,3 +49,17 @@ def _line(node: Node) -> str:
     text = str(node_record(node)).removeprefix(f"{node.name} = ")
     where = module_path(node)
     return f"{left} = {text}" + (f"  # {where}" if where else "")
+
+
+def node_record(node: Node) -> NodeRecord:
+    """One node as text, its operator without the overload `default`."""
+    given = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
+    return NodeRecord(node.name, node.op, _called(node.target) if node.op == "call_function" else str(node.target),
+                      f"({', '.join(given)})",
+                      tuple([n.name for n in node.all_input_nodes]))
+
+
+@functools.cache
+def _called(target: Any) -> str:
+    overload = getattr(target, "_overloadname", "default")
+    return op_name(target) if overload == "default" else f"{op_name(target)}.{overload}"

@@ -1,8 +1,7 @@
-"""What the checks read of a graph: boundary, collectives, visible effects, and nodes as text."""
+"""What the checks read of a graph: boundary, collectives and visible effects."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,19 +22,6 @@ from workbench.torch_api.ops import (
     writes,
     written_inputs,
 )
-
-
-class NodeRecord(NamedTuple):
-    """One node as text. `inputs` are the names of the nodes it reads."""
-
-    name: str
-    op: str
-    target: str
-    args: str
-    inputs: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.target}{self.args}" if self.op == "call_function" else f"{self.op} {self.name}"
 
 
 class Spec(NamedTuple):
@@ -120,20 +106,6 @@ def same_arguments(a: Any, b: Any, same_node: Callable[[torch.fx.Node, torch.fx.
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_arguments(value, b[key], same_node) for key, value in a.items())
     return a is b or (type(a) is type(b) and bool(a == b))
-
-
-def node_record(node: torch.fx.Node) -> NodeRecord:
-    """One node as text, its operator without the overload `default`."""
-    given = [*map(repr, node.args), *(f"{key}={value!r}" for key, value in node.kwargs.items())]
-    return NodeRecord(node.name, node.op, _called(node.target) if node.op == "call_function" else str(node.target),
-                      f"({', '.join(given)})",
-                      tuple([n.name for n in node.all_input_nodes]))
-
-
-@functools.cache
-def _called(target: Any) -> str:
-    overload = getattr(target, "_overloadname", "default")
-    return op_name(target) if overload == "default" else f"{op_name(target)}.{overload}"
 
 
 def _spec(node: torch.fx.Node) -> Spec:

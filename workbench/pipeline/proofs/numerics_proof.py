@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.authoring.microbatches import cut
 from workbench.checks import numerics
 from workbench.checks.collectives import gathered

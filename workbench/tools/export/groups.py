@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.torch_api.distributed.named_groups import alias_groups

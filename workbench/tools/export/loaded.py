@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.authoring.author import Authored
+from workbench.authoring.authored import Authored
 from workbench.checks.record import PassRecord
 from workbench.graph.capture import title
 from workbench.graph.facts import GraphFacts, StepFacts, set_facts
