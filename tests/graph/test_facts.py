@@ -7,7 +7,12 @@ import weakref
 
 from graphs_by_hand import two_layer_graph
 
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import Known, reading
+from workbench.passes.effect import Effect
+from workbench.passes.registry import RegisteredPass
+from workbench.recipe.contracts import Numerics, PassContract, Stage
 
 
 def test_a_graph_is_read_once_and_can_be_freed(fake4):
@@ -36,3 +41,26 @@ def test_a_fork_learns_for_itself():
     assert asked == [other, known] and known.reading(asked.append) is None and len(asked) == 2
     other.no_values = "none"
     assert known.no_values == "" and other.microbatches == 2
+
+
+def tagging(known, graph):
+    """The record of a pass that only tags, whose effect counts the partitioned graphs."""
+    contract = PassContract("tags", Stage.JOINT, Numerics.EXACT, "")
+    item = RegisteredPass(contract, print, lambda *_: Effect(True, "", {"tagged": 1}),
+                          lambda graphs, options: Effect(len(graphs) == 2, f"{len(graphs)} graphs"))
+    record = PassRecord(item, None, (graph,), (graph,), 0.0, 0.0, known)
+    known.records.append(record)
+    return record
+
+
+def test_a_pass_that_only_tags_is_judged_by_the_partition_of_its_own_run(fake4):
+    graph = two_layer_graph()
+    record = tagging(Known(), graph)
+    assert record.verdict("effect").outcome is Outcome.UNKNOWN
+    forks = record.known.fork(), record.known.fork()
+    for fork, partitioned in zip(forks, ((graph, graph), (graph,)), strict=True):
+        fork.partitioned = partitioned
+    found = [fork.records[0].verdict("effect") for fork in (*forks, forks[0].fork())]
+    assert [v.outcome for v in found] == [Outcome.PASS, Outcome.NO_EFFECT, Outcome.PASS]
+    assert found[0].evidence == {"tagged": 1} and found[1].message == "1 graphs"
+    assert record.verdict("effect").outcome is Outcome.UNKNOWN

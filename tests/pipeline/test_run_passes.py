@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -36,7 +37,7 @@ from workbench.passes.effect import Effect
 from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
-from workbench.recipe.contracts import Options
+from workbench.recipe.contracts import CONTRACTS, Options
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor.lowering import decomposition_table
 from workbench.world.fake import fake_world
@@ -465,3 +466,31 @@ def test_a_pass_that_sets_another_calling_convention_keeps_that_of_its_graph(poo
 def flat_pass(recipe):
     built = build_with(recipe, "flat", flattened)
     return {check: outcome for check, (outcome, _) in outcomes(built, "flat").items()}
+
+
+def test_a_pass_whose_predicate_raises_leaves_no_record(captured):
+    joint = captured.fork()
+    before = list(joint.known.records)
+
+    def broken(before, after, options):
+        raise ValueError("no")
+
+    with (user_pass("bad", lambda gm: gm, effect=broken) as name,
+          pytest.raises(WorkbenchError, match="the effect of pass '.*' raised ValueError: no")):
+        run_joint(joint, [name])
+    assert len(joint.known.records) == len(before)
+    (record,) = run_joint(joint, ["reshard_after_forward"])
+    assert joint.known.records[-1] is record and len(joint.known.records) == len(before) + 1
+
+
+def test_a_graph_pass_behind_a_lowering_drops_the_bodies_of_the_old_graphs(captured):
+    pair = partition(captured.fork())
+    pair.known.bodies = (print, print)
+    _, bodies = run_partitioned(pair, ["graph_cleanup"])
+    assert bodies is None
+
+
+def test_passes_that_name_each_other_can_be_listed():
+    with user_pass("one", lambda gm: gm) as one, user_pass("two", lambda gm: gm, after={one}) as two:
+        CONTRACTS[one] = replace(CONTRACTS[one], after=frozenset({two}))
+        assert {one, two} <= set(CONTRACTS)

@@ -18,8 +18,8 @@ def test_bisect_finds_the_pass_whose_graph_no_stage_can_take(fault):
         found = bisect(small(FSDP_TP).override({"joint_passes": ["reshard_after_forward", name]}), world="fake",
                        progress=False)
     assert not found.ok and found.found.record == "bad" and found.found.problem.startswith("lint FAIL: ")
-    assert repr(found).splitlines()[-1] == "covered: lint, effect, collectives, memory"
-    assert found.to_dict()["covered"] == ("lint", "effect", "collectives", "memory")
+    assert repr(found).splitlines()[-1] == "covered: lint, effect, collectives"
+    assert found.to_dict()["covered"] == ("lint", "effect", "collectives")
 
 
 @pytest.mark.nightly

@@ -110,6 +110,11 @@ class PassRecord:
         """Whether the step is launched as CUDA graphs; None if none was built."""
         return any(record.stage is Stage.REPLAY for record in self.known.records) if self.known.built else None
 
+    def fork(self, known: Known) -> PassRecord:
+        """The same record of another run, which may be partitioned otherwise."""
+        readings = {read: found for read, found in self._readings.items() if read is not _effect_of_tags}
+        return replace(self, known=known, _readings=readings)
+
     def reading(self, read: Callable[[PassRecord], T]) -> T:
         """`read(self)`, from memory the second time; its time counts as verification."""
         if read not in self._readings:

@@ -141,7 +141,7 @@ class Known:
     def fork(self) -> Known:
         """What another run knows that goes on from here; its records are its own."""
         other = replace(self, _readings=dict(self._readings))
-        other.records = [replace(record, known=other) for record in self.records]
+        other.records = [record.fork(other) for record in self.records]
         return other
 
 
@@ -149,7 +149,10 @@ _READINGS: WeakKeyDictionary[GraphModule, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def reading(read: Callable[..., T], *graphs: GraphModule) -> T:
-    """`read(*graphs)`, from memory the second time: for graphs of a record, which no pass changes any more."""
+    """`read(*graphs)`, from memory the second time: for graphs of a record, which no pass changes any more.
+
+    A graph that somebody edits by hand between two runs of passes is read as it was.
+    """
     known = _READINGS.setdefault(graphs[0], {})
     if (read, graphs[1:]) not in known:
         known[read, graphs[1:]] = read(*graphs)

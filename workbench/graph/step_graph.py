@@ -103,9 +103,11 @@ def join(pair: ForwardBackward, update: Update, *, microbatches: int = 1,
     module = aot.like(pair.forward, graph, made.attributes)
     set_facts(module, facts_of(pair.forward).of("step", _facts(pair, made.copies)))
     terms = tuple(tuple(held[node].name for held in made.copies) for node in made.sums)
+    known = pair.known.fork()
+    known.bodies = None
     joined = StepGraph(pair, module, names, tuple(inputs[name].name for name in names),
-                       {name: gradients[name].name for name in names}, update, microbatches, terms, known=pair.known)
-    pair.known.joined = replace(joined)  # passes replace the graph of the other
+                       {name: gradients[name].name for name in names}, update, microbatches, terms, known=known)
+    known.joined = replace(joined)  # passes replace the graph of the other
     return joined
 
 

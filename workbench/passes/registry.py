@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from workbench.errors import WorkbenchError
 from workbench.passes.effect import Effect
 from workbench.recipe.contracts import CONTRACTS, Numerics, Options, PassContract, Stage, declare, package_contracts
+from workbench.recipe.plugins import load_plugins
 from workbench.world.registered import known_on_ranks
 
 Graphs = tuple[GraphModule, ...]
@@ -99,6 +100,7 @@ def register_pass(
             frozenset(requires), frozenset(conflicts), frozenset(after), frozenset(needs), fewer_bytes, source,
         )
         if source == "user":
+            load_plugins()  # first, or they would replace it later
             _require_known(contract)
     elif name in CONTRACTS:
         contract = CONTRACTS[name]
@@ -107,7 +109,8 @@ def register_pass(
 
     def register(function: PassFunction) -> PassFunction:
         theirs = name in _PASSES and _PASSES[name].contract.source == "user"
-        if not (theirs and function.__module__.startswith("workbench.")):  # whose file was imported after a user's cell
+        packaged = source != "user" or (stage is None and function.__module__.startswith("workbench."))
+        if not (theirs and packaged):  # the package's file may be imported after a user's cell
             declare(contract)
             _PASSES[name] = RegisteredPass(contract, function, effect, partition_effect, order_costs, promised,
                                            executed)
@@ -143,6 +146,7 @@ def own_passes() -> list[RegisteredPass]:
 
 def install_passes(passes: list[RegisteredPass]) -> None:
     """Register passes that came from another process."""
+    load_plugins()
     for item in passes:
         declare(item.contract)
         _PASSES[item.name] = item

@@ -26,7 +26,7 @@ from workbench.passes.full_inductor_compilation import require_compiler
 from workbench.passes.registry import find_pass
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.proofs.numerics_proof import prove_numerics
-from workbench.pipeline.run_passes import Level, PassRecord, each_no_effect, run_joint, saved_bytes
+from workbench.pipeline.run_passes import Level, PassRecord, choose, each_no_effect, run_joint, saved_bytes
 from workbench.pipeline.stages import capture_joint, divide, lower, run_later
 from workbench.pipeline.train import deterministic, optimizer_of
 from workbench.recipe.contracts import Stage, check_capture, check_passes, check_step
@@ -100,6 +100,8 @@ def check_buildable(recipe: Recipe, kind: str) -> None:
     problems += [message for _, message in check_step(lists[1], recipe.training.step)]
     if problems := problems + [message for _, message in check_capture(recipe.pass_names, recipe.capture)]:
         raise WorkbenchError(f"recipe {recipe.name!r}: {'; '.join(problems)}")
+    for spec in (*recipe.joint_passes, *recipe.passes):
+        choose(spec, tuple(Stage), f"recipe {recipe.name!r}")
 
 
 def build(

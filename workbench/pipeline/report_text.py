@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.checks.verdicts import FILLS, Outcome, Verdict, columns
+from workbench.checks.verdicts import FILLS, SEVERITY, Outcome, Verdict, columns
 from workbench.pipeline.report_data import ReportData
 from workbench.recipe.wording import aligned, counted, mesh_text
 
@@ -36,7 +36,12 @@ def heads(report: ReportData) -> tuple[str, ...]:
 
 def whole_step(report: ReportData) -> dict[str, Verdict]:
     """The verdicts on the whole list of passes, by check."""
-    return {v.check: v for v in report.pipeline if v.check not in _OF_PASSES} | {"collectives": report.schedule}
+    found = {"collectives": report.schedule}
+    for verdict in report.pipeline:
+        known = found.get(verdict.check, verdict)
+        if verdict.check not in _OF_PASSES and verdict.check != "collectives":
+            found[verdict.check] = min(known, verdict, key=lambda v: SEVERITY.index(v.outcome))
+    return found
 
 
 def rows(report: ReportData) -> list[tuple[str, list[Outcome | None]]]:

@@ -182,9 +182,12 @@ def _profile_order(built: Built, once: Callable[[], None]) -> None:
     """Profile a step on this rank's GPU, where a pass has hidden collectives behind compute."""
     what = built.step if isinstance(built.step, WholeStep) else built.step.pair
     chosen = facts_of(next(iter(graphs_of(what).values()))).step.order
-    if chosen is not None and chosen.hidden:
+    asked = chosen is not None and bool(chosen.hidden)
+    if any(gathered(asked)):  # local shapes may differ, and a step has collectives
         ran = measured(once, what)
-        built.known.profile = chosen, ran, gathered(times_of(ran))
+        times = gathered(times_of(ran))
+        if chosen is not None and asked:
+            built.known.profile = chosen, ran, times
 
 
 def _why_not_run(world: World, level: Level) -> str:

@@ -145,6 +145,15 @@ def _run_pass(item: RegisteredPass, options: Any, before: tuple[Any, ...], known
     return record
 
 
+def _read_now(record: PassRecord) -> None:
+    """Let the checks read the graphs. Of a pass whose predicate raises there is no record."""
+    try:
+        _ = record.verdicts
+    except BaseException:
+        del record.known.records[-1]
+        raise
+
+
 def run_joint(
     joint: Joint,
     specs: Sequence[PassSpec | str | Mapping[str, Any]],
@@ -165,7 +174,7 @@ def run_joint(
         record = _run_pass(item, options, (joint.graph,), joint.known, [joint.context()])
         joint.graph, joint.passes = record.after[0], (*joint.passes, item.name)
         joint.broken = record.broken
-        _ = record.verdicts  # a predicate that raises is told here, and what the checks read of the graphs is kept
+        _read_now(record)
         records.append(record)
     return records
 
@@ -195,12 +204,13 @@ def run_partitioned(
         if stage in (Stage.LOWERING, Stage.REPLAY):
             pair.known.bodies = record.after
         else:
+            pair.known.bodies = None  # they are of the graphs before
             for which, result in zip(pair.parts, record.after, strict=True):
                 pair.replace(which, result)
         pair.broken, record.order = record.broken, pair.facts.order
         if pair.broken is None and (chosen_order := order.chosen_by(item, record.after, options)) is not None:
             record.chosen = pair.facts.order = chosen_order
-        _ = record.verdicts  # a predicate that raises is told here, and what the checks read of the graphs is kept
+        _read_now(record)
         records.append(record)
     return records, pair.known.bodies
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.authoring.author import author
 from workbench.authoring.authored import Authored
+from workbench.checks import joining
 from workbench.checks.verdicts import Verdict
 from workbench.graph.capture import JointGraph, capture
 from workbench.graph.lower import bind
@@ -61,7 +62,9 @@ def join_step(recipe: Recipe, pair: ForwardBackward) -> StepGraph:
     decomposed = any(each.name == "inductor_decomposition" for each in recipe.joint_passes)
     table = lowering.decomposition_table() if decomposed else None
     update = Update(spec.clip, spec.nan_norm == "skip")
-    return join(pair, update, microbatches=spec.accumulate, decompositions=table)
+    step = join(pair, update, microbatches=spec.accumulate, decompositions=table)
+    joining.check(step.known)  # now: passes of the step share the order that the join is held to
+    return step
 
 
 def passes_before(specs: Sequence[PassSpec], stages: Collection[Stage]) -> list[PassSpec]:

@@ -122,11 +122,16 @@ class _Contracts(UserDict[str, PassContract]):
 def _listed(contracts: Mapping[str, PassContract]) -> list[str]:
     """The names in an order in which a recipe may list them."""
 
-    def ahead(name: str) -> set[str]:
-        """The passes that come before this one, and those before them."""
-        return {each for first in contracts[name].after & set(contracts) for each in (first, *ahead(first))}
+    def ahead(name: str) -> int:
+        """How many passes come before this one, and before those."""
+        found, todo = set[str](), [name]
+        while todo:
+            new = (contracts[todo.pop()].after & set(contracts)) - found
+            found |= new
+            todo += new
+        return len(found)
 
-    return sorted(contracts, key=lambda name: (_STAGE_ORDER[contracts[name].stage], len(ahead(name)), name))
+    return sorted(contracts, key=lambda name: (_STAGE_ORDER[contracts[name].stage], ahead(name), name))
 
 
 CONTRACTS = _Contracts()

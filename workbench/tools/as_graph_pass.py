@@ -56,9 +56,10 @@ class GraphPass:
             sizes = {c.group: c.group_size for c in list_collectives(gm)}  # without a mesh, groups stand for axes
             groups = {name: name for name in sizes}
             set_facts(gm, GraphFacts(which, groups, sizes, world_kind() or "one process", [], self._step))
+        given, gm = gm, copy_graph(gm)  # which others may edit later
         if whole:
-            gm = _read_in(copy_graph(gm))
-        given = copy_graph(gm)
+            given = gm = _read_in(gm)
+        given = copy_graph(given)
         started = time.perf_counter()
         values = [n.meta.get("val") for n in inputs] if example_inputs is None else list(example_inputs)
         result = apply_pass(self.item, given, values, self.options)

@@ -40,7 +40,7 @@ from workbench.world.mesh import current_world
 from workbench.world.ranks import RankPool
 
 Check = Literal["all", "numerics", "memory", "no_effect"]
-LIGHT = ("lint", "effect", "collectives", "memory")
+LIGHT = ("lint", "effect", "collectives")
 
 
 def bisect(
@@ -54,7 +54,7 @@ def bisect(
     """Build `recipe` on every rank, and find the first pass that fails `check`, and the first node in its graphs.
 
     check: "numerics", each pass against the graph it received, on the same inputs, rank by rank; "memory", a higher
-    estimate than before the pass; "no_effect"; "all", any verdict that fails (lint, effect, collectives, memory), and
+    estimate than before the pass; "no_effect"; "all", any verdict that fails (lint, effect, collectives), and
     numerics where the world has values. Each of them also finds a graph that no later stage can use. world: as for
     `run`, also a pool; "auto" is a fake world for memory and no_effect. In a process that torchrun started, or in a
     rank, its ranks are used, and each gets the result. timeout: seconds for the whole call. progress: as for `run`.

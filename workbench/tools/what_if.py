@@ -262,7 +262,8 @@ def _graphs(recipe: Recipe, world: World, plan: ParallelPlan | None, call: _Call
 def _reads(spec: PassSpec) -> dict[str, Any]:
     item = find_pass(spec.name)
     options = choose(spec, tuple(Stage), "what_if")[1]
-    return {"options": options, "code": (item.function, item.effect, item.contract)}
+    proofs = item.effect, item.partition_effect, item.order_costs, item.promised, item.executed
+    return {"options": options, "code": (item.function, item.contract, proofs)}
 
 
 def _after_joint(joint: JointGraph, spec: PassSpec) -> JointGraph:

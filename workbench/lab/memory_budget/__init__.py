@@ -74,7 +74,7 @@ declare(PassContract(
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="RECIPE", help="show only what this recipe's plan treats differently")
     parser.add_argument("--front", action="store_true", help="also the plans of other budgets, and torch's own")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
 
 
 declare_command(Command(

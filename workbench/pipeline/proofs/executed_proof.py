@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from workbench.checks.collectives import gathered
 from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import Known
 from workbench.pipeline.step_profile import profiled
@@ -26,6 +27,7 @@ def note_executed(known: Known, step: Callable[[], Any], microbatches: int) -> N
 
     step: leaves model and optimizer as they were.
     """
-    asked = [record for record in known.records if record.item.executed is not None]
-    if any(record.verdict("effect").outcome is Outcome.PASS for record in asked):
+    effects = [record.verdict("effect") for record in known.records if record.item.executed is not None]
+    asked = any(effect is not None and effect.outcome is Outcome.PASS for effect in effects)
+    if any(gathered(asked)):  # local shapes may differ, and a step has collectives
         known.ran, known.microbatches = names_of(step), microbatches

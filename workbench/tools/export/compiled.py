@@ -144,6 +144,9 @@ def transform(recipe: Recipe, world: World, told: Callable[[str], Any] = lambda 
         captured.append(joint.graph)
 
     split = before_lowering(recipe, world, captured=note, progress=told)
+    for record in split.known.records:
+        _ = record.verdicts  # read before the groups get other names
+    step_verdicts(split.known)
     left = recipe.passes[len(passes_before(recipe.passes, (Stage.LOWERING, Stage.REPLAY))):]
     authored = split.pair.authored if isinstance(split, StepGraph) else split.authored
     return Transformed(captured[0], split, list(left), rename_groups(split.graphs, authored))
