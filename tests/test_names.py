@@ -13,3 +13,9 @@ def test_each_name_is_there() -> None:
 def test_another_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'workbench' has no name 'nothing'"):
         _ = workbench.nothing
+
+
+@pytest.mark.parametrize("name", workbench._GONE)
+def test_a_name_of_the_last_release_says_what_stands_in_its_place(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"workbench\.{name} is gone: \w+"):
+        getattr(workbench, name)

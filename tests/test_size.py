@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterable
 from functools import cache
@@ -73,3 +74,12 @@ def test_a_longer_and_a_denser_text_are_seen() -> None:
     assert read(text) == (3 + 6 + 4, 3, 0)
     assert read(text + f"y = {'x + ' * 30}x\n")[1:] == (4, 1)
     assert figures([text], [])["tokens a line"] < figures([text.replace("a + x", "a + x + x")], [])["tokens a line"]
+
+
+def test_the_core_is_read_in_an_afternoon() -> None:
+    """docs/design.md lists its files in reading order, and their lines to a tenth."""
+    text = (PACKAGE.parent / "docs/design.md").read_text()
+    listed = re.findall(r"^\| \[([\w/]+)\.py\]\(\S+\) \| (\d+) \|", text, re.MULTILINE)
+    lines = {name: len(FILES[name.replace("/", ".")].splitlines()) for name, _ in listed}
+    assert 10 < len(listed) <= 18 and sum(lines.values()) <= 2_500
+    assert {name: told for name, told in listed if abs(int(told) - lines[name]) > lines[name] / 10} == {}
