@@ -1,4 +1,7 @@
-"""What one pass of one run did, and the table of checks: a verdict is computed when it is shown, and never stored."""
+"""What one pass of one run did, and the table of checks.
+
+A verdict is computed when it is shown. What a check has read of graphs that change no more is kept for the next time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class PassRecord:
     """One pass of one run: its input, its output, and how long it took.
 
     item: the pass as it was registered when it ran. `before` and `after` are one joint graph, the forward and the
-    backward, or the whole step. A pass works on a copy, so both stay unchanged. Seconds are wall time; copying the
+    backward, or the whole step; a lowering pass leaves callables, and a replay pass takes and leaves bodies. A pass
+    works on a copy of a graph, so that both stay unchanged. Seconds are wall time; copying the
     graph counts as verification. order: of the collectives, as an earlier pass had chosen it; chosen: as this pass
     did. compared: the values of `after` against `before`, each rank's `Comparison`. ran_for: seconds of `before` and
     of `after` on the slowest rank.
@@ -71,7 +75,7 @@ class PassRecord:
     @uncollected()
     def verdicts(self) -> list[Verdict]:
         """The verdict of each check that has one, by what is known now."""
-        found = [check(self, self.known) for check in CHECKS]
+        found = [check(self, self.known) for check in PASS_CHECKS]
         return [verdict for verdict in found if verdict is not None]
 
     @property
@@ -257,7 +261,7 @@ def check_numerics(record: PassRecord, known: Known) -> Verdict | None:
     return None
 
 
-CHECKS: tuple[Callable[[PassRecord, Known], Verdict | None], ...] = (
+PASS_CHECKS: tuple[Callable[[PassRecord, Known], Verdict | None], ...] = (
     check_lint, check_effect, check_collectives, check_order, check_numerics)
 """On one pass, in the order of the columns. None: the check has nothing to say of this pass."""
 

@@ -25,7 +25,7 @@ CHECKS = ("lint", "effect", "collectives", "order", "numerics")
 class Verdict:
     """One check's finding. `evidence` is plain JSON data; `message` is one line for the reader.
 
-    UNKNOWN means that the check did not run here, and `message` says why.
+    UNKNOWN means that the check has no answer here, and `message` says why.
     """
 
     check: str

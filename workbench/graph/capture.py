@@ -215,7 +215,8 @@ def _deterministic(authored: Authored) -> bool:
 
 
 def settle(graph: GraphModule) -> None:
-    """What every joint graph gets before its first pass, in place: hints of sizes, and modules of gradient sums.
+    """What every joint graph gets before its first pass, in place: hints of sizes, sizes read behind waits, and modules
+    of gradient sums.
 
     Random numbers are saved where the model's own checkpoints would draw them a second time.
     """

@@ -153,8 +153,8 @@ def reading(read: Callable[..., T], *graphs: GraphModule) -> T:
 
     A graph that somebody edits by hand between two runs of passes is read as it was.
     """
-    known = _READINGS.setdefault(graphs[0], {})
-    if (read, graphs[1:]) not in known:
-        known[read, graphs[1:]] = read(*graphs)
-    found: T = known[read, graphs[1:]]
+    kept = _READINGS.setdefault(graphs[0], {})
+    if (read, graphs[1:]) not in kept:
+        kept[read, graphs[1:]] = read(*graphs)
+    found: T = kept[read, graphs[1:]]
     return found

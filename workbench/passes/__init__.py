@@ -15,6 +15,6 @@
     transformer_block_bucketing  buckets of collectives by module
 
 A pass's file has a docstring with a graph before and after, its options, its effect, and the function under the same
-`@register_pass` as in a notebook's cell. No list names the passes: `workbench.recipe.contracts` finds the files.
+`@register_pass` as in a notebook's cell. No code lists the passes: `workbench.recipe.contracts` finds the files.
 `tests/passes/test_docstrings.py` runs the examples.
 """

@@ -92,7 +92,9 @@ def register_pass(
 
     State `stage` and `numerics`; without a stage, `name` is a known pass, whose contract stays. Registering a name
     again replaces it, so that a notebook cell can be run twice. The other arguments are those of PassContract and of
-    RegisteredPass. Raises WorkbenchError for a name in `needs`, `after`, `requires` or `conflicts` that nothing has.
+    RegisteredPass. source: where the idea is from, or "workbench", for a pass of the package; of a "user" the names are
+    checked, and a claimed effect without any change is refused. Raises WorkbenchError for a name in `needs`, `after`,
+    `requires` or `conflicts` that nothing has.
     """
     if stage is not None:
         contract = PassContract(

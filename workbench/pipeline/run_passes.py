@@ -172,9 +172,9 @@ def run_joint(
         joint.require_open()
         progress(item.name)
         record = _run_pass(item, options, (joint.graph,), joint.known, [joint.context()])
+        _read_now(record)
         joint.graph, joint.passes = record.after[0], (*joint.passes, item.name)
         joint.broken = record.broken
-        _read_now(record)
         records.append(record)
     return records
 
@@ -201,16 +201,17 @@ def run_partitioned(
         if stage is Stage.REPLAY:
             before = bodies_of(pair.graphs, pair.known.bodies, pair.facts)
         record = _run_pass(item, options, before, pair.known, map(pair.context, pair.parts), pair.facts)
+        record.order = pair.facts.order
+        if record.broken is None:
+            record.chosen = order.chosen_by(item, record.after, options)
+        _read_now(record)
         if stage in (Stage.LOWERING, Stage.REPLAY):
             pair.known.bodies = record.after
         else:
             pair.known.bodies = None  # they are of the graphs before
             for which, result in zip(pair.parts, record.after, strict=True):
                 pair.replace(which, result)
-        pair.broken, record.order = record.broken, pair.facts.order
-        if pair.broken is None and (chosen_order := order.chosen_by(item, record.after, options)) is not None:
-            record.chosen = pair.facts.order = chosen_order
-        _read_now(record)
+        pair.broken, pair.facts.order = record.broken, record.chosen or record.order
         records.append(record)
     return records, pair.known.bodies
 

@@ -63,7 +63,7 @@ def join_step(recipe: Recipe, pair: ForwardBackward) -> StepGraph:
     table = lowering.decomposition_table() if decomposed else None
     update = Update(spec.clip, spec.nan_norm == "skip")
     step = join(pair, update, microbatches=spec.accumulate, decompositions=table)
-    joining.check(step.known)  # now: passes of the step share the order that the join is held to
+    joining.check(step.known)  # kept for later: a pass of the step may choose another order in the facts that it reads
     return step
 
 
