@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
+PACKAGE = Path(__file__).parents[1] / "workbench"
+FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+         for path in sorted(PACKAGE.rglob("*.py"))}
+"""The text of each module, by its name without `workbench.`."""
 PRIVATE = re.compile(r"(^|\.)_(?!_)\w")
 NOT_FOR_A_PACKAGE = {"lessons", "workbench_lessons", "notebooks", "tests", "benchmarks"}
 

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from imports import all_imports, imported_modules, private_torch
+from imports import FILES, PACKAGE, all_imports, imported_modules, private_torch
 
 from workbench.passes.registry import find_pass
 from workbench.recipe.contracts import package_contracts
 
-TESTS, PACKAGE = Path(__file__).parent, Path(__file__).parents[1] / "workbench"
+TESTS = Path(__file__).parent
 ROOMS = ["errors", "torch_api", "recipe", "world", "authoring", "graph", "passes", "checks", "pipeline", "tools",
          "notebook", "lab", "cli", "__main__", "__init__"]  # from the ground up
 LESSONS = TESTS.parent / "lessons"
-FILES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
-         for path in sorted(PACKAGE.rglob("*.py"))}
 PASSES = package_contracts()
 DECLARATIONS = [name for name in FILES if name.startswith("lab.") and name.count(".") == 1]
 NO_TORCH = [*(name for name in FILES if name.startswith("recipe")), *DECLARATIONS, "errors", "torch_api.garbage",

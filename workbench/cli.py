@@ -22,7 +22,7 @@ from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
 from workbench.recipe.edits import parse_value
-from workbench.recipe.files import STDOUT, writable, write_or_print, write_whole
+from workbench.recipe.files import print_result, writable, write_whole
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted, json_text
@@ -324,9 +324,7 @@ def _tell(report: Report, args: argparse.Namespace) -> int:
     if not first_rank():
         return PASSED if report.ok else FAILED
     report = replace(report, command=shlex.join(["workbench", *args.line]))
-    if str(args.json) != STDOUT:
-        print(report.table(color=_colored(sys.stdout)))
-    write_or_print(args.json, report.to_json())
+    print_result(lambda: report.table(color=_colored(sys.stdout)), args.json, report.to_json)
     for name, why in report.idle:
         kind = "error" if report.recipe.strict else "warning"
         print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
@@ -374,7 +372,7 @@ def _bisect(args: argparse.Namespace) -> int:
 
     found = bisect(recipe, args.check, world=args.world, timeout=args.timeout)
     if first_rank():
-        _show(found, args.json, json_text(found.to_dict()))
+        print_result(lambda: found, args.json, lambda: json_text(found.to_dict()))
     return PASSED if found.ok else FAILED
 
 
@@ -386,7 +384,7 @@ def _explain(args: argparse.Namespace) -> int:
         from workbench.tools.inductor_passes import inductor_passes
 
     found = inductor_passes(recipe, config=config)
-    _show(found.table(idle=not args.changed), args.json, found.to_json())
+    print_result(lambda: found.table(idle=not args.changed), args.json, found.to_json)
     return PASSED
 
 
@@ -409,13 +407,6 @@ def _plugin(args: argparse.Namespace) -> int:
     with loading_torch():
         run = getattr(import_module(module), function)
     return int(run(*recipe, args))
-
-
-def _show(found: Any, json: Path | None, text: str) -> None:
-    """Print a result, and write its JSON; STDOUT gets the JSON alone."""
-    if str(json) != STDOUT:
-        print(found)
-    write_or_print(json, text)
 
 
 def _colored(stream: Any) -> bool:
@@ -451,7 +442,7 @@ def _order(args: argparse.Namespace) -> int:
     with telling() as tell:
         tell("read the traces")
         found = read_order(args.traces, args.step, args.device)
-    _show(found, args.json, found.to_json())
+    print_result(lambda: found, args.json, found.to_json)
     return PASSED
 
 

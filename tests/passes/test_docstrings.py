@@ -116,9 +116,7 @@ def differences(name: str, text: str) -> str:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", package_contracts())
 def test_a_docstring_shows_what_the_pass_does(name: str) -> None:
-    code = package_contracts()[name].code  # of a pass of the lab, whose declarations have the docstring
-    module = import_module(code.rpartition(".")[0] if code else f"workbench.passes.{name}")
-    assert differences(name, module.__doc__ or "") == ""
+    assert differences(name, import_module(package_contracts()[name].home).__doc__ or "") == ""
 
 
 @pytest.mark.integration

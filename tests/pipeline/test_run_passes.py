@@ -494,3 +494,13 @@ def test_passes_that_name_each_other_can_be_listed():
     with user_pass("one", lambda gm: gm) as one, user_pass("two", lambda gm: gm, after={one}) as two:
         CONTRACTS[one] = replace(CONTRACTS[one], after=frozenset({two}))
         assert {one, two} <= set(CONTRACTS)
+
+
+@pytest.mark.parametrize(("rule", "name", "said"), [
+    ("after", "graph_clean", "after names 'graph_clean', which is none, did you mean 'graph_cleanup'?"),
+    ("needs", "fsdpp", "needs names 'fsdpp', which is none, did you mean 'fsdp'?")])
+def test_a_contract_names_only_what_exists(rule, name, said):
+    with (pytest.raises(WorkbenchError) as told,
+          user_pass("mine", lambda gm: gm, **{rule: {name}})):
+        pass
+    assert str(told.value) == f"pass 'mine': {said}"

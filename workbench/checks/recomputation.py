@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from workbench.checks.verdicts import Outcome, Verdict
-from workbench.graph.facts import Known, facts_of
+from workbench.graph.facts import Known, facts_of, reading
 from workbench.graph.read.memory import roots
 from workbench.graph.read.nodes import is_backward, is_compute, output_values
 from workbench.graph.saving.recomputation import AGAIN, recomputed
@@ -24,12 +24,7 @@ def check(known: Known) -> list[Verdict]:
         return []
     if lost := _undone(known):
         return [lost]
-    return [known.reading(_placed)]
-
-
-def _placed(known: Known) -> Verdict:
-    assert known.joint is not None and known.partitioned is not None
-    return of_pair(known.joint, known.partitioned[1])
+    return [reading(of_pair, known.joint, known.partitioned[1])]
 
 
 def of_pair(joint: GraphModule, backward: GraphModule) -> Verdict:

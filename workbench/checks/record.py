@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
 from workbench.checks import collectives, effect, joining, lint, numerics, order, recomputation
-from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.errors import UnusableGraph, no_exit
 from workbench.graph.facts import ChosenOrder, Known, reading
 from workbench.graph.read.diff import GraphDiff, diff
@@ -33,10 +34,10 @@ class PassRecord:
 
     item: the pass as it was registered when it ran. `before` and `after` are one joint graph, the forward and the
     backward, or the whole step; a lowering pass leaves callables, and a replay pass takes and leaves bodies. A pass
-    works on a copy of a graph, so that both stay unchanged. Seconds are wall time; copying the
-    graph counts as verification. order: of the collectives, as an earlier pass had chosen it; chosen: as this pass
-    did. compared: the values of `after` against `before`, each rank's `Comparison`. ran_for: seconds of `before` and
-    of `after` on the slowest rank.
+    works on a copy of a graph, so that both stay unchanged. Seconds are wall time; copying the graph counts as
+    verification. order: of the collectives, as an earlier pass had chosen it; chosen: as this pass did. compared: the
+    values of `after` against `before`, each rank's `Comparison`. ran_for: seconds of `before` and of `after` on the
+    slowest rank.
     """
 
     item: RegisteredPass
@@ -84,7 +85,7 @@ class PassRecord:
 
     def verdict(self, check: str) -> Verdict | None:
         """The verdict of that check; None where it has none."""
-        return next((v for v in self.verdicts if v.check == check), None)
+        return verdict_of(self.verdicts, check)
 
     @property
     def malformed(self) -> bool:
@@ -104,16 +105,6 @@ class PassRecord:
             return None
         return reading(estimated_bytes, *self.before), reading(estimated_bytes, *self.after)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether a compiler lowers the step of this run."""
-        return any(record.stage is Stage.LOWERING for record in self.known.records)
-
-    @property
-    def replayed(self) -> bool | None:
-        """Whether the step is launched as CUDA graphs; None if none was built."""
-        return any(record.stage is Stage.REPLAY for record in self.known.records) if self.known.built else None
-
     def fork(self, known: Known) -> PassRecord:
         """The same record of another run, which may be partitioned otherwise."""
         readings = {read: found for read, found in self._readings.items() if read is not _effect_of_tags}
@@ -130,7 +121,12 @@ class PassRecord:
 
     def diffs(self) -> list[GraphDiff]:
         """What the pass added, removed and moved in each graph; empty for a lowering pass."""
-        return self.reading(_diffs) if self.has_graphs else []
+        return self._diffs
+
+    @cached_property
+    def _diffs(self) -> list[GraphDiff]:
+        pairs = zip(self.before, self.after, strict=True)
+        return [diff(before, after) for before, after in pairs] if self.has_graphs else []
 
     def tagged(self) -> list[dict[str, str]]:
         """For each graph: the nodes whose recomputation tag the pass changed, with the new tag."""
@@ -151,10 +147,6 @@ class PassRecord:
 
     def __repr__(self) -> str:
         return f"PassRecord({self.name}, {self.stage}, {self.outcome}: {'; '.join(map(str, self.verdicts))})"
-
-
-def _diffs(record: PassRecord) -> list[GraphDiff]:
-    return [diff(before, after) for before, after in zip(record.before, record.after, strict=True)]
 
 
 def check_lint(record: PassRecord, known: Known) -> Verdict | None:

@@ -55,6 +55,11 @@ def columns(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     return tuple(c for c in CHECKS if c != "order" or chose)
 
 
+def verdict_of(verdicts: Iterable[Verdict], check: str) -> Verdict | None:
+    """The verdict of that check; None where it has none."""
+    return next((verdict for verdict in verdicts if verdict.check == check), None)
+
+
 def worst(verdicts: Iterable[Verdict]) -> Outcome:
     """The gravest outcome, in the order of SEVERITY; UNKNOWN where there is no verdict."""
     return min((v.outcome for v in verdicts), key=SEVERITY.index, default=Outcome.UNKNOWN)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch.fx import GraphModule
 
 from workbench.graph.saving.plan import MemoryPlan
+from workbench.recipe.contracts import Stage
 
 Part = Literal["joint", "forward", "backward", "step", "graph"]
 _KEY = "workbench_facts"
@@ -128,8 +129,11 @@ class Known:
     ran: Counter[str] | None = None
     microbatches: int = 1
     profile: tuple[ChosenOrder, Any, list[dict[str, float]]] | None = None
-
     _readings: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def has_pass_of(self, stage: Stage) -> bool:
+        """Whether a pass of that stage has run."""
+        return any(record.stage is stage for record in self.records)
 
     def reading(self, read: Callable[[Known], T]) -> T:
         """`read(self)`, from memory the second time: for what does not change once it is known."""

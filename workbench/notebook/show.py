@@ -140,14 +140,14 @@ def _clocked(what: Any, view: str, device: str, measured: int | StepTimeline | N
         raise WorkbenchError(f"show(..., {view!r}, measured=...) takes "
                              + ("a StepTimeline, as measured(step, pair) returns it" if view == "timeline" else
                                 "a peak in bytes"))
-    compiled, replayed = (what.compiled, what.replayed) if isinstance(what, Built) else (False, None)
+    known = None
     if isinstance(what, Built):
-        what = what.step.pair
+        known, what = what.known, what.step.pair
     if isinstance(what, JointGraph):
         what = what.graph
     if view == "timeline" and isinstance(what, GraphModule | ForwardBackward | PassRecord | StepTimeline | Mapping):
         with uncollected():
-            runs = runs_of(what, device, compiled=compiled, replayed=replayed)  # once for both
+            runs = runs_of(what, device, known)  # once for both
         if isinstance(measured, StepTimeline):
             runs["measured"] = measured
         return [draw.timeline(runs), TimelineView(runs), PageScript()]

@@ -64,16 +64,6 @@ class Built:
         """The verdicts on the list of passes, and on the join, by what is known now."""
         return step_verdicts(self.known)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether a compiler lowered the step."""
-        return any(r.stage is Stage.LOWERING for r in self.records)
-
-    @property
-    def replayed(self) -> bool:
-        """Whether the step is launched as CUDA graphs."""
-        return any(r.stage is Stage.REPLAY for r in self.records)
-
     def __repr__(self) -> str:
         rows = ", ".join(f"{r.name} {r.outcome}" for r in self.records) or "no passes"
         return f"Built({title(self.authored)} on {self.authored.world.kind}: {rows})"
@@ -123,12 +113,11 @@ def build(
     check_buildable(recipe, world.kind)
     # the backward refuses to run under another setting
     with deterministic(recipe.training.deterministic), telling(progress) as tell:
-        built = _build(recipe, world, tell, captured)
+        clock = Clock(tell)
+        built = _build(recipe, world, clock, captured)
         if level == "full":
-            tell("numerics")
-            started = time.perf_counter()
-            prove_numerics(built.records, built.step)
-            built.seconds["numerics"] = time.perf_counter() - started
+            with clock("numerics"):
+                prove_numerics(built.records, built.step)
         else:
             built.known.side_effects = built.step.pair.side_effects, 'level "full" compares two steps'
     refuse_no_effect(recipe, built.records)
@@ -139,9 +128,7 @@ TIMED = ("author", "capture", "joint passes", "partition", "passes", "compile")
 
 
 @uncollected()
-def _build(recipe: Recipe, world: World, tell: Callable[[str], Any], note: Callable[[JointGraph], None] | None
-           ) -> Built:
-    clock = Clock(tell)
+def _build(recipe: Recipe, world: World, clock: Clock, note: Callable[[JointGraph], None] | None) -> Built:
     with clock("author"):
         authored = author(recipe, world)
     with clock("capture"):
@@ -151,11 +138,11 @@ def _build(recipe: Recipe, world: World, tell: Callable[[str], Any], note: Calla
         if note is not None:
             note(joint)
         with clock("joint passes", told=False):
-            run_joint(joint, recipe.joint_passes, progress=tell)
+            run_joint(joint, recipe.joint_passes, progress=clock.tell)
         with clock("partition"):
             pair = divide(joint)
     with clock("passes", told=False):
-        split = run_later(recipe, pair, recipe.passes, progress=tell)
+        split = run_later(recipe, pair, recipe.passes, progress=clock.tell)
     with clock("compile", told=False):
         schedule = lower(split)
     step = WholeStep(split, optimizer_of(authored)) if isinstance(split, StepGraph) else CompiledStep(split)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.checks.verdicts import Outcome, Verdict, worst
+from workbench.checks.verdicts import Outcome, Verdict, verdict_of, worst
 from workbench.graph.saving.peak import StepPeak
 from workbench.pipeline.roofline import Roofline
 from workbench.pipeline.step_profile import StepProfile
@@ -45,7 +45,7 @@ class PassRow:
 
     def verdict(self, check: str) -> Verdict | None:
         """The verdict of that check; None where it has none."""
-        return next((v for v in self.verdicts if v.check == check), None)
+        return verdict_of(self.verdicts, check)
 
 
 @dataclass(frozen=True)

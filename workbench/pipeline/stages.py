@@ -39,6 +39,11 @@ Split = ForwardBackward | StepGraph
 Tell = Callable[[str], Any]
 
 
+def pair_of(split: Split) -> ForwardBackward:
+    """The pair itself, or the one that the whole step was joined of."""
+    return split.pair if isinstance(split, StepGraph) else split
+
+
 def is_whole(recipe: Recipe) -> bool:
     """Whether the recipe asks for its whole step in one graph."""
     return recipe.training.step == "whole"

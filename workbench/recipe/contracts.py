@@ -1,8 +1,4 @@
-"""What a pass can promise: its stage, its numerics, its options and its place in the list; and the table of promises.
-
-Each pass states its own where it is registered, or, for one that a plugin brings, where it is declared. Nothing here
-imports torch; a question for a pass of the package does.
-"""
+"""What a pass can promise: its stage, its numerics, its options, its place in the list; and the table of promises."""
 
 from __future__ import annotations
 
@@ -82,6 +78,11 @@ class PassContract:
     fewer_bytes: bool = False
     source: str = field(default="", compare=False)
     code: str = field(default="", compare=False)
+
+    @property
+    def home(self) -> str:
+        """The module that explains a pass of the package, or of a plugin: its file, or the folder of its code."""
+        return self.code.rpartition(".")[0] if self.code else f"workbench.passes.{self.name}"
 
     def __post_init__(self) -> None:
         if (self.numerics is Numerics.LOSSY) != (self.tolerance is not None):

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,11 @@ def writable(path: Path | None, option: str = "--json") -> None:
         raise WorkbenchError(f"{option} {path}: the folder {path.parent} does not exist: make it first")
 
 
-def write_or_print(path: Path | None, text: str) -> None:
-    """Write a result to `path`, or to standard output where it is STDOUT; nothing for None."""
-    if path is None:
-        return
+def print_result(show: Callable[[], Any], path: Path | None, json: Callable[[], str]) -> None:
+    """Print what `show` gives, and write the JSON to `path`, if given. STDOUT gets the JSON alone."""
     if str(path) == STDOUT:
-        print(text, end="")
-    else:
-        write_whole(path, text)
+        print(json(), end="")
+        return
+    print(show())
+    if path is not None:
+        write_whole(path, json())

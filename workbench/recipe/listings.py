@@ -40,8 +40,7 @@ def passes(args: argparse.Namespace) -> int:
         print("\n".join([contract.name, *(f"  {line}" for line in _contract(contract))]))
     if args.name is not None:
         contract = CONTRACTS[args.name]
-        module = contract.code.rpartition(".")[0] if contract.code else f"workbench.passes.{contract.name}"
-        for text in (import_module(module).__doc__, contract.options.__doc__):
+        for text in (import_module(contract.home).__doc__, contract.options.__doc__):
             print(f"\n{inspect.cleandoc(text or '')}")
     return 0
 

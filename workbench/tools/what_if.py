@@ -29,7 +29,7 @@ from workbench.passes.registry import find_pass
 from workbench.pipeline.build import check_buildable
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import WHOLE, capture_decompositions, choose, run_joint, run_partitioned
-from workbench.pipeline.stages import Split, capture_joint, divide, is_whole, join_step, passes_before
+from workbench.pipeline.stages import Split, capture_joint, divide, is_whole, join_step, pair_of, passes_before
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe, diff_recipes
@@ -105,7 +105,7 @@ class Study:
 
     @property
     def pair(self) -> ForwardBackward:
-        return self._split.pair if isinstance(self._split, StepGraph) else self._split
+        return pair_of(self._split)
 
     @property
     def joint(self) -> JointGraph:
@@ -168,9 +168,8 @@ class Study:
             calls = _Calls(self._kept, self.world, self._stages, tell)
             split = _graphs(recipe, self.world, plan, calls)
             if calls.key not in self._figures:
-                pair = split.pair if isinstance(split, StepGraph) else split
-                compiled = any(record.stage is Stage.LOWERING for record in split.known.records)
-                self._figures[calls.key] = figures_of(pair, self.device, compiled=compiled)
+                compiled = split.known.has_pass_of(Stage.LOWERING)
+                self._figures[calls.key] = figures_of(pair_of(split), self.device, compiled=compiled)
             schedule = collectives.exchange(split.graphs)  # every time, so that no rank waits for another
         self._stages = calls.stages
         self._forget([stage.key for stage in calls.stages])

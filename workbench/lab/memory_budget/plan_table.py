@@ -18,7 +18,7 @@ from workbench.lab.memory_budget.transform import plan_of
 from workbench.pipeline.progress import Progress, telling
 from workbench.pipeline.run_passes import run_joint
 from workbench.pipeline.stages import capture_joint
-from workbench.recipe.files import STDOUT, writable, write_or_print
+from workbench.recipe.files import print_result, writable
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import aligned, json_text
 from workbench.torch_api.garbage import uncollected
@@ -135,7 +135,5 @@ def plan(recipe: Recipe, args: argparse.Namespace) -> int:
     other = load_recipe(args.against) if args.against else None
     writable(args.json)
     found = memory_plan(recipe, front=args.front)
-    if str(args.json) != STDOUT:
-        print(found if other is None else compared(found, memory_plan(other)))
-    write_or_print(args.json, found.to_json())
+    print_result(lambda: found if other is None else compared(found, memory_plan(other)), args.json, found.to_json)
     return 0

@@ -6,6 +6,7 @@ from workbench.checks.verdicts import FILLS, Outcome, columns
 from workbench.notebook.draw.colors import BLUE, FAINT, GREY, INK, RED
 from workbench.notebook.draw.picture import Picture, Table, finish, panels
 from workbench.notebook.draw.verdicts import failures, grid
+from workbench.pipeline.report_text import outcomes
 from workbench.recipe.wording import counted
 from workbench.tools.variant import Difference, Variant, number
 
@@ -61,8 +62,7 @@ def verdicts_of_both(found: Difference) -> Table:
 
 def _outcome(side: Variant, name: str, check: str) -> Outcome | None:
     """The outcome of one check; None where it did not run, or the pass did not."""
-    verdicts = side.verdicts.get(name, ())
-    return next((v.outcome for v in verdicts if v.check == check), None)
+    return outcomes(side.verdicts.get(name, ()), [check])[0]
 
 
 def _cell(old: Outcome | None, new: Outcome | None) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
+from workbench.graph.facts import Known
 from workbench.graph.partition import ForwardBackward
 from workbench.graph.read.cost import DeviceSpec
 from workbench.graph.read.launch_bound import Pace
@@ -20,6 +21,7 @@ from workbench.notebook.draw.colors import BLUE, GREEN, GREY, INK, ORANGE, PAPER
 from workbench.notebook.draw.graphs import by_title
 from workbench.notebook.draw.picture import Picture, finish, panels
 from workbench.pipeline.gpu_communication import union
+from workbench.recipe.contracts import Stage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,18 +36,17 @@ What = (GraphModule | ForwardBackward | PassRecord | StepTimeline | Sequence[Ste
         | Mapping[str, GraphModule] | Mapping[str, StepTimeline])
 
 
-def runs_of(what: What, device: str | DeviceSpec = "h100", *, compiled: bool = False,
-            replayed: bool | None = None) -> dict[str, StepTimeline]:
+def runs_of(what: What, device: str | DeviceSpec = "h100", known: Known | None = None) -> dict[str, StepTimeline]:
     """The runs to draw, by title: of a pass's record, before and after it; given runs stay as they are.
 
-    compiled, replayed: see `simulated_as_run`; a record knows them.
+    known: of the run that the graphs are of, which tells how they are launched; a record has it.
     """
     if isinstance(what, StepTimeline):
         return {what.source: what}
     if isinstance(what, GraphModule | ForwardBackward | PassRecord):
-        if isinstance(what, PassRecord):
-            compiled, replayed = what.compiled, what.replayed
-        return {title: simulated_as_run(graphs, device, compiled=compiled, replayed=replayed)
+        known = what.known if isinstance(what, PassRecord) else known or Known()
+        replayed = known.has_pass_of(Stage.REPLAY) if known.built else None
+        return {title: simulated_as_run(graphs, device, compiled=known.has_pass_of(Stage.LOWERING), replayed=replayed)
                 for title, graphs in by_title(what, "step").items()}
     if isinstance(what, Mapping):
         if runs := {title: run for title, run in what.items() if isinstance(run, StepTimeline)}:

@@ -72,14 +72,13 @@ def made_of(recipe: Recipe, world: str) -> dict[str, str]:
     found = {"torch": torch.__version__, "Python": platform.python_version(), "device": device_of(world)}
     found |= {f"the source of the package's {what}": _sources(*files) for what, files in _ROOMS.items()}
     for name in dict.fromkeys(recipe.pass_names):
-        what, item = f"the source of pass {name!r}", find_pass(name)
-        code = item.contract.code
-        if code.startswith("workbench."):  # the folder of the lab
-            found[what] = _sources(f"{'/'.join(code.split('.')[1:-1])}/**/*.py")
-        elif code:
-            found[what] = _sha(_source(item.function, f"pass {name!r}").encode())
-        elif item.contract.source != "user":
-            found[what] = _sources(f"passes/{name}.py")
+        item = find_pass(name)
+        if item.contract.source == "user":
+            continue
+        package, _, place = item.contract.home.replace(".", "/").partition("/")
+        found[f"the source of pass {name!r}"] = (
+            _sources(f"{place}.py", f"{place}/**/*.py") if package == "workbench"  # a file, or a folder of the lab
+            else _sha(_source(item.function, f"pass {name!r}").encode()))
     own = own_sources(recipe)
     return found | ({"the source of your own model and passes": _sha(own.encode())} if own else {})
 

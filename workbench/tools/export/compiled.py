@@ -26,7 +26,7 @@ from workbench.pipeline.progress import Progress, Teller, telling
 from workbench.pipeline.recipe_ranks import refuse_nccl
 from workbench.pipeline.run import pass_row
 from workbench.pipeline.run_passes import run_partitioned, saved_bytes
-from workbench.pipeline.stages import Split, before_lowering, passes_before
+from workbench.pipeline.stages import Split, before_lowering, pair_of, passes_before
 from workbench.pipeline.train import deterministic
 from workbench.recipe.contracts import Stage
 from workbench.recipe.recipe import Recipe
@@ -127,7 +127,7 @@ class Transformed:
 
     @property
     def pair(self) -> ForwardBackward:
-        return self.split.pair if isinstance(self.split, StepGraph) else self.split
+        return pair_of(self.split)
 
     @property
     def digest(self) -> str:
@@ -148,8 +148,7 @@ def transform(recipe: Recipe, world: World, told: Callable[[str], Any] = lambda 
         _ = record.verdicts  # read before the groups get other names
     step_verdicts(split.known)
     left = recipe.passes[len(passes_before(recipe.passes, (Stage.LOWERING, Stage.REPLAY))):]
-    authored = split.pair.authored if isinstance(split, StepGraph) else split.authored
-    return Transformed(captured[0], split, list(left), rename_groups(split.graphs, authored))
+    return Transformed(captured[0], split, list(left), rename_groups(split.graphs, pair_of(split).authored))
 
 
 def _lowered(made: Transformed, told: Callable[[str], Any]) -> list[Code]:
