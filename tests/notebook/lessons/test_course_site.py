@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import re
 
 import pytest
 
 from workbench import WorkbenchError
 from workbench.__main__ import main
-from workbench.notebook.lessons.course_site import DOCS, PAGES, _museum, write_site
-from workbench.notebook.lessons.lesson import lesson_file, lesson_names, load_lesson
+from workbench.notebook.lessons.course_site import DOCS, write_site
+from workbench.notebook.lessons.lesson import lesson_file, load_lesson
 from workbench.notebook.lessons.scores import SCORES, keep_score
 
 NAME = "12_inside_inductor"
@@ -41,7 +40,7 @@ def test_a_site_has_progress_and_can_be_written_again(tmp_path, monkeypatch, cap
     out = tmp_path / "site"
     assert main(["course", "12", "--site", str(out)]) == 0
     assert f"site: {out}/index.html" in capsys.readouterr().out
-    assert {path.stem for path in out.glob("*.html")} == {*PAGES, *DOCS, NAME}
+    assert {path.stem for path in out.glob("*.html")} == {"index", *DOCS, NAME}
     count = len(load_lesson(NAME).checkpoints)
     assert f"<td>0 of {count}</td>" in (out / "index.html").read_text()
     keep_score(NAME, load_lesson(NAME).checkpoints[0].name, 1.0)
@@ -54,18 +53,13 @@ def test_a_site_has_progress_and_can_be_written_again(tmp_path, monkeypatch, cap
     assert links and not [each for each in links if each and ":" not in each and not (out / each).is_file()]
 
 
-def test_the_museum_is_a_path_of_cells_that_reproduce_and_checks_that_would_have_caught_it(tmp_path, monkeypatch):
-    monkeypatch.setenv(SCORES, str(tmp_path / "scores.json"))
-    lessons = [load_lesson(name) for name in lesson_names()]
-    page = _museum(lessons)
-    shown = [(lesson, each) for lesson in lessons for each in lesson.museum]
-    sections = page.split("<h2 ")[1:]
-    assert len(sections) == len(shown) >= 8
-    for number, ((lesson, each), section) in enumerate(zip(shown, sections, strict=True), 1):
-        assert f">{number} of {len(shown)}: " in section and f'href="{lesson.name}.html' in section
-        cell = html.unescape(re.search(r"<h3>Reproduce</h3>.*?<pre>(.+?)</pre>", section, re.DOTALL)[1])
-        assert len(cell.splitlines()) > 1 and html.escape(each.verdict) in section
-        assert f"<summary>What would have caught it</summary><p>{html.escape(each.caught)}</p>" in section
+def test_the_lessons_lead_from_one_to_the_next(tmp_path):
+    names = [NAME, "13_find_the_wrong_pass"]
+    write_site(names, tmp_path)
+    pages = [(tmp_path / f"{name}.html").read_text() for name in names]
+    first, second = (page.partition("<nav>")[2].partition("</nav>")[0] for page in pages)
+    assert f'<a href="{names[1]}.html">Next: ' in first and "Before: " not in first
+    assert f'<a href="{names[0]}.html">Before: ' in second and "Next: " not in second
 
 
 def test_an_exhibit_without_what_would_have_caught_it_is_refused(tmp_path):
