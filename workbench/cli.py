@@ -6,31 +6,27 @@ Help imports no torch. Everything of the command line is here: what is parsed, w
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.notebook.lessons import commands
 from workbench.pipeline.progress import loading_torch, telling
 from workbench.recipe import listings
+from workbench.recipe.arguments import count, seconds
 from workbench.recipe.edits import parse_value
 from workbench.recipe.files import print_result, writable, write_whole
 from workbench.recipe.plugins import COMMANDS, load_plugins
 from workbench.recipe.recipe import Recipe, load_recipe
 from workbench.recipe.wording import counted, json_text
-from workbench.tools.command_end import FAILED, PASSED, first_rank, run_program, status_of
+from workbench.tools.command_end import FAILED, PASSED, colored, first_rank, run_program, status_of, tell_report
 from workbench.tools.own_files import import_file
-
-if TYPE_CHECKING:
-    from workbench.pipeline.report import Report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
                      const="print(joint) and print_readable() show a graph, and TORCH_LOGS what torch logs of it")
     run.add_argument("--checkpoints", type=Path, metavar="DIR",
                      help="resume from the newest checkpoint in this folder, and save one at the end")
-    run.add_argument("--save-every", type=_count, metavar="N", help="with --checkpoints: save every N steps too")
-    run.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
+    run.add_argument("--save-every", type=count, metavar="N", help="with --checkpoints: save every N steps too")
+    run.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for all ranks (default 600)")
 
     compiled = commands.add_parser("compile", help="write a recipe's compiled step, which all ranks load at once",
                                    description="Capture, transform and lower a recipe as each of its ranks, in one "
@@ -127,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     bisect.add_argument("--world", choices=("auto", "fake", "gloo", "nccl"), default="auto",
                         help="as for run; memory and no_effect need no ranks, and auto starts none for them")
     bisect.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
-    bisect.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+    bisect.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
                         help="seconds for all ranks (default 600)")
 
     explain = commands.add_parser("explain", help="the passes that Inductor runs on a recipe's graphs, as observed",
@@ -164,9 +160,9 @@ def parser() -> argparse.ArgumentParser:
                                     "cost each other, and launches, and write them to a file. A recipe's or a view's "
                                     "device may be such a file.")
     calibrate.add_argument("out", type=Path, metavar="FILE.json", help="where to write the profile")
-    calibrate.add_argument("--ranks", type=_count, default=1, metavar="N",
+    calibrate.add_argument("--ranks", type=count, default=1, metavar="N",
                            help="ranks, one for each GPU; collectives are measured from 2 on (default 1)")
-    calibrate.add_argument("--timeout", type=_seconds, default=600.0, metavar="S",
+    calibrate.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
                            help="seconds for all of it (default 600)")
 
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
@@ -191,9 +187,9 @@ def parser() -> argparse.ArgumentParser:
                         "gpu: their own, one notebook at a time, so that measurements are undisturbed")
     _add_set(course, "a parameter of a lesson, such as 00_tour.steps=5; may be repeated",
              "LESSON.PARAMETER=VALUE, such as 00_tour.steps=5")
-    course.add_argument("--jobs", type=_count, metavar="N", help="notebooks at a time (default: one for two cores)")
+    course.add_argument("--jobs", type=count, metavar="N", help="notebooks at a time (default: one for two cores)")
     course.add_argument("--record", type=Path, metavar="DIR", help="write GPU measurements to this folder")
-    course.add_argument("--timeout", type=_seconds, default=900.0, metavar="S",
+    course.add_argument("--timeout", type=seconds, default=900.0, metavar="S",
                         help="seconds of one notebook (default 900)")
     course.add_argument("--out", type=Path, default=Path("out/course"), metavar="DIR",
                         help="folder for the results (default: out/course)")
@@ -216,6 +212,9 @@ def parser() -> argparse.ArgumentParser:
         added = commands.add_parser(command.name, help=command.help, description=command.description)
         if command.recipe:
             _add_recipe(added, command.recipe)
+        elif command.changes:
+            _add_set(added, command.changes)
+            _add_import(added)
         command.arguments(added)
     return made
 
@@ -270,22 +269,6 @@ def _pair(form: str) -> Callable[[str], tuple[str, str]]:
     return read
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, not {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {text!r}")
-    return int(text)
-
-
 def _import(files: Sequence[Path]) -> None:
     with telling() as tell:
         for file in files:
@@ -317,18 +300,7 @@ def _run(args: argparse.Namespace) -> int:
 
     report = run(recipe, world=args.world, level=args.level, timeout=args.timeout, checkpoints=args.checkpoints,
                  save_every=args.save_every)
-    return _tell(report, args)
-
-
-def _tell(report: Report, args: argparse.Namespace) -> int:
-    if not first_rank():
-        return PASSED if report.ok else FAILED
-    report = replace(report, command=shlex.join(["workbench", *args.line]))
-    print_result(lambda: report.table(color=_colored(sys.stdout)), args.json, report.to_json)
-    for name, why in report.idle:
-        kind = "error" if report.recipe.strict else "warning"
-        print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
-    return PASSED if report.ok else FAILED
+    return tell_report(report, args)
 
 
 def _run_artifact(args: argparse.Namespace) -> int:
@@ -349,7 +321,7 @@ def _run_artifact(args: argparse.Namespace) -> int:
     _import(args.files)
     report = run_artifact(args.artifact, changes=dict(args.set), timeout=args.timeout, checkpoints=args.checkpoints,
                           save_every=args.save_every, verify=args.verify)
-    return _tell(report, args)
+    return tell_report(report, args)
 
 
 def _compile(args: argparse.Namespace) -> int:
@@ -403,14 +375,12 @@ def _plugin(args: argparse.Namespace) -> int:
     """Run a command that a plugin has declared."""
     command = COMMANDS[args.command]
     recipe = [_recipe(args)] if command.recipe else []
+    if command.changes:
+        _import(args.files)
     module, _, function = command.code.partition(":")
     with loading_torch():
         run = getattr(import_module(module), function)
     return int(run(*recipe, args))
-
-
-def _colored(stream: Any) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -419,7 +389,7 @@ def _doctor(args: argparse.Namespace) -> int:
     with telling() as tell:
         tell("look at this machine")
         found = findings(look())
-    print(text(found, color=_colored(sys.stdout)))
+    print(text(found, color=colored(sys.stdout)))
     return FAILED if any(f.mark == "bad" for f in found) else PASSED
 
 

@@ -1,5 +1,6 @@
 """Recipes: the declaration of a run. Nothing here imports torch.
 
+    arguments    types of the arguments of commands
     contracts    PassContract, Options, Stage, Numerics
     edits        change a recipe by dotted key
     files        read users' files, write whole ones

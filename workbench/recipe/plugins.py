@@ -18,11 +18,10 @@ GROUP = "workbench.plugins"
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line.
+    """A command of the command line. help, description: for --help. arguments: adds its arguments to its parser.
 
-    help, description: for --help. arguments: adds the command's arguments to its parser, which has RECIPE, --set and
-    --import if `recipe`, a text on what --set may change, is given. code: "MODULE:FUNCTION", called with the recipe, if
-    any, and the parsed arguments; it returns the exit status.
+    recipe, changes: a text on what --set may change; the command takes RECIPE, --set and --import, or the last two.
+    code: "MODULE:FUNCTION", called with the recipe, if any, and the arguments; it returns the exit status.
     """
 
     name: str
@@ -31,6 +30,7 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
     code: str
     recipe: str = ""
+    changes: str = ""
 
 
 COMMANDS: dict[str, Command] = {}

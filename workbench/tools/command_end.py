@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,11 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench.errors import WorkbenchError, full_disk, is_library, no_exit
+from workbench.recipe.files import print_result
 from workbench.recipe.strict_toml import DeclarationError
+
+if TYPE_CHECKING:
+    from workbench.pipeline.report import Report
 
 PASSED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 FIRST_RANK_SECONDS = 3.0
@@ -79,6 +86,24 @@ def _print_error(error: WorkbenchError) -> int:
 def first_rank() -> bool:
     """Whether this is rank 0, or no rank: a finding of all of torchrun's ranks is printed once."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def tell_report(report: Report, args: argparse.Namespace) -> int:
+    """Print a run's report on rank 0, also as JSON if `args.json` is given; returns the exit status of every rank."""
+    status = PASSED if report.ok else FAILED
+    if not first_rank():
+        return status
+    report = replace(report, command=shlex.join(["workbench", *args.line]))
+    print_result(lambda: report.table(color=colored(sys.stdout)), args.json, report.to_json)
+    kind = "error" if report.recipe.strict else "warning"
+    for name, why in report.idle:
+        print(f"workbench: {kind}: pass {name!r} had no effect: {why}", file=sys.stderr)
+    return status
+
+
+def colored(stream: Any) -> bool:
+    """Whether a terminal shows colours that the user wants."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager
