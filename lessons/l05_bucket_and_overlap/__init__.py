@@ -1,5 +1,6 @@
 """What "Bucket and overlap" alone uses.
 
+    bucket_by_hand    concatenate shards, gather once, split
     collective_order  move a collective's start and wait; its grader
     link_costs        the time of collectives, and the tokens that hide them; graders
     list_race         which list of passes is fastest, by tokens and link

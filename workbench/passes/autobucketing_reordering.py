@@ -31,7 +31,7 @@ from torch.fx import GraphModule
 
 from workbench.graph.read.measured_costs import estimates_of
 from workbench.graph.read.timeline import Costs, costs_of
-from workbench.passes.merged_collectives import launches_saved, without_region
+from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import register_pass
 from workbench.recipe.contracts import EstimateOptions
 from workbench.torch_api.devices.estimators import device_specs
@@ -62,9 +62,8 @@ def autobucketing_reordering(
     gm: GraphModule, example_inputs: list[Any], *, options: AutobucketingOptions
 ) -> GraphModule:
     """Bucket and reorder by cost. Estimates follow from shapes, or are rank 0's: every rank schedules alike."""
-    names = {node.name for node in gm.graph.nodes}
     with device_specs(options.device, estimates_of(gm, options)):
-        return without_region(bucketing.bucket_by_cost(gm, {
+        return bucketing.bucket_by_cost(gm, {
             "max_in_flight_gb": options.max_in_flight_gb,
             "max_compute_pre_fetch": options.max_compute_pre_fetch,
             "collective_bucketing": True,
@@ -73,4 +72,4 @@ def autobucketing_reordering(
             "compute_estimator": "analytical",
             "pre_bucketing_fsdp_collectives": options.bucket_cap_mb is not None,
             "pre_bucketing_fsdp_collectives_bucket_cap_mb": options.bucket_cap_mb,
-        }), names)
+        })

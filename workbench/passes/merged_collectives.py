@@ -1,8 +1,6 @@
-"""What both bucketing passes need: the count of launches, which their effects compare, and metadata of merged nodes."""
+"""The effect of both bucketing passes: fewer launches of all-gathers and reduce-scatters."""
 
 from __future__ import annotations
-
-from torch.fx import GraphModule
 
 from workbench.graph.facts import facts_of
 from workbench.graph.read.memory import parameter_gathers
@@ -13,31 +11,24 @@ from workbench.recipe.wording import counted
 from workbench.torch_api.ops import calls_of, collective_kind
 
 
-def _launches(graphs: Graphs) -> dict[str, int]:
-    def count(kind: str) -> int:
-        return sum(len(calls_of(graph.graph, lambda target: collective_kind(target) == kind)) for graph in graphs)
-
-    return {kind: count(kind) for kind in ("all_gather", "reduce_scatter")}
-
-
 def launches_saved(before: Graphs, after: Graphs, options: Options) -> Effect:
     """Fewer all-gathers and reduce-scatters than before, over forward and backward."""
     was, now = _launches(before), _launches(after)
-    fewer = sum(now.values()) < sum(was.values())
-    return Effect(fewer, "" if fewer else _why_none(before), {"before": was, "after": now})
+    evidence = {"before": was, "after": now}
+    if sum(now.values()) < sum(was.values()):
+        return Effect(True, "", evidence)
+    gathers = sum(len(parameter_gathers(graph)) for graph in before)
+    if gathers:
+        reason = f"{counted(gathers, 'gather')} of parameters, each alone in its bucket or in none"
+    else:
+        groups = facts_of(before[0]).group_sizes or "none"
+        reason = f"no parameter is gathered in this graph (process groups: {groups})"
+    return Effect(False, reason, evidence)
 
 
-def _why_none(graphs: Graphs) -> str:
-    gathers = sum(len(parameter_gathers(g)) for g in graphs)
-    if not gathers:
-        sizes = facts_of(graphs[0]).group_sizes
-        return f"no parameter is gathered in this graph (process groups: {sizes or 'none'})"
-    return f"{counted(gathers, 'gather')} of parameters, each alone in its bucket or in none"
-
-
-def without_region(gm: GraphModule, names: set[str]) -> GraphModule:
-    """The nodes that are not in `names` leave their region: they serve several modules, with the metadata of one."""
-    for node in gm.graph.nodes:
-        if node.name not in names:
-            node.meta.pop("custom", None)
-    return gm
+def _launches(graphs: Graphs) -> dict[str, int]:
+    count = {"all_gather": 0, "reduce_scatter": 0}
+    for graph in graphs:
+        for node in calls_of(graph.graph, lambda target: collective_kind(target) in count):
+            count[str(collective_kind(node.target))] += 1
+    return count

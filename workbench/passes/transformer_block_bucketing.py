@@ -1,5 +1,7 @@
 """transformer_block_bucketing: many small collectives become few large ones, one bucket for each named module.
 
+The idea in plain lines, without torch's scheduler: lessons/l05_bucket_and_overlap/bucket_by_hand.py.
+
     >>> example("transformer_block_bucketing", lambda x, weight: x @ weight, layers=2, ranks=2,
     ...         buckets=[["layers.0", "layers.1"]])
     before:
@@ -21,7 +23,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +34,15 @@ from workbench.graph.facts import facts_of
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import parameter_gathers
 from workbench.passes.effect import Effect
-from workbench.passes.merged_collectives import launches_saved, without_region
+from workbench.passes.merged_collectives import launches_saved
 from workbench.passes.registry import Graphs, register_pass
 from workbench.recipe.contracts import Options
 from workbench.torch_api.devices.estimators import device_specs
 from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.module_paths import clean_path
+from workbench.torch_api.ops import argument, group_name_of
+
+_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 
 
 class BlockBucketingOptions(Options):
@@ -50,86 +54,79 @@ class BlockBucketingOptions(Options):
     separate_gather_group: bool = True
 
 
-_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
-
-
 def module_stack(node: Node) -> list[tuple[str, type]]:
     """The modules around a node, outermost first: clean path and class; a backward node has its forward's."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     return [(clean_path(path), kind) for path, kind in stack.values()]
 
 
+def _module_paths(node: Node) -> set[str]:
+    return {path for path, _ in module_stack(node)}
+
+
+def _plan(gm: GraphModule, options: BlockBucketingOptions) -> list[list[str]]:
+    """The buckets of the options, or else the model's: each a list of module paths."""
+    buckets = options.buckets or facts_of(gm).buckets
+    return [[bucket] if isinstance(bucket, str) else list(bucket) for bucket in buckets]
+
+
 def fewer_launches(before: Graphs, after: Graphs, options: BlockBucketingOptions) -> Effect:
     """Fewer all-gathers and reduce-scatters than before, over forward and backward; says what a plan left out."""
-    found = launches_saved(before, after, options)
-    return replace(found, reason=_left_out(before, options) if found.happened else
-                   _unknown_buckets(before, options) or found.reason)
+    effect = launches_saved(before, after, options)
+    gathers = _gathers_of_parameters(before[0])
+    paths: set[str] = set()
+    for graph in before:
+        for node in graph.graph.nodes:
+            paths |= _module_paths(node)
+    plan = [path for bucket in _plan(before[0], options) for path in bucket]
+    unknown = [path for path in plan if path not in paths]
+    if gathers and len(unknown) == len(plan):
+        known = ", ".join(sorted(paths)[:3]) or "none at all"
+        reason = f"no module path matches the buckets {plan[:3]}: the graph's paths are {known}"
+        return replace(effect, reason=reason)
+    if not effect.happened:
+        return effect
+    reasons = []
+    if unknown:
+        reasons.append(f"no module path matches {', '.join(sorted(unknown))}")
+    if alone := [node for node in gathers if not _module_paths(node) & set(plan)]:
+        first = module_stack(alone[0])[-1][0] if module_stack(alone[0]) else ""
+        reasons.append(f"{len(alone)} of {len(gathers)} gathers of the forward are in no bucket, "
+                       f"the first in {first or 'the root'}")
+    return replace(effect, reason="; ".join(reasons))
 
 
-def _planned(buckets: Iterable[Sequence[str] | str]) -> list[str]:
-    """Every module path of the buckets."""
-    return [path for bucket in buckets for path in ([bucket] if isinstance(bucket, str) else bucket)]
-
-
-def _plan(gm: GraphModule, options: BlockBucketingOptions) -> list[list[str] | str]:
-    """The buckets of the options, or else the model's own."""
-    given = options.buckets or facts_of(gm).buckets
-    return [bucket if isinstance(bucket, str) else list(bucket) for bucket in given]
-
-
-def _paths(graphs: Graphs) -> set[str]:
-    return {path for g in graphs for n in g.graph.nodes for path, _ in module_stack(n)}
-
-
-def _left_out(graphs: Graphs, options: BlockBucketingOptions) -> str:
-    """The paths that match no module, and the gathered parameters that no bucket takes; "" where there are none."""
-    planned = set(_planned(_plan(graphs[0], options)))
-    gathers = {n for _, chain in gather_chains(graphs[0]) for n in chain if n.target is _GATHER}
-    stacks = [module_stack(n) for n in graphs[0].graph.nodes if n in gathers]
-    said = []
-    if unknown := planned - {path for stack in stacks for path, _ in stack} and planned - _paths(graphs):
-        said.append(f"no module path matches {', '.join(sorted(unknown))}")
-    if alone := [stack[-1][0] or "the root" for stack in stacks if stack and not planned & {path for path, _ in stack}]:
-        said.append(f"{len(alone)} of {len(stacks)} gathers of the forward are in no bucket, the first in {alone[0]}")
-    return "; ".join(said)
-
-
-def _unknown_buckets(graphs: Graphs, options: BlockBucketingOptions) -> str:
-    """Says so where parameters are gathered and no bucket names a module; else ""."""
-    if not any(True for graph in graphs for _ in gather_chains(graph)):
-        return ""
-    paths, names = _paths(graphs), _planned(_plan(graphs[0], options))
-    if any(name in paths for name in names):
-        return ""
-    return (f"no module path matches the buckets {names[:3]}: "
-            f"the graph's paths are {', '.join(sorted(paths)[:3]) or 'none at all'}")
+def _gathers_of_parameters(gm: GraphModule) -> list[Node]:
+    """In node order."""
+    return sorted(node for _, chain in gather_chains(gm) for node in chain if node.target is _GATHER)
 
 
 def _separate_gathers(gm: GraphModule) -> None:
+    """Move the all-gathers of parameters to a second group over the same ranks."""
     facts = facts_of(gm)
     twins = facts.step.gather_groups  # the same twins in forward and backward
     axes = {group: axis for axis, group in facts.groups.items()}
-    for _, chain in gather_chains(gm):
-        for node in chain:
-            if node.target is _GATHER:
-                name = str(node.args[2])
-                if name not in twins:
-                    twins[name] = bucketing.twin_group(name)
-                twin = twins[name]
-                facts.groups[f"{axes.get(name, name)}.gather"] = twin
-                facts.group_sizes[twin] = facts.group_sizes.get(name) or int(node.args[1])  # type: ignore[arg-type]
-                node.args = (node.args[0], node.args[1], twin)
+    for node in _gathers_of_parameters(gm):
+        name = group_name_of(node)
+        if name not in twins:
+            twins[name] = bucketing.twin_group(name)
+        twin = twins[name]
+        facts.groups[f"{axes.get(name, name)}.gather"] = twin
+        facts.group_sizes[twin] = facts.group_sizes.get(name) or argument(node, "group_size")
+        node.args = (*node.args[:2], twin)
     gm.recompile()
 
 
-def _refuse_overlap(buckets: list[list[str] | str]) -> None:
+def _refuse_overlap(plan: list[list[str]]) -> None:
     """A module in two buckets is an error here. torch would only count the nodes that both claim."""
-    paths = _planned(buckets)
+    paths = [path for bucket in plan for path in bucket]
     for i, path in enumerate(paths):
-        inner = next((other for j, other in enumerate(paths) if j != i and f"{other}.".startswith(f"{path}.")), None)
-        if inner is not None:
-            raise WorkbenchError(f"transformer_block_bucketing: the buckets name {path!r} and, within it, {inner!r}: "
-                                 "a module is in one bucket, so leave out one of the two")
+        for other in paths[:i] + paths[i + 1:]:
+            if f"{other}.".startswith(f"{path}."):
+                raise WorkbenchError(
+                    f"transformer_block_bucketing: the buckets name {path!r} and, within it, {other!r}: "
+                    "a module is in one bucket, so leave out one of the two"
+                )
 
 
 @register_pass(
@@ -146,13 +143,11 @@ def transformer_block_bucketing(
 
     All-gathers move to a process group of their own first, so that they can overlap with reduce-scatters.
     """
-    buckets = _plan(gm, options)
-    if not buckets:
+    plan = _plan(gm, options)
+    if not plan:
         raise WorkbenchError("transformer_block_bucketing: the model names no blocks: state options.buckets")
-    _refuse_overlap(buckets)
+    _refuse_overlap(plan)
     if options.separate_gather_group:
         _separate_gathers(gm)
-    names = {node.name for node in gm.graph.nodes}
     with device_specs("h100"):  # the scheduler asks for a device's figures and uses none of them
-        gathers = set(parameter_gathers(gm))
-        return without_region(bucketing.bucket_by_module(gm, list(buckets), module_stack, gathers), names)
+        return bucketing.bucket_by_module(gm, plan, module_stack, set(parameter_gathers(gm)))

@@ -22,8 +22,7 @@ KINDS = ("collective", "host copy", "wait", "attention", "matmul", "view", "copy
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "convolution",
             "convolution_backward", "linear", "matmul"}
 _COPIES = {"_to_copy", "clone", "cat", "copy", "copy_", "contiguous", "constant_pad_nd", "_foreach_copy_", "stack",
-           "all_gather_copy_in", "_pre_bucket_all_gather", "_pre_bucket_reduce_scatter", "convert_element_type",
-           "copy_into_bucket"}
+           "all_gather_copy_in", "_pre_bucket_all_gather", "_pre_bucket_reduce_scatter", "convert_element_type"}
 _CREATES = {"empty", "empty_strided", "zeros", "ones", "full", "arange", "scalar_tensor", "new_empty", "new_zeros",
             "zeros_like", "ones_like", "full_like", "empty_like", "new_empty_strided", "new_ones", "new_full", "eye"}
 _INDEXES = {"embedding", "embedding_dense_backward", "index", "index_put", "index_put_", "gather", "scatter",

@@ -12,8 +12,6 @@ import torch.distributed._symmetric_memory  # noqa: F401  registers operators th
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-import workbench.torch_api.inductor.bucket_copies  # noqa: F401  registers the copy into a bucket
-
 
 def alias_groups(groups: dict[str, str]) -> None:
     """Let each of these names find the process group that has the name on its right. A group that had it loses it."""

@@ -1,6 +1,5 @@
 """Private names of Inductor.
 
-    bucket_copies   gradients go into their bucket in one copy
     bucketing       Inductor's bucketing and overlap schedulers
     carried         kernels that were built in another process, for this process's GPU
     inside          schedule, memory estimate, partitions, generated code

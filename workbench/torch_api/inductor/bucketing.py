@@ -6,7 +6,7 @@ Source: torch/_inductor/fx_passes/overlap_manual_scheduling.py and overlap_sched
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,7 +16,6 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 
 from workbench.errors import WorkbenchError
-from workbench.torch_api.inductor.bucket_copies import fold_casts
 from workbench.torch_api.inductor.lowering import accepted
 from workbench.torch_api.ops import collective_kind
 
@@ -25,7 +24,9 @@ _TWINS: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDicti
 
 
 def bucket_by_module(
-    gm: GraphModule, buckets: list[list[str] | str], module_stack: Callable[[Node], list[tuple[str, type]]],
+    gm: GraphModule,
+    buckets: Sequence[list[str]],
+    module_stack: Callable[[Node], list[tuple[str, type]]],
     gathers: Collection[Node] = (),
 ) -> GraphModule:
     """Merge the all-gathers and the reduce-scatters of each bucket of module paths into one each, in place.
@@ -38,19 +39,19 @@ def bucket_by_module(
     """
     from torch._inductor.fx_passes import overlap_manual_scheduling as scheduling
 
-    known = scheduling.is_fsdp_all_gather
+    torchs_rule = scheduling.is_fsdp_all_gather
 
     def of_parameter(node: Node, *ancestors: Any) -> bool:
-        return node in gathers or bool(known(node, *ancestors))
+        return node in gathers or bool(torchs_rule(node, *ancestors))
 
     def modules(node: Node) -> list[tuple[str, type]]:
         return [] if collective_kind(node.target) == "all_reduce" else module_stack(node)
 
+    names = {node.name for node in gm.graph.nodes}
     with mock.patch.object(scheduling, "is_fsdp_all_gather", of_parameter):
-        made = scheduling.manual_overlap_bucketing(gm, buckets, insert_overlap_deps=False,
-                                                   module_stack_fn=modules)
-    fold_casts(made.graph)
-    return made
+        gm = scheduling.manual_overlap_bucketing(
+            gm, list(buckets), insert_overlap_deps=False, module_stack_fn=modules)
+    return _without_region(gm, names)
 
 
 def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
@@ -66,7 +67,17 @@ def bucket_by_cost(gm: GraphModule, keywords: dict[str, Any]) -> GraphModule:
             f"torch {torch.__version__} does not bucket FSDP's collectives by size (2.13 and later do): "
             "leave out the option bucket_cap_mb"
         )
-    return schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
+    names = {node.name for node in gm.graph.nodes}
+    gm = schedule_overlap_bucketing(gm, **accepted(schedule_overlap_bucketing, keywords))
+    return _without_region(gm, names)
+
+
+def _without_region(gm: GraphModule, names: set[str]) -> GraphModule:
+    """Nodes that are not in `names` leave their region: they serve several modules, with the metadata of one."""
+    for node in gm.graph.nodes:
+        if node.name not in names:
+            node.meta.pop("custom", None)
+    return gm
 
 
 def twin_group(name: str) -> str:
