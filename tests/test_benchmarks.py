@@ -17,18 +17,15 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import torch
 
-from workbench import load_recipe
 from workbench.authoring.author import author
-from workbench.graph.read.simulated_run import StepTimeline
 from workbench.pipeline.train import total_norm
 from workbench.recipe.recipe import Recipe
 from workbench.torch_api.devices.profile import MACHINES, load_profile
 from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import accuracy, soak, unequal_collectives
+from benchmarks import accuracy, soak
 from benchmarks.peers import fsdp2
 from benchmarks.step_time import finite
 
@@ -87,17 +84,6 @@ def test_fsdp2_with_experts_trains_what_ours_trains(pool4, mesh, model):
         assert max(found.values()) < 1e-6, found
 
 
-@pytest.mark.nightly  # captures 16 layers
-def test_a_committed_row_of_accuracy_is_what_the_simulator_says_now() -> None:
-    found = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
-    row = next(row for row in found["rows"] if row["changes"]["data.seq_len"] == "512")
-    (again,) = accuracy.compute_rows([row], found["device"])
-    assert again["simulated_ms"] == pytest.approx(row["simulated_ms"], rel=0.01)
-    assert again["error"] == pytest.approx(row["simulated_ms"] / row["kernels_ms"] - 1, abs=0.01)
-    (other,) = accuracy.compute_rows([row], "h200")  # by the data sheet
-    assert abs(other["error"]) > abs(again["error"])
-
-
 @pytest.mark.parametrize("path", sorted(MACHINES.glob("*.json")), ids=lambda path: path.stem)
 def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
     errors = {}
@@ -111,35 +97,6 @@ def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
                 for row in rows), abs=5e-4)
     assert load_profile(path).errors == errors
     assert errors or path.stem in ("h100x4", "h200x4")  # of which no step was measured beside a simulated one
-
-
-@pytest.mark.parametrize("device", ["h200x2", "h100x2"])
-def test_lists_with_overlap_are_among_the_rows_of_exposure(device: str) -> None:
-    found = json.loads((RESULTS / f"accuracy_exposed_{device}.json").read_text(encoding="utf-8"))
-    assert sum("overlap_collectives" in row["passes"] for row in found["rows"]) >= 3
-    assert found["ranking"] == accuracy.ranking(found["rows"], "step_ms", "simulated_step_ms")
-    assert found["ranking"]["pairs"] >= 2 and not found["ranking"]["wrong"]
-
-
-def test_two_of_three_steps_without_optimizer_are_simulated_within_a_tenth() -> None:
-    """Not those of small experts, whose many short kernels take longer than any profile says."""
-    found = json.loads((RESULTS / "accuracy_exposed_h100x2.json").read_text(encoding="utf-8"))
-    errors = {row["recipe"]: abs(row["simulated_step_ms"] / row["step_ms"] - 1) for row in found["rows"]}
-    assert not any(row["optimizer"] for row in found["rows"]) and len(found["rows"]) >= 12
-    assert found["median_absolute_step_error"] < 0.1
-    assert {name for name, error in errors.items() if error > 0.11} == {
-        name for name in errors if name.startswith("deepseek_v3")}
-
-
-def test_a_list_that_nothing_replays_is_left_out_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "simulated_step", lambda recipe, device: StepTimeline("on paper", (), 10.0, 9.0))
-    measured = {"variant": "a", "passes": [], "exposed_nccl_ms": 2.0, "step_ms": 11.0}
-    bare = load_recipe("llama3_tp")
-    rows = [measured | {"recipe": bare.to_dict()}, measured | {"recipe": bare.to_dict(), "exposed_nccl_ms": 1.0},
-            measured | {"recipe": bare.override({"passes": ["cudagraph"]}).to_dict()}]
-    (row,), (left,) = accuracy.exposed_rows(rows, "h200x2")
-    assert list(row["passes"]) == ["cudagraph"] and row["error"] == -1.0 and row["simulated_step_ms"] == 10.0
-    assert not left["passes"] and left["why"].startswith("nothing replays it")
 
 
 def test_the_ranking_of_lists_is_told_where_they_differ_and_a_wrong_one_is_named() -> None:
@@ -212,23 +169,3 @@ def test_a_leak_is_seen(leak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         KEPT.clear()
         STOP.clear()
     assert any(said.startswith(leak) for said in found["grown"]), found
-
-
-def test_five_of_five_unequal_jobs_went_the_same_way_on_gpus() -> None:
-    """What lesson 10 says of NCCL: rank 0 leaves its barrier, and unequal dtypes give the bits that gloo gives."""
-    found = json.loads((RESULTS / "unequal_collectives_h100x4.json").read_text(encoding="utf-8"))["runs"]
-    assert [row["what"] for row in found] == 5 * ["hang"] + 5 * ["dtypes"] and {row["backend"] for row in found} == {
-        "nccl"}
-    assert all(row["returned"] == {"0": str([4.0] * 4)} for row in found[:5])
-    bits = (torch.tensor([3.0]).view(torch.int32) + 1).tolist() * 2
-    assert all(row["returned"]["0"] == str(bits) and set(row["returned"].values()) == {
-        str(bits), str(torch.tensor(bits, dtype=torch.int32).view(torch.float32).tolist())} for row in found[5:])
-    assert all("The ranks part" in row["report"] for row in found)
-
-
-@pytest.mark.nightly
-def test_ranks_that_sum_unequal_dtypes_return_and_are_reported() -> None:
-    row = unequal_collectives.observed(unequal_collectives.dtypes, 2)
-    assert row["backend"] == "gloo" and row["returned"] == {
-        "0": "[1065353217, 1065353217]", "1": "[1.0000001192092896, 1.0000001192092896]"}
-    assert "int32 [2]" in row["report"] and "float32 [2]" in row["report"]

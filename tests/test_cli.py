@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -78,14 +77,6 @@ def test_without_a_command_it_says_where_to_start(capsys: pytest.CaptureFixture[
     assert shown.startswith("Where to start:\n\n  workbench tour ") and "workbench --help lists all" in shown
 
 
-def test_the_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == (
-        f"torch-compiler-workbench {version('torch-compiler-workbench')}, torch {version('torch')}\n")
-
-
 def test_one_recipe_pass_or_lesson_is_told_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["recipes", "tour"]) == 0
     (tmp_path / "again.toml").write_text(capsys.readouterr().out)
@@ -104,10 +95,6 @@ def test_json_to_standard_output_stands_alone(capsys: pytest.CaptureFixture[str]
     assert main(["run", "llama3_fsdp", *SMALL, "--world", "fake", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     assert not Path("-").exists()
-
-
-def with_passes(*names: str, where: str = "passes") -> list[str]:
-    return [*SMALL, f"{where}={json.dumps(names)}"]
 
 
 BAD = {
@@ -201,34 +188,6 @@ def test_bad_input(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "run", *args) == message
 
 
-def test_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, "run", "llama3_fsdp", "--set", "mesh.tp=3").splitlines()
-    assert [line.partition(": ")[2] for line in told] == [
-        "mesh.tp: model.n_heads 8 does not divide by mesh.tp 3: change one of them",
-        "mesh.tp: model.n_kv_heads 4 does not divide by mesh.tp 3: change one of them",
-        "data.seq_len: data.seq_len 64 does not divide by mesh.tp 3 (the sequence is split over the tp axis): change "
-        "one of them"]
-
-
-def test_a_recipe_file_names_itself_and_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('name = "mine"\n[mesh]\ndp_shrad = 2\n')
-    assert refused(capsys, "run", str(path)) == f"{path}: mesh.dp_shrad: unknown key; did you mean 'dp_shard'?"
-    assert refused(capsys, "run", str(tmp_path / "no.toml")) == f"{tmp_path / 'no.toml'}: no such file"
-
-
-def test_a_value_in_json_is_shown_in_toml(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, "run", "llama3", "--set", 'passes=[{"name": "block_bucketing"}]')
-    assert told.endswith('passes: this value is JSON, and values are TOML: write [{name = "block_bucketing"}]')
-    told = refused(capsys, "explain", "llama3", "--config", 'x={"a": 1}')
-    assert told == "this value is JSON, and values are TOML: write {a = 1}"
-
-
-def test_an_empty_folder_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "run", "llama3_fsdp", *SMALL, f"data.path={tmp_path}") == (
-        f"data.path '{tmp_path}' holds no text: put text files in it, or leave data.path out")
-
-
 def test_an_unsupported_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for found, text in (("2.10.1", "torch 2.10.1 is not supported, this package needs torch>=2.11,<2.16"),
                         ("2.16.0+cu130", "torch 2.16.0+cu130 is not supported, this package needs torch>=2.11,<2.16"),
@@ -265,22 +224,6 @@ def test_a_command_that_is_gone_names_its_successor(capsys: pytest.CaptureFixtur
         "worker: this command is gone: use torchrun ... -m workbench run RECIPE")
 
 
-IDLE = ["llama3", "--world", "fake", "--set", "mesh.dp_shard=1", "mesh.tp=2", "model.n_layers=1",
-        'joint_passes=["activation_checkpointing"]', "joint_passes.activation_checkpointing.policy=none"]
-
-
-@pytest.mark.nightly
-def test_no_effect_warns_and_fails_where_strict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *IDLE]) == 0
-    out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "PASS, with 1 NO_EFFECT"
-    assert err == "workbench: warning: pass 'activation_checkpointing' had no effect: the policy is none\n"
-    assert main(["run", *IDLE, "--strict"]) == 1
-    out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == "FAIL: 1 problem"
-    assert err == "workbench: error: pass 'activation_checkpointing' had no effect: the policy is none\n"
-
-
 @pytest.mark.ranks
 @pytest.mark.compat
 def test_a_run_under_two_agents_of_torchrun_as_on_two_machines(tmp_path: Path) -> None:
@@ -308,17 +251,6 @@ def test_a_run_under_two_agents_of_torchrun_as_on_two_machines(tmp_path: Path) -
     assert data["schedule"]["outcome"] == "PASS"
     assert len(data["training"]["losses"]) == 2 and data["tokens_per_second"] > 0
     assert data["roofline"]["ceiling"] > 0 and 0 < data["roofline"]["fraction"] < 1
-
-
-@pytest.mark.ranks
-@pytest.mark.nightly
-def test_a_missed_expectation_fails_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    before = left_behind()
-    changes = [*SMALL[:-1], "training.steps=3", "training.lr=10.0", "expect.loss_falls=true"]
-    assert main(["run", "llama3_fsdp", *changes]) == 1
-    out, err = capsys.readouterr()
-    assert "! expected loss_falls: from 5." in out and err == ""
-    assert left_behind() == before
 
 
 @pytest.mark.ranks

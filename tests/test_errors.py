@@ -16,7 +16,7 @@ from workbench.authoring import families
 from workbench.authoring.author import author
 from workbench.authoring.families import register_model
 from workbench.cli import main
-from workbench.errors import WorkbenchError, is_library, no_exit
+from workbench.errors import WorkbenchError, is_library
 from workbench.notebook.lessons.grading import GRADERS, grade
 from workbench.passes.effect import Effect
 from workbench.pipeline.build import build
@@ -123,11 +123,6 @@ def test_a_function_on_ranks_that_exits_is_an_error(pool2: Any) -> None:
         pool2.run(leaves)
     assert "SystemExit: 0" in str(caught.value) and str(HERE) in str(caught.value)
     assert pool2.run(lambda: 1) == [1, 1]
-
-
-def test_what_ends_well_ends_well() -> None:
-    with no_exit():
-        pass
 
 
 @pytest.mark.parametrize(("file", "library"), [

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import networkx as nx
-import pytest
 from imports import FILES, PACKAGE, all_imports, imported_modules, private_torch
 
 from workbench.passes.registry import find_pass
@@ -49,9 +48,9 @@ def inside(folder: str) -> list[str]:
     return [name.rpartition(".")[2] for name in FILES if name.rpartition(".")[0] == folder]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_each_module_keeps_to_its_place(name: str) -> None:
-    assert problems(name, FILES[name]) == [] and not name.endswith("utils")
+def test_each_module_keeps_to_its_place() -> None:
+    assert [problem for name, text in FILES.items() for problem in problems(name, text)] == []
+    assert [name for name in FILES if name.endswith("utils")] == []
 
 
 def test_imports_form_no_circle_and_only_rooms_lie_at_the_top() -> None:
@@ -69,24 +68,24 @@ def test_a_core_pass_is_one_short_file_and_no_list_names_them() -> None:
     assert [place for place, text in texts.items() if all(name in text for name in PASSES)] == []
 
 
-@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in FILES} - {""}))
-def test_a_room_is_small_and_its_map_names_each_file(folder: str) -> None:
-    named = re.findall(r"^ {4}(\w+) {2,}\S", ast.get_docstring(ast.parse(FILES[folder]), clean=False) or "", re.M)
-    told = {"transform"} if folder.startswith("lab.") else set()  # the room says what a transform is
-    assert named == sorted({*inside(folder)} - told) and len(named) <= 20
+def names_of_map(text: str) -> list[str]:
+    return re.findall(r"^ {4}(\w+) {2,}\S", text, re.M)
 
 
-@pytest.mark.parametrize("path", sorted(LESSONS.rglob("*.py")), ids=lambda path: "/".join(path.parts[-2:]))
-def test_a_lesson_s_file_is_short_and_uses_no_private_name_of_torch(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) < 600 and private_torch(text, path.stem) == []
+def test_a_room_is_small_and_its_map_names_each_file() -> None:
+    for folder in {name.rpartition(".")[0] for name in FILES} - {""}:
+        named = names_of_map(ast.get_docstring(ast.parse(FILES[folder]), clean=False) or "")
+        told = {"transform"} if folder.startswith("lab.") else set()  # the room says what a transform is
+        assert named == sorted({*inside(folder)} - told) and len(named) <= 20, folder
 
 
-@pytest.mark.parametrize("folder", sorted(LESSONS.glob("l*/")), ids=lambda folder: folder.name)
-def test_a_lesson_s_map_names_each_file_beside_its_solution(folder: Path) -> None:
-    helpers = sorted({path.stem for path in folder.glob("*.py")} - {"__init__", "solution"})
-    text = (folder / "__init__.py").read_text() if helpers else ""
-    assert re.findall(r"^ {4}(\w+) {2,}\S", text, re.M) == helpers
+def test_a_lesson_s_files_are_short_named_in_its_map_and_use_no_private_name_of_torch() -> None:
+    for path in LESSONS.rglob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) < 600 and private_torch(text, path.stem) == [], path
+    for folder in LESSONS.glob("l*/"):
+        helpers = sorted({path.stem for path in folder.glob("*.py")} - {"__init__", "solution"})
+        assert names_of_map((folder / "__init__.py").read_text() if helpers else "") == helpers, folder
 
 
 def test_the_gates_can_fail() -> None:

@@ -177,11 +177,6 @@ def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
     assert table["torch"].startswith("2.")
 
 
-def test_pre_commit_runs_the_same_and_strips_nothing() -> None:
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    assert [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]] == ["make lint"]
-
-
 @pytest.fixture(scope="module")
 def make_venv() -> dict:
     return runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")
@@ -201,34 +196,3 @@ def test_make_venv_refuses_a_torch_that_does_not_fit(tmp_path: Path) -> None:
                          capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (1, "torch 2.9.0 does not fit >=2.11,<2.16 of pyproject.toml\n")
     assert not (tmp_path / "v").exists()
-
-
-def test_the_environment_is_made_again_only_when_it_must(make_venv: dict) -> None:
-    stamp = make_venv["stamp_of"]
-    assert stamp(None, None) == stamp(None, None)
-    assert len({stamp(None, None), stamp("2.11.0", None), stamp(None, "2.13.0")}) == 3
-
-
-def test_the_reference_comes_without_what_it_depends_on(make_venv: dict, monkeypatch: pytest.MonkeyPatch,
-                                                        tmp_path: Path) -> None:
-    """Its own requirements are data sets and boards: large, and used by no test."""
-    ran: list[list[str]] = []
-
-    def run(command: list, **_: object) -> subprocess.CompletedProcess:
-        (tmp_path / "v").mkdir(exist_ok=True)
-        ran.append([str(part) for part in command])
-        return subprocess.CompletedProcess(command, 0)
-
-    inside = make_venv["main"].__globals__
-    monkeypatch.setitem(inside, "installed_torch", lambda spec: None)
-    monkeypatch.setitem(inside, "answers", lambda url: False)
-    monkeypatch.setattr(inside["subprocess"], "run", run)
-    monkeypatch.setattr(sys, "argv", ["make_venv", str(tmp_path / "v")])
-    make_venv["main"]()
-    step, later = [command for command in ran if any(part.startswith("torchtitan") for part in command)]
-    assert step[-2:] == ["--no-deps", *PROJECT["optional-dependencies"]["reference"]]
-    wanted = ["--no-deps", "--target", str(tmp_path / "v" / "graph_trainer")]
-    assert later[-5:] == [*wanted, *PROJECT["optional-dependencies"]["graph_trainer"]]
-    assert all("[reference" not in part for command in ran for part in command)
-    settings = json.loads((tmp_path / "v/etc/jupyter/labconfig/default_setting_overrides.json").read_text())
-    assert settings == {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}

@@ -8,25 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
 from workbench.authoring.plans import AuthoringError, ParallelPlan
-from workbench.authoring.tensor_parallel import apply_tensor_plan, read_placement, read_style
+from workbench.authoring.tensor_parallel import apply_tensor_plan, read_style
 from workbench.recipe.sections import MeshSpec
 from workbench.world.fake import fake_world
-
-
-def test_placements_are_read():
-    assert read_placement("shard(-1)", "here") == Shard(-1)
-    assert read_placement("replicate", "here") == Replicate()
-    assert read_placement(None, "here") is None
-
-
-def test_styles_are_read():
-    assert isinstance(read_style("sequence", "here"), SequenceParallel)
-    style = read_style({"style": "colwise", "input": "shard(1)", "output": "replicate"}, "here")
-    assert isinstance(style, ColwiseParallel)
-    assert (style.input_layouts, style.output_layouts) == ((Shard(1),), (Replicate(),))
 
 
 @pytest.mark.parametrize(
@@ -84,11 +70,3 @@ def test_a_plan_that_does_not_fit_is_refused(plan, message):
         with pytest.raises(AuthoringError) as error:
             apply_tensor_plan(two_layers(5), ParallelPlan(plan), mesh)
     assert str(error.value) == message
-
-
-def test_uneven_outputs_may_be_gathered():
-    with fake_world(2) as world:
-        plan = ParallelPlan({"0": {"style": "colwise", "output": "replicate"}})
-        mesh = world.mesh(MeshSpec(tp=2))
-        assert mesh is not None
-        apply_tensor_plan(two_layers(5), plan, mesh)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import ElementHandle, Page
-from test_pages_without_kernel import ANSWER, STATE, executed, nbconvert
+from test_pages_without_kernel import STATE, executed, nbconvert
 from unpacked import unpacked
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
@@ -157,18 +157,6 @@ def test_list_race(views, data, looked_at) -> None:  # type: ignore[no-untyped-d
     looked_at("race")
 
 
-def test_an_axis_is_dragged(views, page) -> None:  # type: ignore[no-untyped-def]
-    view = views["placement"]
-    view.scroll_into_view_if_needed()
-    chip = view.query_selector("[data-key=w_0]").bounding_box()
-    middle = view.query_selector("[data-tensor=w][data-place=replicate]").bounding_box()
-    page.mouse.move(chip["x"] + 10, chip["y"] + 8)
-    page.mouse.down()
-    page.mouse.move(middle["x"] + middle["width"] / 2, middle["y"] + middle["height"] - 10, steps=4)
-    page.mouse.up()
-    assert view.query_selector("[data-key=w_0]").get_attribute("aria-label") == "w over dp_shard: replicate"
-
-
 def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ignore[no-untyped-def]
     runs, curves = data["timeline"]["runs"], data["memory"]["curves"]
     assert int(views["timeline"].get_attribute("data-spans")) == sum(len(run["spans"]) for run in runs) > 20
@@ -192,15 +180,6 @@ def test_timeline_and_memory(views, data, page, looked_at) -> None:  # type: ign
         left.evaluate("input => { input.value = input.min; input.dispatchEvent(new Event('input')); }")
         assert canvas.evaluate(drawn) not in (whole, nearer)  # the slider above moves it, too
         looked_at(f"page_{name}")
-
-
-@pytest.mark.parametrize(("name", "key"), [("chips", "transformer_block_bucketing"), ("partitioner", "silu"),
-                                           ("placement", "w_0"), ("counters", "0: dp")])
-def test_a_view_answers_within_a_blink(views, name, key) -> None:  # type: ignore[no-untyped-def]
-    before = views[name].inner_text()
-    element = views[name].query_selector(f"[data-key='{key}']")
-    took = element.evaluate(ANSWER, "Enter")
-    assert views[name].inner_text() != before and took < 300
 
 
 def test_program_counters(views, data, looked_at) -> None:  # type: ignore[no-untyped-def]

@@ -15,7 +15,6 @@ from test_moments_in_pages import on
 
 ROOT = Path(__file__).parents[2]
 Look = Callable[[str], object]
-NOTEBOOKS = sorted(p.stem for p in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 FIRST_RESULT_SECONDS, RUN_SECONDS = 60, 180
 RESULT = ".jp-OutputArea .jp-RenderedImage img:visible, .jp-OutputArea .jp-RenderedHTMLCommon table:visible"
 
@@ -33,14 +32,6 @@ def open_notebook(page: Page, lab: str, name: str) -> list[str]:
     picture = "e => e.tagName === 'IMG' ? e.complete && e.naturalWidth > 200 : e.rows.length > 1 && e.offsetWidth > 100"
     assert shown.evaluate(picture)
     return errors
-
-
-@pytest.mark.nightly  # the test below opens one notebook the same way
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_first_result_is_on_the_screen_within_a_minute(page: Page, lab: str, looked_at: Look, name: str) -> None:
-    errors = open_notebook(page, lab, name)
-    looked_at(name)
-    assert errors == []
 
 
 def test_a_link_to_the_glossary_opens_it_at_its_term(page: Page, lab: str, looked_at: Look) -> None:

@@ -227,34 +227,3 @@ def test_every_view_is_driven_and_every_picture_stays(page: Page, lab: str, seen
         for image in page.query_selector_all(".jp-RenderedImage img"):
             shown.add(image.evaluate("img => img.complete && img.naturalWidth > 300 && img.src.slice(-400)"))
     assert len(shown - {False}) == PICTURES
-
-
-SMALL = (
-    "import torch\nfrom IPython.display import HTML\nfrom workbench import author_module, capture, fake_world, show\n"
-    "class Small(torch.nn.Linear):\n"
-    "    def forward(self, x):\n        return torch.nn.functional.silu(super().forward(x)).sum()\n"
-    "with fake_world(2) as world:\n"
-    "    mesh = world.mesh_of({'dp_shard': 2})\n"
-    "    joint = capture(author_module(Small(8, 4), world, mesh, batch=lambda: (torch.empty(16, 8),)))",
-    "HTML('<div style=\"height: 5000px\"></div>')",
-    "show(joint)",
-)
-
-
-def test_a_graph_is_light_in_the_dark_and_whole_after_the_notebook_is_reloaded(page: Page, lab: str, lab_folder: Path,
-                                                                               looked_at: Look) -> None:
-    path = lab_folder / "small.ipynb"
-    write_notebook(path, SMALL)
-    run_all(page, lab.format(path.name))
-    page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
-    page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
-    old = view_at(page, 2)
-    page.evaluate("() => { jupyterapp.commands.execute('docmanager:reload'); }")
-    until(lambda: not old.evaluate("view => view.isConnected"))
-    time.sleep(2)  # JupyterLab draws what is off the screen before it stands in the page
-    view = view_at(page, 2)
-    until(lambda: view.evaluate("view => view.cy.width() > 100"))
-    looked_at("view_graph_reloaded")
-    assert view.evaluate("view => view.cy.nodes().every(node => node.style('color') === 'rgb(255,255,255)')")
-    assert view.evaluate("""({ cy }) => { const { x1, y1, x2, y2 } = cy.elements().renderedBoundingBox();
-        return x1 > 0 && y1 > 0 && x2 < cy.width() && y2 < cy.height(); }""")

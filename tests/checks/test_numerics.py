@@ -1,9 +1,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from graphs_by_hand import C10D, group_name, named, trace
+from graphs_by_hand import C10D, group_name, trace
 
-from workbench.checks.numerics import compare_outputs, reduction_order_bound, verdict
+from workbench.checks.numerics import compare_outputs, verdict
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
 from workbench.passes.registry import find_pass
@@ -50,13 +50,6 @@ def test_shape_dtype_count_and_nan_are_checked_under_every_contract(contract):
     assert compare_outputs([x, None], [x, x], contract).outcome is Outcome.FAIL
 
 
-def test_a_nan_of_the_second_alone_is_the_worst_difference():
-    x = torch.ones(3)
-    for wrong in (float("nan"), float("inf")):
-        found = compare_outputs([x, x], [torch.tensor([1.0, 1.0, wrong]), x], EXACT)
-        assert found.outcome is Outcome.FAIL and found.evidence["worst"] == float("inf")
-
-
 def test_integers_are_exact_under_every_contract():
     x = torch.tensor([1_000_000])
     assert outcome(x, x + 1, LOSSY) is Outcome.FAIL
@@ -72,11 +65,6 @@ def test_a_rounded_constant_breaks_reduction_order():
     found = compare_outputs([x * 0.1], [x * rounded], ORDER, group_size=4)
     assert found.outcome is Outcome.FAIL and "bound 9.5e-07" in found.message
     assert outcome(x * 0.1, x * rounded, LOSSY) is Outcome.PASS
-
-
-def test_the_bound_is_the_stated_one():
-    assert reduction_order_bound(torch.float32, 4) == pytest.approx(4 * 2**-23 * 2)
-    assert reduction_order_bound(torch.bfloat16, 16) > reduction_order_bound(torch.bfloat16, 4)
 
 
 def test_order_of_a_sum_of_four_is_allowed_by_reduction_order_alone():
@@ -133,16 +121,6 @@ def reordered(fault_rank, contract):
     return compare_outputs([before(x)], [after(x)], contract, group_size=size)
 
 
-def broken_on_one_rank(value):
-    gm = trace(lambda x: C10D.wait_tensor(C10D.all_reduce(x, "sum", group_name())) * 0.5, torch.ones(8))
-    after = clone(gm)
-    if dist.get_rank() == 2:
-        mul = named(after, "mul")[0]
-        mul.args = (mul.args[0], value)
-        after.recompile()
-    return compare_outputs([gm(torch.ones(8))], [after(torch.ones(8))], ORDER, group_size=4)
-
-
 @pytest.mark.ranks
 def test_a_changed_reduction_order_on_four_ranks(pool4):
     assert {v.outcome for v in pool4.run(reordered, None, EXACT)} == {Outcome.FAIL}
@@ -154,13 +132,6 @@ def test_the_worst_rank_is_named_on_every_rank(pool4):
     for found in pool4.run(reordered, 3, EXACT):
         assert found.outcome is Outcome.FAIL and found.message.startswith("rank 3: ")
         assert found.evidence["ranks"] == ["PASS", "PASS", "PASS", "FAIL"]
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("value", [0.5 + 2**-12, float("nan")], ids=["rounded", "nan"])
-def test_a_constant_wrong_on_one_rank_fails_on_all(pool4, value):
-    for found in pool4.run(broken_on_one_rank, value):
-        assert found.outcome is Outcome.FAIL and found.message.startswith("rank 2: ")
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
@@ -176,19 +147,6 @@ def test_complex_numbers_and_float8_are_compared_as_numbers(dtype):
         assert compare_outputs([a], [near], kinds[Numerics.REDUCTION_ORDER]).outcome is Outcome.PASS
         assert compare_outputs([a], [near], kinds[Numerics.EXACT]).outcome is Outcome.FAIL
         assert compare_outputs([a.conj()], [a.conj()], kinds[Numerics.EXACT]).outcome is Outcome.PASS
-
-
-def test_a_graph_that_writes_its_input_leaves_the_step_s_own_as_it_was():
-    def writes(primals, tangents):
-        return [primals[0].add_(1) * tangents[0]]
-
-    x = torch.ones(2)
-    with fake_world(2):
-        gm = trace(lambda p, t: p.add_(1) * t, x, x)
-    gm.forward = writes
-    primals = [torch.ones(2)]
-    assert verdict(_compared(joint(gm, gm), primals, [torch.ones(2)], 1)).outcome is Outcome.PASS
-    assert primals[0].tolist() == [1, 1]
 
 
 def test_a_parameter_on_one_rank_is_a_leaf_and_holds_other_values_inside():

@@ -10,10 +10,9 @@ import torch
 from graphs_by_hand import C10D, DIM, gather, group_name, trace
 
 from workbench.checks import order
-from workbench.checks.record import PassRecord, step_verdicts
-from workbench.checks.verdicts import Outcome, Verdict
+from workbench.checks.record import PassRecord
+from workbench.checks.verdicts import Outcome
 from workbench.graph.facts import ChosenOrder, Known, facts_of
-from workbench.graph.read.fused_cost import fusion_groups
 from workbench.graph.read.order import between
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline
 from workbench.graph.read.timeline import costs_of
@@ -101,14 +100,6 @@ def test_an_order_by_the_costs_of_separate_kernels_is_lost_where_pointwise_opera
     assert places.verdict("effect").message.startswith("lowers lost the order that it chose: 0 of 1")
     assert early.verdict("effect").outcome is Outcome.PASS  # another run goes on from the first record
     assert lowers.verdict("effect").outcome is Outcome.PASS
-
-
-def test_by_the_costs_of_fused_kernels_there_was_nothing_to_hide_behind(fake4):
-    gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
-    early = chosen(gm, fused)
-    found = early.verdict("order")
-    assert found.outcome is Outcome.UNKNOWN and found.message.startswith("no collective has a matmul")
-    assert lowered(early, gm, ("wait", names(gm, "wait"))).verdict("order") is None  # nothing to hold it to
 
 
 def test_a_wait_that_moves_up_loses_its_matmul_and_is_named(fake4):
@@ -213,14 +204,6 @@ def test_a_step_that_waited_for_a_cpu_tells_nothing():
     assert verdict(0.01, 3.0).outcome is Outcome.FAIL
 
 
-def test_fused_kernels_cost_what_they_move(fake4):
-    gm = trace(behind_pointwise, torch.ones(2, DIM), WIDE)
-    assert [len(group) for group in fusion_groups(gm)] == [40, 1]  # the sines, and ones(...)
-    both = between(gm, costs_of(gm, "h100")), between(gm, costs_of(gm, "h100", fused=True))
-    apart, together = (found["all_gather_into_tensor"].ms for found in both)
-    assert together == pytest.approx(2 * WIDE.nbytes / 3350e9 * 1e3) and apart == pytest.approx(40 * together)
-
-
 def test_a_compiled_region_counts_with_the_matmuls_inside(fake4):
     gm = trace(lambda shard, x: [gather(shard), x @ x.t()], torch.ones(2, DIM), WIDE)
     (mm,) = (n for n in gm.graph.nodes if n.name in names(gm, "mm"))
@@ -229,17 +212,3 @@ def test_a_compiled_region_counts_with_the_matmuls_inside(fake4):
     mm.append(wait)
     found = between(gm, costs_of(gm, "h100"))["all_gather_into_tensor"]
     assert found.products == 3 and found.ms > 1.0 and facts_of(gm).part == "forward"
-
-
-@pytest.mark.parametrize(("outcome", "effect"), [(Outcome.FAIL, "NO_EFFECT"), (Outcome.UNKNOWN, "PASS"),
-                                                 (Outcome.PASS, "PASS")])
-def test_the_profile_takes_the_pass_back_only_where_it_fails(fake4, monkeypatch, outcome, effect):
-    gm = trace(behind_matmul, torch.ones(2, DIM), WIDE)
-    early = chosen(gm, fused)
-    other = record("tidies", "partitioned", gm, gm, early.known)
-    profile = Verdict("order", outcome, "0 of 1 ran behind compute", {"chosen_by": "places"})
-    monkeypatch.setattr(order, "in_profile", lambda *_: profile)
-    early.known.profile = early.chosen, None, []
-    assert [r.verdict("effect").outcome for r in (early, other)] == [effect, "PASS"]
-    assert (profile.message in early.verdict("effect").message) == (effect != "PASS")
-    assert step_verdicts(early.known) == [profile]

@@ -109,15 +109,3 @@ def test_other_shapes_and_numbers_that_are_none_can_be_written():
     data = Bisection("r", "w", "numerics", ("mine",), found, {}).to_dict()
     assert data["found"]["largest"] is None and data["found"]["after"]["operator"] == "aten.mm"
     assert first_told([]) is None
-
-
-def test_a_node_that_raises_without_a_word_ends_the_trace_and_is_named():
-    def wordless(x):
-        raise AssertionError
-
-    gm = make_fx(lambda x: x + 1, tracing_mode="fake")(torch.ones(2))
-    add, = named(gm, "add")
-    add.target = wordless
-    add.args = add.args[:1]
-    gm.recompile()
-    assert trace([gm], [torch.ones(2)], []).raised == (("joint", "add"), "raises AssertionError: AssertionError")

@@ -19,12 +19,10 @@ from torch.utils._pytree import tree_leaves
 from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
-from workbench.graph.facts import facts_of
 from workbench.graph.partition import partition
 from workbench.graph.read.nodes import module_path, nodes_from_line, provenance
 from workbench.pipeline.run_passes import run_joint
 from workbench.torch_api import aot
-from workbench.torch_api.aot import parameter_of
 from workbench.world.fake import fake_world
 
 pytestmark = pytest.mark.integration
@@ -100,15 +98,6 @@ def test_every_step_leaves_the_process_as_it_was(authored):
     assert state() == before
 
 
-@pytest.mark.nightly
-def test_two_captures_may_be_open_at_once_and_close_in_any_order(authored):
-    before = state()
-    first, second = capture(authored), capture(authored)
-    pair = partition(first)
-    second.close()
-    assert state() == before and len(pair.forward.graph.nodes) > 100
-
-
 def test_a_joint_graph_is_used_once(joint):
     joint = joint.fork()
     partition(joint)
@@ -157,40 +146,11 @@ def test_each_node_says_where_it_came_from(joint):
         assert all("rope" in provenance(n).text or "cos, sin" in provenance(n).text for n in rest)
 
 
-def test_sums_of_gradients_have_a_module(joint):
-    sums = [n for n in joint.graph.graph.nodes if n.meta.get("is_gradient_acc")]
-    assert all(module_path(n) for n in sums)
-
-
-def test_parameters_are_named(joint):
-    named = {parameter_of(n) for n in joint.graph.graph.find_nodes(op="placeholder")} - {None}
-    assert named == set(joint.parameters) | set(joint.buffers)
-    assert "layers.0.attention.wq.weight" in named and len(joint.parameters) == 12
-    gradients = [n.meta["desc"] for n in [joint.graph.graph.output_node()]]
-    assert "layers.0.attention.wq.weight" in str(gradients)
-
-
 def test_from_a_source_line_to_its_nodes_and_back(joint):
     node = next(n for n in joint.graph.graph.nodes if "scaled_dot_product" in n.name)
     where = provenance(node)
     found = nodes_from_line(joint.graph, where.file, where.line)
     assert node in found and {provenance(n).backward for n in found} == {True, False}
-
-
-def test_it_says_what_it_is(joint):
-    text = repr(joint)
-    assert text.startswith("JointGraph(small: ") and text.endswith("12 parameters, rank 0 of 4)")
-    facts = facts_of(joint.graph)
-    assert facts.part == "joint" and set(facts.groups) == {"dp_shard", "tp"}
-    assert sorted(facts.group_sizes.values()) == [2, 2] and facts.world == "fake"
-
-
-def test_a_batch_of_ones_own(authored):
-    with authored.world.fake_mode:
-        batch = tuple(torch.empty((3, 8), dtype=torch.int64) for _ in range(2))
-    joint = capture(authored, batch=batch)
-    shapes = [tuple(v.shape) for v in joint.example_inputs if isinstance(v, torch.Tensor) and v.dtype == torch.int64]
-    assert shapes == [(3, 8), (3, 8)]
 
 
 @pytest.mark.parametrize("dispatch", ["", pytest.param("capacity", marks=pytest.mark.nightly)])
@@ -210,15 +170,6 @@ def test_the_fake_tensor_cache_changes_no_node(authored, monkeypatch, dispatch):
     ours, theirs = (each_node(joint.graph.graph) for joint in (cached, plain))
     assert len(ours) > 500 and ours == theirs
     assert storages(cached.graph.graph) == storages(plain.graph.graph)
-
-
-@pytest.mark.nightly
-def test_sizes_from_the_device_are_traced_without_the_cache(authored):
-    recipe = small(FSDP_TP).override({"model.family": "deepseek_v3", "model.n_layers": 2, "model.n_heads": 4,
-                                      "model.dispatch": "dropless"})
-    module, before = author(recipe, authored.world), FakeTensorMode.cache_info().hits
-    capture(module)
-    assert FakeTensorMode.cache_info().hits < before + 30
 
 
 def _uncached(*args, **keywords):

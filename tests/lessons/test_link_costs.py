@@ -32,11 +32,6 @@ def test_the_margin_is_what_the_machines_errors_leave_open() -> None:
     assert margin_ms(spec, run) == pytest.approx(10 * errors["compute"] + 2 * errors["exposure"])
 
 
-def test_what_the_lesson_says_of_running_together() -> None:
-    spec = device_spec("h200x2")
-    assert f"{spec.compute_slowdown - 1:.0%}" == "6%" and 2 < spec.collective_slowdown < 2.5
-
-
 @pytest.mark.parametrize("gbps", [50, 400])
 def test_another_link_has_the_latency_of_the_measured_one_and_its_own_rate(tmp_path: Path, gbps: int) -> None:
     spec = device_spec("h200x2")

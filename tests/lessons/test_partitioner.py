@@ -52,13 +52,6 @@ def test_all_cuts_are_what_torch_makes_of_the_tags(joint, view):
         row.held_bytes for row in saved_tensors(*partition(joint.fork(), by="default").graphs)) == 4 * ONE
 
 
-def test_the_budget_trades_bytes_for_products(view):
-    budgets = unpacked(view.data)["budgets"]
-    assert [share for share, _, _ in budgets] == [i / 10 for i in range(11)]
-    assert budgets[-1][1:] == unpacked(view.data)["marked"]["minimum cut"][1:]
-    assert budgets[0][1] < budgets[-1][1] and budgets[0][2] > 0
-
-
 def test_a_choice_is_a_trait_and_is_graded(view):
     assert view.figures == {"bytes saved": 4 * ONE, "FLOP again": 0}
     limits = {"at_most": {"bytes saved": 2 * ONE, "FLOP again": 0}}

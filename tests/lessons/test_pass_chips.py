@@ -76,16 +76,6 @@ def test_an_illegal_list_gets_the_recipe_checks_words(chips, recipe, joint, late
     assert unpacked(chips.data)["runs"][f"{' '.join(joint)}|{' '.join(later)}"] == {"refused": wanted}
 
 
-def test_what_is_no_list_of_the_chips_is_named(chips):
-    chips.joint_passes = ["graph_cleanup"]
-    assert chips.message == ("'graph_cleanup' is none of the chips: activation_checkpointing, reshard_after_forward, "
-                             "transformer_block_bucketing") and not chips.figures
-    chips.joint_passes = JOINT[:1] * 2
-    assert "'activation_checkpointing' is listed twice: list it once" in chips.message
-    chips.joint_passes = []
-    assert chips.message == "" and chips.figures
-
-
 def test_a_long_recipe_is_refused(study):
     with pytest.raises(WorkbenchError, match="recipe 'tour' has 5 passes: every list of them is recorded, so give"):
         PassChips(study, study.recipe.override({

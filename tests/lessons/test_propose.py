@@ -49,17 +49,6 @@ def test_a_bitwise_pass_is_exact_and_what_it_drops_is_counted(pool2):
                            f'               changes="{views} fewer aten.view")\n# on 2 ranks: bitwise')
 
 
-def proposed_here():
-    with user_pass("own", drop_idle_views, numerics="lossy", tolerance=1e-3) as name:
-        found = propose_contract(name, RECIPE)
-    return str(found.contract.numerics), found.ranks, found.changed
-
-
-def test_in_a_rank_its_own_world_is_used(pool2):
-    first, second = pool2.run(proposed_here)
-    assert first == second and first[:2] == ("exact", 2) and set(first[2]) == {"aten.view"}
-
-
 @pytest.mark.nightly
 def test_a_rounding_is_lossy_with_room_above_what_was_seen(pool2):
     with user_pass("own", scaled(1 + 1e-6)) as name:

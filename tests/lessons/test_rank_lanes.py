@@ -30,13 +30,6 @@ def test_a_rank_that_raised_has_a_frame_where_the_others_wait():
         "rank 2: all_reduce, line 7; waits in all_reduce, line 9"]
 
 
-def test_different_collectives_of_one_number_are_missed_by_nobody():
-    error = failed({0: [launch(1, "broadcast", done=False)], 1: [launch(1, "barrier", done=False)]},
-                   r0="waits", r1="waits")
-    assert awaited(error.launches) == {}
-    assert "rank 0: waits in broadcast, line 7" in lanes(error).text
-
-
 def test_each_link_of_a_chain_is_found_over_several_groups():
     launches = {0: [launch(1, of=TP, done=False)], 1: [], 2: [launch(1, of=DP, done=False)]}
     assert {rank: [each.axis for each in found] for rank, found in awaited(launches).items()} == {1: ["tp"], 0: ["dp"]}

@@ -28,11 +28,6 @@ def test_every_simulated_rank_is_in_it_and_tokens_count_on():
     assert "2 tokens on 2 ranks" in said.alt
 
 
-def test_another_choice_is_another_picture():
-    best, worst = (routing(SCORES, SCORES.topk(1, largest=large).indices) for large in (True, False))
-    assert best.png != worst.png and best.text != worst.text
-
-
 def test_experts_that_do_not_divide_are_refused():
     with pytest.raises(WorkbenchError, match=r"4 experts do not divide by ranks \(1\) and groups \(3\)"):
         routing(SCORES, SCORES.topk(1).indices, 3)

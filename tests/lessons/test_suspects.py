@@ -10,14 +10,11 @@ import pytest
 from registrations import registrations_restored
 
 from workbench.authoring.author import author
-from workbench.checks import lint
 from workbench.checks.record import PassRecord
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.partition import ForwardBackward, partition
 from workbench.graph.patterns import find_nodes
-from workbench.graph.read.memory import gathered_parameters_kept
-from workbench.graph.read.nodes import provenance
 from workbench.notebook.draw.step import changes
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
@@ -26,7 +23,6 @@ from workbench.tools.bisect import bisect
 from workbench.tools.schedule import compare_schedules
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankPool
-from workbench_lessons.l13_find_the_wrong_pass.gather_order import gather_order
 from workbench_lessons.l13_find_the_wrong_pass.suspects import PIPELINES, REPAIRS, cause, pipeline
 
 CAUSES = {"winds": ("south", "layer.1"), "stones": ("coral", "permute_6"), "voices": ("bass", "add_10"),
@@ -105,83 +101,11 @@ def test_the_light_verdicts_blame_nobody_but_a_victim(case: tuple[str, list[Pass
     assert [n for n, said in effects(records).items() if said != "PASS"] == (["yew"] if name == "trees" else [])
 
 
-def test_trees_lose_their_modules_and_bucket_without_oak() -> None:
-    records, _ = examined("trees")
-    yew = records[-1]
-    lost = [n for n in yew.before[0].graph.nodes if "all_gather" in n.name and not provenance(n).module]
-    assert len(lost) == 6
-    assert yew.verdict("effect").message == (  # type: ignore[union-attr]
-        "8 gathers of parameters, each alone in its bucket or in none")
-    control = examined("trees", elm=None)[0][-1].verdict("effect")
-    assert control is not None and control.outcome == "NO_EFFECT"
-    healed, pair = examined("trees", oak=None)
-    verdict = healed[-1].verdict("effect")
-    assert verdict is not None and (str(verdict.outcome), verdict.message) == (
-        "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")  # as the forward runs
-    assert gather_order({"oak": yew.before[0], "none": pair.forward}).text.splitlines()[1:] == [
-        "oak: 8: embed | " + "no module | " * 6 + "output",
-        "none: 4: embed | layers.0: 3 weights | layers.1: 3 weights | output"]
-
-
-def test_bisect_names_the_victim_of_trees_and_counts_the_shared_weight_once() -> None:
-    found = bisect(pipeline("trees"), world="fake", progress=False).found  # its partitioner merges equal gathers
-    assert found is not None and (found.record, found.problem) == (
-        "yew", "NO_EFFECT: 7 gathers of parameters, each alone in its bucket or in none")
-
-
-def test_trees_lose_less_metadata_than_lint_allows() -> None:
-    joint = examined("trees")[0][1].after[0]
-    operators = [n for n in joint.graph.nodes if n.op == "call_function"]
-    lost = sum(not n.meta.get("stack_trace") for n in operators)
-    assert lost == 12 and len(gathers(joint)) == 8  # the text: six gathers and six reduce-scatters
-    assert 0 < lost / len(operators) < lint._MAY_LOSE == 0.1  # the lesson's text says 10%
-
-
-def test_the_healthy_run_says_under_its_pass_what_no_bucket_takes() -> None:
-    records, pair = examined("healthy")
-    bucketing = records[-1].verdict("effect")
-    assert bucketing is not None and (str(bucketing.outcome), bucketing.message) == (
-        "PASS", "2 of 8 gathers of the forward are in no bucket, the first in embed")
-    assert [str(v.outcome) for r in records for v in r.verdicts] == ["PASS"] * 6 and len(gathers(pair.forward)) == 4
-    trees, _ = examined("trees")
-    assert trees[-1].options == records[-1].options  # yew has the same plan
-
-
-def test_winds_leave_a_layer_out() -> None:
-    south = examined("winds")[0][2]
-    assert "no module path matches layer.1" in south.verdict("effect").message  # type: ignore[union-attr]
-    sound = examined("winds", south="transformer_block_bucketing")[0][2]
-    assert len(gathers(sound.after[0])) < len(gathers(south.after[0])) < len(gathers(south.before[0]))
-    without = examined("winds", south=None)[1].forward  # the text: leaving it out proves nothing
-    assert len(gathers(without)) == len(gathers(south.before[0]))
-
-
-def test_stones_keep_gathered_weights() -> None:
-    runs = {"coral": examined("stones"), "reshard_after_forward": examined("stones", coral="reshard_after_forward")}
-    kept = {name: len(gathered_parameters_kept(*pair.graphs)) for name, (_, pair) in runs.items()}
-    assert kept == {"coral": 7, "reshard_after_forward": 0}
-    assert len(gathered_parameters_kept(*examined("stones", coral=None)[1].graphs)) == 7  # as the text says
-
-    def tag_views(graph: Any) -> None:
-        for wait in find_nodes(graph, op="wait_tensor"):
-            for node in (wait, *wait.users, *(n for view in wait.users for n in view.users)):
-                if node is not wait and wait.meta.get("recompute") and ("view" in node.name or "permute" in node.name):
-                    node.meta["recompute"] = wait.meta["recompute"]
-
-    assert gathered_parameters_kept(*examined("stones", edit=tag_views)[1].graphs) == []
-
-
 @pytest.mark.nightly
 @pytest.mark.ranks
 def test_bisect_finds_bass_by_values(pool2: RankPool) -> None:
     found = bisect(pipeline("voices"), world=pool2, progress=False).found
     assert found is not None and found.record == "bass" and "gradient of embed.weight" in found.problem
-
-
-@pytest.mark.nightly
-@pytest.mark.ranks
-def test_voices_are_sound_without_bass(pool2: RankPool) -> None:
-    assert bisect(pipeline("voices", without="bass"), world=pool2, progress=False).ok
 
 
 @pytest.mark.nightly
@@ -193,11 +117,6 @@ def test_metals_differ_between_ranks() -> None:
     assert gathers(first.after[0])[:2] == gathers(other.after[0])[1::-1]
     moved = [{row[1] for row in changes(record).rows if row[0] == "forward"} for record in (first, other)]
     assert moved == [{"(moved, now in front of wait_tensor)"}, {"(moved, now in front of all_gather_into_tensor)"}]
-
-
-@pytest.mark.nightly
-def test_metals_agree_without_iron() -> None:
-    assert compare_schedules(pipeline("metals", without="iron"), ranks="all").verdict.outcome == "PASS"
 
 
 def test_an_unknown_pipeline() -> None:

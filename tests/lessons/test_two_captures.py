@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from workbench import author_module, capture, cut, fake_world, find_nodes, partition, provenance
+from workbench import author_module, capture, fake_world, find_nodes, partition, provenance
 from workbench.graph.capture import JointGraph
 from workbench_lessons.l17_two_captures.two_captures import readers, wrong_modules
 
@@ -32,11 +32,6 @@ def test_a_wrong_module_and_a_missing_one_are_counted_apart() -> None:
         none | {"nodes with another module": 1}, f"first wrong node: {first}, and the answer says 'elsewhere'")
     assert wrong_modules(gm, {name: right[name] for name in right if name != first})[0] == (
         none | {"nodes without an entry": 1})
-
-
-def test_the_readers_of_a_saved_tensor_are_found_behind_its_views() -> None:
-    joint, traced = partition(captured("joint")), cut(captured("traced"))
-    assert readers(traced.graphs[1], "mm") == readers(joint.graphs[1], "mm") == ["silu_backward"]
 
 
 def test_an_operator_that_the_backward_repeats_is_marked() -> None:

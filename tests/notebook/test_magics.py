@@ -70,13 +70,6 @@ mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     assert "['d'] differs" in repr(value) and "tp: S(0)" in repr(value) and "1 of 2 entries agree" in repr(value)
 
 
-def test_what_a_functional_collective_gives_is_waited_for(cell):
-    value, _, _ = cell("""%%ranks
-import torch.distributed._functional_collectives as functional
-functional.all_gather_tensor(torch.ones(1) * rank, 0, dist.group.WORLD)""")
-    assert torch.equal(value[0], torch.tensor([0.0, 1.0])) and value.agree
-
-
 def test_the_backend_that_runs_may_be_named_again(cell, shell):
     pids = magics(shell).pool.pids
     for name in ("gloo", "auto"):
@@ -98,11 +91,6 @@ def test_names_are_brought_back(cell, shell):
     _, printed, _ = cell("%%ranks --bring nowhere\nNone")
     assert "UsageError: %%ranks --bring nowhere: rank 0 has no such name" in printed
     assert magics(shell).pool.pids == pids
-
-
-def test_an_error_on_the_only_rank_that_ran_keeps_all(cell, shell):
-    pids = magics(shell).pool.pids
-    assert cell("%%ranks --only 1\nnothing")[2].kept and magics(shell).pool.pids == pids
 
 
 def test_a_cell_that_is_meant_to_fail(cell):
@@ -138,18 +126,6 @@ def test_an_error_on_one_rank_ends_them_and_the_next_cell_works(cell):
     assert "NameError: name 'rank' is not defined" in str(cell("%%ranks\nrank")[2])
 
 
-def test_a_function_of_an_earlier_cell_keeps_its_lines(cell, shell):
-    cell("%%ranks\ndef deep():\n    return 1 / 0")
-    name = f"cell {len(shell.user_ns['In']) - 1}"
-    _, _, error = cell("%%ranks\ndeep()")
-    assert f'File "{name}", line 3, in deep\n    return 1 / 0' in str(error)
-
-
-def test_unlike_dtypes_that_gloo_adds_up_are_refused(cell):
-    _, _, error = cell("%%ranks\ndist.all_reduce(torch.ones(2, dtype=torch.int32 if rank else torch.float32))")
-    assert "their values are wrong" in str(error)
-
-
 def test_checks_name_the_operators_and_restart_says_so(cell):
     _, printed, error = cell("%%ranks --check\nimport torch, torch.distributed as dist\n"
                              "dist.all_reduce(torch.ones(2 + dist.get_rank()))")
@@ -179,6 +155,8 @@ def test_status_restart_and_stop(cell, shell):
     ("%%ranks --only a\n1", "UsageError: %%ranks --only a: expected ranks, such as 0,1"),
     ("%%ranks --send nowhere\n1", "UsageError: %%ranks --send nowhere: the notebook has no such name"),
     ("%%ranks --send lock\n1", "UsageError: the function or an argument cannot be sent to the ranks: TypeError"),
+    ("%%ranks -n 0\n1", "n must be a whole number, 1 or more"),
+    ("%%ranks -n 3 --only 7\n1", "the ranks are 0 to 2"),
     ("%%ranks --timeout -1\n1", "UsageError: ranks(timeout=-1.0): timeout must be a number of seconds above 0."),
     ("%%ranks --echo loud\n1", "UsageError: argument --echo: invalid choice: 'loud'"),
     ("%%ranks -n many\n1", "UsageError: argument -n: invalid int value: 'many'"),
@@ -210,55 +188,10 @@ def test_completion_knows_the_names_of_the_ranks(cell, shell):
     assert "only_on_ranks" in offered
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ("-n 0", "n must be a whole number, 1 or more"), ("-n 3 --only 7", "the ranks are 0 to 2"),
-    ("-n 3 --timeout 0", "timeout must be a number of seconds above 0"), ("--check --only x", "expected ranks"),
-])
-def test_what_is_refused_ends_no_ranks(cell, options, says):
-    cell("%%ranks\nkept = 5")
-    _, printed, error = cell(f"%%ranks {options}\nkept")
-    assert says in str(error) and "ended" not in printed
-    assert repr(cell("%%ranks\nkept")[0]) == "ranks 0, 1: 5"
-
-
-def test_annotations_are_what_the_cell_says(cell):
-    assert repr(cell("%%ranks\ndef f(x: int): ...\nf.__annotations__")[0]) == "ranks 0, 1: {'x': <class 'int'>}"
-
-
 def test_other_sizes_start_other_ranks(cell, shell):
     _, printed, _ = cell("%%ranks -n 3\nimport torch.distributed as dist")
     assert printed == "2 ranks ended, with all they held: 3 new ones start.\n"
     assert repr(cell("%%ranks\ndist.get_world_size()")[0]) == "ranks 0, 1, 2: 3"
-
-
-def test_what_the_notebook_registered_is_known_on_the_ranks(cell):
-    from workbench.authoring import families
-    from workbench.passes import registry
-    from workbench.recipe.contracts import CONTRACTS
-    from workbench.recipe.model_sizes import SIZES
-
-    registering = """
-from workbench import register_model, register_pass
-@register_pass("of_a_cell", stage="joint", numerics="exact", changes="{0}")
-def of_a_cell(gm, example_inputs, *, options):
-    return "{0}"
-@register_model("of_a_cell", sizes={{"vocab_size": 8, "max_seq_len": 8}})
-def make(sizes):
-    return "{0}"
-"""
-    asking = """%%ranks
-from workbench.passes.registry import find_pass
-from workbench.authoring.families import find_family
-found = find_pass("of_a_cell")
-found.function(None, None, options=None), found.contract.changes, find_family("of_a_cell").make.__wrapped__({})"""
-    try:
-        for said in ("once", "twice"):
-            assert cell(registering.format(said))[2] is None
-            value, _, error = cell(asking)
-            assert error is None and value.agree and value[1] == (said, said, said)
-    finally:
-        CONTRACTS.pop("of_a_cell"), registry._PASSES.pop("of_a_cell")
-        del families._FAMILIES["of_a_cell"], SIZES["of_a_cell"]
 
 
 def test_old_cells_leave_nothing_in_the_cache_of_lines():

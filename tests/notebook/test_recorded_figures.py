@@ -62,8 +62,3 @@ def test_a_file_that_is_no_record_is_named(results: Path, monkeypatch: pytest.Mo
     with pytest.raises(WorkbenchError) as caught:
         on_gpus(LESSON, "steps", measure)
     assert str(caught.value).startswith(f"{results}: not recorded figures (")
-
-
-def test_lesson_03_says_by_how_much_the_recorded_peak_falls() -> None:
-    first, *_, last = on_gpus(load_lesson("03_split_forward_and_backward"), "memory", measure, gpus=999).rows
-    assert last["peak MiB"] < 0.75 * first["peak MiB"]

@@ -57,21 +57,6 @@ def test_how_many_matmuls_the_backward_repeats(policies):
     assert set(in_forward) == {2 * 7 + 1}
 
 
-def test_attention_is_saved_but_by_full(policies):
-    def attention(found):
-        return sum("scaled_dot_product" in str(n.target) and "backward" not in str(n.target)
-                   for n in found[1].backward.graph.nodes)
-
-    assert [attention(policies[p]) for p in ("none", "selective", "full")] == [0, 0, 2]
-
-
-def test_a_list_of_operators(policies):
-    def silus(found):
-        return len(calls(found[1].backward, "aten.silu"))
-
-    assert silus(policies["few"]) == 2 and silus(policies["by operator"]) == 0
-
-
 def test_an_operator_that_no_layer_has_is_refused(two_layers, through):
     with pytest.raises(WorkbenchError) as caught:
         through(two_layers, [spec(save=("silu", "conv2d"))])
@@ -116,30 +101,6 @@ def test_a_rule_of_ones_own(rule, two_layers, through, policies):
     assert CONTRACTS[name].changes == "layer 0 is recomputed, layer 1 saved"
     assert 0 < records[name].verdict("effect").evidence["recomputed_matmuls"] < matmuls_again(policies["full"])
     assert saved_bytes(policies["full"][1]) < saved_bytes(pair)
-
-
-def test_a_rule_that_says_nothing_has_no_effect(rule, two_layers, through):
-    name = rule("silent", lambda node: None)
-    records, _, _ = through(two_layers, [name])
-    assert records[name].outcome is Outcome.NO_EFFECT
-
-
-@pytest.mark.nightly
-def test_a_second_rule_that_tags_as_many_nodes_otherwise_has_its_effect(rule, two_layers):
-    keep, free = rule("keep_all", lambda node: True), rule("free_all", lambda node: False)
-    with capture(two_layers) as joint:
-        first, second, again = run_joint(joint, [keep, free, free])
-    assert first.verdict("effect").evidence["layers"] == second.verdict("effect").evidence["layers"] == 2
-    assert [r.verdict("effect").outcome for r in (first, second)] == [Outcome.PASS, Outcome.PASS]
-    assert again.verdict("effect").outcome is Outcome.NO_EFFECT
-    assert again.verdict("effect").message == "every node was tagged before"
-
-
-def test_a_rule_and_the_pass_conflict(rule):
-    from workbench.recipe.contracts import check_passes
-
-    rule("mine", lambda node: True)
-    assert check_passes([NAME, "mine"], []) == [f"passes {NAME!r} and 'mine' conflict: keep one of them"]
 
 
 class Flat(torch.nn.Module):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from on_ranks import calls, small
 
-from workbench.authoring.author import author, author_module
-from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph.facts import facts_of
 from workbench.graph.read.collectives import list_collectives
-from workbench.passes.transformer_block_bucketing import module_stack
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import bucketing
 from workbench.torch_api.ops import group_ranks
@@ -62,31 +58,12 @@ def test_gathers_have_a_group_of_their_own(variants):
     assert facts.groups["dp_shard.gather"] == gather and facts.group_sizes[gather] == 2
 
 
-def test_without_it_they_share_one(variants):
-    """The naive version, which leaves nothing to overlap."""
-    _, pair, _ = variants["one group"]
-    assert groups_of(pair, "all_gather") == groups_of(pair, "reduce_scatter")
-
-
 def test_a_group_has_one_twin_however_often_it_is_built_on(variants, two_layers, through):
     _, pair, _ = variants["blocks"]
     before = dist.distributed_c10d._world.group_count
     _, again, _ = through(two_layers, (), [BLOCKS])
     assert groups_of(again, "all_gather") == groups_of(pair, "all_gather")
     assert dist.distributed_c10d._world.group_count == before
-
-
-def test_the_graph_before_knows_nothing_of_the_twin(variants):
-    records, _, _ = variants["blocks"]
-    assert "dp_shard.gather" not in facts_of(records[BLOCKS].before[0]).groups
-    assert "dp_shard.gather" in facts_of(records[BLOCKS].after[0]).groups
-
-
-def test_buckets_of_ones_own(two_layers, through):
-    spec = PassSpec(name=BLOCKS, options={"buckets": (("tok_embeddings", "layers.0", "layers.1", "norm", "output"),)})
-    records, pair, _ = through(two_layers, (), [spec])
-    assert records[BLOCKS].outcome is Outcome.PASS
-    assert moved(pair, "reduce_scatter")[0] == 1
 
 
 def test_buckets_that_match_nothing_have_their_reason(two_layers, through):
@@ -106,10 +83,6 @@ def test_a_plan_says_what_it_left_out(two_layers, through):
         "tok_embeddings"))
 
 
-def test_a_plan_that_takes_all_says_nothing(variants):
-    assert variants["blocks"][0][BLOCKS].verdict("effect").message == ""
-
-
 @pytest.mark.parametrize("plan", [
     ("layers.0", "layers.0.attention"), (("layers.0.attention", "layers.0"),), ("norm", "norm")])
 def test_a_module_in_two_buckets_is_refused(two_layers, through, plan):
@@ -121,79 +94,6 @@ def test_a_name_that_begins_alike_is_another_module(two_layers, through):
     """The naive version, which compares the beginnings of the text: layers.1 and layers.10."""
     records, _, _ = through(two_layers, (), [PassSpec(name=BLOCKS, options={"buckets": ("layers.1", "layers.10")})])
     assert records[BLOCKS].outcome is Outcome.PASS
-
-
-def test_no_gather_has_its_reason(fake4, through):
-    recipe = small({"tp": 4}).override({"model.n_heads": 4, "model.n_kv_heads": 4})
-    records, _, _ = through(author(recipe, fake4), (), [BLOCKS, AUTO][:1])
-    assert records[BLOCKS].verdict("effect").message.startswith("no parameter is gathered in this graph")
-
-
-def renamed():
-    """A model whose methods call their first argument `this`."""
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(this):
-            super().__init__()
-            this.up, this.down = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False)
-
-        def forward(this, x):
-            return x + this.down(torch.relu(this.up(x)))
-
-    class Model(nn.Module):
-        def __init__(this):
-            super().__init__()
-            this.layers = nn.ModuleList(Block() for _ in range(2))
-
-        def forward(this, x):
-            for layer in this.layers:
-                x = layer(x)
-            return x.square().mean()
-
-    return Model()
-
-
-@pytest.fixture(scope="module")
-def this_model(fake4):
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",))
-    with torch.device("meta"):
-        module = renamed()
-    with fake4.fake_mode:
-        x = torch.empty(8, 16)
-    return author_module(module, fake4, mesh, ParallelPlan(units=("layers.*",)), batch=lambda: (x,))
-
-
-def test_methods_may_name_their_first_argument_otherwise(this_model, through):
-    records, pair, _ = through(this_model, ["activation_checkpointing", "reshard_after_forward"], [BLOCKS])
-    assert records[BLOCKS].outcome is Outcome.PASS
-    assert records["activation_checkpointing"].verdicts[1].outcome is Outcome.PASS
-    assert moved(pair, "reduce_scatter")[0] == 2
-
-
-def test_paths_read_as_torch_wrote_them_match_nothing(this_model, through, monkeypatch):
-    """The naive version: only L['self'] is cleaned away. It must be told."""
-    from workbench.passes import transformer_block_bucketing as transform
-
-    def only_self(path):
-        return path.removeprefix("L['self'].").replace("L['self']", "")
-
-    monkeypatch.setattr(transform, "clean_path", only_self)
-    records, _, _ = through(this_model, (), [BLOCKS])
-    found = records[BLOCKS].verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT and found.message.startswith("no module path matches the buckets")
-
-
-def test_module_stacks_are_those_of_the_forward(two_layers, through):
-    _, pair, _ = through(two_layers)
-    for gm in pair.graphs:
-        products = calls(gm, "aten.mm")
-        paths = [[path for path, _ in module_stack(n)] for n in products]
-        assert sum("layers.1" in p for p in paths) >= 7
 
 
 def test_a_size_cap_that_this_torch_cannot_do_is_refused(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from workbench import build, load_recipe, run_partitioned
+from workbench import build, load_recipe
 from workbench.checks.verdicts import Outcome
 from workbench.passes.graph_cleanup import graph_cleanup
 from workbench.torch_api.distributed.fake import new_fake_mode
@@ -99,19 +99,6 @@ def test_what_the_graph_returns_and_what_it_writes_stay():
     graph.output((out,))
     gm = graph_cleanup(GraphModule(torch.nn.Module(), graph), [], options=None)
     assert [op_name(n.target) for n in gm.graph.nodes if n.op == "call_function"] == ["aten.add_", "aten.detach"]
-
-
-@pytest.mark.nightly
-def test_on_a_model_and_once_more(authored, through):
-    plain = through(authored, (), (BLOCKS,))[1]
-    records, pair, _ = through(authored, (), (BLOCKS, "overlap_collectives", NAME))
-    assert records[NAME].outcome is Outcome.PASS
-    for before, after in zip(plain.graphs, pair.graphs, strict=True):
-        assert len(after.graph.nodes) < 0.9 * len(before.graph.nodes)
-        assert len(after.graph.output_node().args[0]) == len(before.graph.output_node().args[0])
-    (again,), _ = run_partitioned(pair, [NAME])
-    found = again.verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT and found.message == "no view and no transpose is idle"
 
 
 @pytest.mark.nightly

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.distributed import _symmetric_memory as symm_mem
 
-from workbench import author_module, capture, fake_world, load_recipe, partition, run, run_partitioned
+from workbench import author_module, capture, load_recipe, partition, run, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.checks.verdicts import Outcome
 from workbench.errors import WorkbenchError
 from workbench.graph import replay_rehearsal
 from workbench.graph.lower import compile_step
-from workbench.graph.replay_rehearsal import Rehearsal, rehearse
+from workbench.graph.replay_rehearsal import Rehearsal
 from workbench.recipe.recipe import RecipeError
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api import cuda_graphs
@@ -88,13 +88,6 @@ def test_warm_up_then_record_then_replay_bitwise(stand, warmup):
     assert found.evidence["fixed_inputs"][0] == 5
 
 
-def test_without_the_copy_of_moving_inputs_it_would_be_noticed(stand, monkeypatch):
-    from workbench.passes.cudagraph import Replayed
-
-    monkeypatch.setattr(Replayed, "_take", lambda self, args: None)
-    assert not same(train(build("cudagraph")[0]), train(build()[0]))
-
-
 def test_a_loss_is_the_users_to_keep(stand):
     step, _ = build("cudagraph")
     losses = []
@@ -123,17 +116,6 @@ def test_a_step_whose_backward_has_not_run_is_not_overwritten_in_silence(stand):
     with pytest.raises(WorkbenchError, match="what the last step saved is still held"):
         step(*batch(1))
     loss.backward()
-
-
-def test_a_forward_that_could_write_over_gradients_is_refused(stand):
-    """The forward's recording may use memory of the pool that its backward's gradients lie in."""
-    step, _ = build("cudagraph")
-    train(step, 4)
-    step(*batch(0)).backward()
-    with torch.no_grad(), pytest.raises(WorkbenchError, match="on the forward graph: a gradient of the last step is"):
-        step(*batch(1))
-    step.module.zero_grad(set_to_none=True)
-    step(*batch(1)).backward()
 
 
 def test_a_backward_that_runs_twice_does_not_record_before_its_forward(stand):
@@ -204,41 +186,12 @@ def test_such_a_gradient_is_not_overwritten_in_silence(shared):
     assert torch.equal(kept, was)
 
 
-def test_a_loss_that_is_held_is_told_before_such_a_gradient(shared):
-    train(shared, 4)
-    loss = shared(*batch(0))
-    with pytest.raises(WorkbenchError, match="what the last step saved is still held"):
-        shared(*batch(1))
-    loss.backward()
-
-
-def test_another_shape_is_refused_with_both(stand):
-    step, _ = build("cudagraph")
-    train(step, 4)
-    x, y = batch(0)
-    with pytest.raises(WorkbenchError) as error:
-        step(x[:2], y[:2])
-    assert str(error.value) == (
-        "the compiled step of MLP: the shape of input 1 was [3, 4] at the capture and is [2, 4]: capture again with "
-        "such inputs, or convert it")
-
-
 def test_debug_finds_a_parameter_that_moved(stand):
     step, _ = build({"name": "cudagraph", "debug": True})
     train(step, 4)
     step.module.up.weight.data = step.module.up.weight.data.clone()
     with pytest.raises(WorkbenchError, match="input primals_1 was recorded at address 0x.*change parameters"):
         step(*batch(0))
-
-
-def test_rehearsed_without_a_fixture():
-    """As a lesson does it: the pair says that its recording is rehearsed."""
-    torch.manual_seed(0)
-    world = World("gloo", 1, 0, torch.device("cpu"))
-    pair = rehearse(partition(capture(author_module(MLP(), world, None, batch=lambda: batch(0)))))
-    (record,), bodies = run_partitioned(pair, ["cudagraph"])
-    assert same(train(compile_step(pair, bodies)), train(build()[0]))
-    assert record.outcome is Outcome.PASS
 
 
 def test_a_replay_reads_the_memory_that_was_recorded_and_not_the_parameter(stand):
@@ -265,17 +218,6 @@ def test_after_close_a_call_is_refused(stand):
 class Noisy(MLP):
     def forward(self, x, y):
         return super().forward(nn.functional.dropout(x, 0.5), y)
-
-
-def test_a_recording_is_launched_alone_only_after_it_was_made(stand):
-    step, (record,) = build("cudagraph")
-    forward = record.after[0]
-    with pytest.raises(WorkbenchError, match="nothing is recorded yet: run 3 steps first"):
-        forward.replay_alone()
-    train(step)
-    forward._outputs[0].fill_(7.0)
-    forward.replay_alone()
-    assert forward._outputs[0] != 7.0
 
 
 def test_random_numbers_are_refused_by_name(stand):
@@ -325,14 +267,6 @@ def test_launches_are_counted_in_kernels_where_inductor_made_them(stand):
     _, (record,) = build("cudagraph")
     record.after[0].body.function = Compiled
     assert (record.after[0].facts.launches_before, record.after[0].facts.unit) == (2, "calls of kernels")
-
-
-def test_listing_it_touches_no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: pytest.fail("touched"))
-    with fake_world(2) as world:
-        authored = author_module(MLP(), world, world.mesh_of({"tp": 2}), ParallelPlan(), batch=None)
-        assert authored.module is not None
-    cuda_graphs.Recorder().close()
 
 
 def test_too_little_symmetric_memory_names_the_pass_that_reserves_it(stand, monkeypatch):

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from faults import naive_retrace
-from on_ranks import calls, user_pass
+from on_ranks import user_pass
 
 from workbench.authoring.author import author_module
 from workbench.checks.verdicts import Outcome
@@ -16,7 +16,6 @@ from workbench.graph.capture import capture
 from workbench.graph.read.nodes import module_path, provenance
 from workbench.pipeline.run_passes import capture_decompositions, run_joint
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api.inductor import lowering
 from workbench.torch_api.partitioning import PARTITIONERS
 
 pytestmark = pytest.mark.integration
@@ -62,15 +61,6 @@ def test_every_node_keeps_its_metadata(both, authored, through):
     joint.graph.lint()
 
 
-def test_values_are_fresh(both):
-    """Shapes, dtypes and strides are those that the new operators give."""
-    (_, _, joint), _ = both
-    for node in joint.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "call_function" and isinstance(value, torch.Tensor) and "tensor_meta" in node.meta:
-            assert node.meta["tensor_meta"].shape == value.shape and node.meta["tensor_meta"].stride == value.stride()
-
-
 def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch):
     """The retrace drops metadata, and torch's default partitioner then repeats the forward in the backward."""
 
@@ -88,15 +78,6 @@ def test_the_naive_retrace_recomputes_the_forward(authored, through, monkeypatch
         assert repeated(naive) > 0.9 and repeated(ours) < 0.25
         _, with_min_cut, _ = through(authored, [name])
     assert repeated(with_min_cut) < 0.2  # either repair is enough; we make both
-
-
-def test_bucketing_after_the_naive_retrace_says_why_it_matches_nothing(authored, through):
-    """Module paths are lost, and nothing may be silent about it."""
-    with user_pass("naive", naive_retrace) as name:
-        records, _, _ = through(authored, [name], ["transformer_block_bucketing"])
-    found = records["transformer_block_bucketing"].verdict("effect")
-    assert found is not None and found.outcome is Outcome.NO_EFFECT
-    assert found.message.startswith("no module path matches the buckets ['tok_embeddings', 'layers.0', 'norm']")
 
 
 def test_a_capture_without_the_table_is_told(authored, through):
@@ -126,37 +107,3 @@ def test_random_operators_are_refused_by_name(fake4, at):
         run_joint(joint, [spec])
     assert str(caught.value).startswith("inductor_decomposition: node '")
     assert "draws random numbers, and its replacement would draw others" in str(caught.value)
-
-
-@pytest.mark.nightly
-def test_attention_without_dropout_draws_nothing(authored):
-    from workbench.torch_api.ops import draws
-
-    gm = capture(authored).graph
-    attention = [n for n in gm.graph.nodes if "scaled_dot_product" in str(n.target)]
-    assert attention and not any(map(draws, attention))
-
-
-def test_the_table_is_a_copy():
-    lowering.decomposition_table().clear()
-    assert lowering.decomposition_table()
-
-
-def test_nothing_to_replace_has_its_reason(fake4):
-    with fake4.fake_mode:
-        x = torch.empty(4, 8)
-
-    class Mul(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(8))
-
-        def forward(self, x):
-            return (x * self.w).sum()
-
-    with capture(author_module(Mul(), fake4, None, batch=lambda: (x,))) as joint:
-        record = run_joint(joint, [NAME])[0]
-        assert calls(joint.graph, "aten.mul")
-    effect = record.verdict("effect")
-    assert effect is not None and effect.outcome is Outcome.NO_EFFECT
-    assert effect.message == "no operator of the graph is in Inductor's table"

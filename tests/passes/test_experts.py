@@ -6,16 +6,13 @@ import pytest
 from on_ranks import calls, user_pass
 
 from workbench.authoring.author import author
-from workbench.checks.collectives import conserved
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.read.collectives import list_collectives
 from workbench.graph.read.cost import flops
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api import aot
 from workbench.torch_api.inductor.regions import region_of
-from workbench.torch_api.ops import is_symbolic
 
 pytestmark = pytest.mark.integration
 AC, RESHARD = "activation_checkpointing", "reshard_after_forward"
@@ -87,31 +84,12 @@ def test_float8_names_why_each_product_of_an_expert_stays(authored, through, dis
     assert found["converted"] == found["eligible"] == found["products"] - sum(map(len, left.values())) > 0
 
 
-def test_an_exchange_that_a_pass_drops_is_missed(captured):
-    broken = aot.clone(captured)
-    node = calls(broken, "_c10d_functional.all_to_all_single")[1]
-    node.replace_all_uses_with(node.args[0])
-    broken.graph.erase_node(node)
-    found = conserved(list_collectives(captured), list_collectives(broken), fewer=False)
-    assert str(found.outcome) == "FAIL" and "all_to_all" in found.message
-
-
 def test_regions_are_named_in_forward_and_backward(captured):
     for tag in ("is_forward", "is_backward"):
         named = {region_of(n) for n in captured.graph.nodes if n.meta.get("partitioner_tag") == tag}
         assert {"dispatch", "compute", "combine", "norm", "feed_forward"} <= named
     inside = {region_of(n) for n in calls(captured, "_c10d_functional.all_to_all_single")}
     assert inside == {"dispatch", "combine"}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dispatch", ["capacity", "dropless"])
-def test_checkpointing_repeats_no_exchange(pairs, dispatch):
-    _, plain = pairs(dispatch)
-    _, made = pairs(dispatch, (AC, RESHARD))
-    assert [len(g) for g in exchanges(made)] == [len(g) for g in exchanges(plain)]
-    recomputed = {n.name for n in made[1].graph.nodes} & {n.name for n in made[0].graph.nodes if n.op != "placeholder"}
-    assert any("silu" in name for name in recomputed)
 
 
 def test_what_needs_static_shapes_is_refused_for_dropless():
@@ -127,25 +105,6 @@ def test_a_graph_that_reads_sizes_is_refused_by_its_node(authored, through):
     told = pytest.raises(WorkbenchError, match=r"layers\.1\.moe.*read from the device: give it a static size")
     with user_pass("own_static", lambda gm: gm, needs={"static_shapes"}) as name, told:
         through(authored["dropless"], [name])
-
-
-@pytest.mark.nightly
-def test_decomposition_leaves_what_has_a_size_of_its_own(pairs):
-    _, plain = pairs("dropless")
-    _, made = pairs("dropless", ("inductor_decomposition",))
-    count = [sum(len(calls(g, "aten.silu_backward")) + len(calls(g, "aten.silu")) for g in graphs)
-             for graphs in (plain, made)]
-    assert 0 < count[1] < count[0]
-
-
-@pytest.mark.nightly  # compiles
-@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
-def test_experts_are_a_region(pairs, dispatch):
-    (record,), made = pairs(dispatch, (), ("regional_inductor",))
-    assert "compute" in record.verdict("effect").evidence["names"] and str(record.outcome) == "PASS"
-    # rows of a size that is read in a step stay outside
-    left = [n for g in made for n in g.graph.nodes if region_of(n) == "compute" and is_symbolic(n.meta.get("val"))]
-    assert bool(left) == (dispatch == "dropless")
 
 
 def test_sizes_that_are_read_in_a_step_count_as_an_even_load_has_them(fake4, captured):

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._inductor.config as config
-import torch.distributed as dist
-from on_ranks import FSDP_TP, calls, small, user_pass
+from on_ranks import FSDP_TP, small
 from torch._inductor.utils import is_collective, is_wait
 from torch.fx import Graph, GraphModule
 
 from workbench import (
-    RankError,
     World,
     author,
     build,
@@ -25,16 +23,13 @@ from workbench import (
     run_partitioned,
 )
 from workbench.checks.verdicts import Outcome
-from workbench.graph import list_schedule
-from workbench.graph.facts import facts_of
 from workbench.graph.list_schedule import constraints, schedule
-from workbench.graph.read.collectives import exposed_in_node_order, list_collectives
+from workbench.graph.read.collectives import exposed_in_node_order
 from workbench.graph.read.kernels import find_kernels
 from workbench.graph.read.nodes import is_compute
-from workbench.graph.read.timeline import costs_of, simulate
+from workbench.graph.read.timeline import costs_of
 from workbench.passes.overlap_collectives import OverlapOptions, less_exposed, order_costs
 from workbench.torch_api.inductor import kept_order, lowering
-from workbench.world.mesh import current_world
 
 pytestmark = pytest.mark.integration
 
@@ -84,24 +79,6 @@ def test_less_is_exposed_and_every_node_is_still_there(pairs, bucketing):
     assert tp_exposed(made.backward) < tp_exposed(plain.backward)
 
 
-def test_every_rank_finds_the_same_order(pairs):
-    orders = [[n.name for g in pairs(BLOCKS, OVERLAP)[0].graphs for n in g.graph.nodes] for _ in range(2)]
-    assert orders[0] == orders[1]
-
-
-def test_a_short_horizon_moves_little(pairs):
-    plain, _ = pairs(BLOCKS)
-
-    def moved(horizon):
-        costs = costs_of(plain.backward, "h100")
-        order = schedule(plain.backward, costs, horizon)
-        place = {n: i for i, n in enumerate(plain.backward.graph.nodes)}
-        return max(abs(place[n] - i) for i, n in enumerate(order)), simulate(order, costs).exposed_ms
-
-    (near, little), (far, most) = moved(0.01), moved(8.0)
-    assert near < far and little > most
-
-
 def test_nothing_to_move_is_no_effect(fake4):
     def on(mesh, world):
         return run_partitioned(partition(capture(author(small(mesh), world))), [OVERLAP])[0][0]
@@ -109,18 +86,6 @@ def test_nothing_to_move_is_no_effect(fake4):
     assert on({"dp_shard": 4}, fake4).outcome is Outcome.PASS
     found = on({}, World("gloo", 1, 0, torch.device("cpu"))).verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and found.message == "no collective is exposed, as estimated"
-
-
-def test_what_has_its_best_order_already_is_left_alone(pairs):
-    made, _ = pairs(BLOCKS, OVERLAP)
-    before = [n.name for n in made.backward.graph.nodes]
-    record = run_partitioned(made, [OVERLAP])[0][0]
-    if record.verdict("effect").outcome is Outcome.NO_EFFECT:
-        assert before == [n.name for n in made.backward.graph.nodes]
-        assert record.verdict("effect").message == "no work is free to move behind what is exposed"
-    else:
-        was, now = record.verdict("effect").evidence["exposed_ms"]
-        assert now < was
 
 
 def by_hand():
@@ -144,44 +109,6 @@ def test_writes_and_random_operators_keep_their_order():
     must = constraints(gm)
     assert first in must[read] and {first, read} <= must[second] and second in must[again]
     assert one in must[two] and two not in must[one]
-
-
-def test_without_the_marks_of_writes_a_read_would_overtake(monkeypatch):
-    gm, (first, read, second, again, *_) = by_hand()
-    monkeypatch.setattr(list_schedule, "written_inputs", lambda node: [])
-    must = constraints(gm)
-    assert first not in must[read] and second not in must[again]
-
-
-def test_one_groups_collectives_may_change_places(pairs):
-    plain, _ = pairs(BLOCKS)
-    made, _ = pairs(BLOCKS, OVERLAP)
-    orders = [[[c.node for c in list_collectives(g) if c.axis == "tp"] for g in pair.graphs] for pair in (plain, made)]
-    assert orders[0] != orders[1]
-    assert [sorted(names) for names in orders[0]] == [sorted(names) for names in orders[1]]
-
-
-def order_of_this_rank(gm):
-    """What no pass may do: rank 1 launches the third gather before the first."""
-    if dist.get_rank() == 1 and facts_of(gm).part == "forward":
-        gathers = calls(gm, "_c10d_functional.all_gather_into_tensor")
-        moved = [gathers[2]]
-        for node in moved:
-            moved += [n for n in node.all_input_nodes if n.op == "call_function"]
-        for node in reversed(moved):
-            gathers[0].prepend(node)
-    return gm
-
-
-def build_in_another_order():
-    with user_pass("odd_order", order_of_this_rank, stage="partitioned"):
-        build(small({"dp_shard": 2}, passes=("odd_order",)), current_world())
-
-
-def test_an_order_that_depends_on_the_rank_is_refused_before_launch(pool2):
-    told = "rank . would run .* as collective 1, where rank . runs .*: the ranks would hang"
-    with pytest.raises(RankError, match=told):
-        pool2.run(build_in_another_order)
 
 
 def dense_order(gm, example_inputs, *, options):
@@ -233,14 +160,6 @@ def test_inductors_code_keeps_the_order_of_the_graph_and_a_later_pass_that_does_
     found = lost.verdict("order")
     assert found.outcome is Outcome.FAIL and found.evidence["first"] in found.message
     assert placed.verdict("effect").outcome is Outcome.NO_EFFECT
-
-
-@pytest.mark.nightly  # two compilations
-def test_what_this_pass_hides_stays_hidden_in_inductors_code_at_the_cost_of_few_fusions(fake4):
-    placed, kept, calls = lowered(fake4, OVERLAP)
-    assert placed.outcome is Outcome.PASS and kept.verdict("order").outcome is Outcome.PASS
-    assert kept.verdict("order").evidence["hidden"] > 5
-    assert 0 < calls <= 1.05 * lowered(fake4, OVERLAP, keep_order=False)[2]
 
 
 @pytest.mark.nightly

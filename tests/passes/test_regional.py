@@ -7,7 +7,7 @@ from functools import cache
 import networkx as nx
 import pytest
 import torch
-from on_ranks import FSDP4, FSDP_TP, small
+from on_ranks import FSDP_TP, small
 from torch import nn
 
 from workbench import author, author_module, capture, partition, region, run_partitioned
@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.callables import kernels_of
 from workbench.graph.read.nodes import kind_of
 from workbench.passes import regional_inductor as module
-from workbench.passes.regional_inductor import members, parts_to_compile
+from workbench.passes.regional_inductor import members
 from workbench.recipe.recipe import RecipeError, load_recipe
 from workbench.recipe.sections import PassSpec
 from workbench.torch_api.inductor import regions
@@ -79,7 +79,6 @@ def test_torch_s_new_order_of_the_graph_is_undone(pair, uncompiled, monkeypatch)
     assert names(pair(spec(), n_layers=2)[0].graphs) == wanted
 
 
-
 def test_a_region_s_product_still_hides_the_collectives_around_it(fake4, uncompiled):
     """Attention's region has copies behind it that nobody needs soon: its call must not take their place."""
     recipe = load_recipe("llama3_flex_autobucketing_regional").override({
@@ -131,13 +130,6 @@ def test_a_region_asked_for_and_left_out_is_no_effect(pair, uncompiled):
     assert found.outcome is Outcome.NO_EFFECT and "nothing of region 'norm' was compiled" in found.message
 
 
-@pytest.mark.nightly
-def test_blocks_are_regions_of_their_own(pair, uncompiled):
-    made, _ = pair(spec(regions=("norm",)), n_layers=2)
-    names = {n.target.__name__ for n in calls(made.forward)}
-    assert names == {"region_norm_layers_0", "region_norm_layers_1"}
-
-
 @pytest.mark.parametrize("bucketing", [(), (BLOCKS,), ("autobucketing_reordering",)], ids=str)
 def test_collectives_and_gather_chains_never_enter(pair, bucketing):
     made, _ = pair(*bucketing)
@@ -145,13 +137,6 @@ def test_collectives_and_gather_chains_never_enter(pair, bucketing):
         inside = members(graph, ("feed_forward", "norm"), ())
         assert not {kind_of(n) for n in inside} & {"collective", "wait"}
         assert not inside.keys() & module.parameter_moves(graph)
-
-
-def test_without_that_rule_gathered_weights_would_enter(pair, monkeypatch):
-    made, _ = pair()
-    kept = module.parameter_moves(made.forward)
-    monkeypatch.setattr(module, "parameter_moves", lambda graph: set())
-    assert members(made.forward, ("feed_forward",), ()).keys() & kept
 
 
 def test_fallback_operators_stay_outside(pair, uncompiled):
@@ -245,34 +230,10 @@ def test_regions_that_need_each_other_make_no_cycle(uncompiled):
     assert [name for name, _ in parts] == ["a", "b", "a"]
 
 
-def test_levels_keep_two_parts_of_one_region_apart():
-    graph = built(Interleaved()).forward
-    groups = {n: regions.region_of(n) for n in graph.graph.nodes if regions.region_of(n)}
-    parts = regions.parts_of(graph, groups)
-    assert sum(name == "a" for name, _ in parts) >= 2
-    place = {node: i for i, (_, nodes) in enumerate(parts) for node in nodes}
-    for node, i in place.items():  # nothing comes back into its own part
-        outside = [u for u in node.users if place.get(u) != i]
-        seen = set()
-        while outside:
-            user = outside.pop()
-            assert place.get(user) != i
-            if user not in seen:
-                seen.add(user)
-                outside += user.users
-
-
 def test_a_model_without_names_has_no_effect():
     (record,), _ = run_partitioned(built(Unnamed()), [NAME])
     found = record.verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and "no node is in a named region" in found.message
-
-
-def test_regions_of_which_nothing_is_left_have_no_effect(uncompiled):
-    left = ["mm", "sin", "cos", "mul", "add", "neg", "t", "mean", "div", "expand", "pow", "transpose"]
-    (record,), _ = run_partitioned(built(Interleaved()), [spec(fallback=left)])
-    found = record.verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT and "kept out" in found.message
 
 
 class Twice(Unnamed):
@@ -296,36 +257,3 @@ def test_a_name_that_the_partition_lost_is_said(uncompiled, named_first, which):
     found = record.verdict("effect")
     assert found.outcome is Outcome.NO_EFFECT and found.evidence["lost"] == [f"b in the {which}"]
     assert found.message.startswith(f"the partition left no node of region 'b' in the {which}")
-
-
-def test_parts_are_those_that_the_pass_compiles(uncompiled):
-    made = built(Interleaved())
-    parts = [[name for name, _ in parts_to_compile(graph)] for graph in made.graphs]
-    run_partitioned(made, [NAME])
-    assert parts == [[n.meta[COMPILED_REGION]["name"] for n in calls(graph)] for graph in made.graphs]
-
-
-@pytest.mark.parametrize("mesh", [FSDP4, FSDP_TP], ids=["tp 1", "tp 2"])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_silu_is_a_part_of_its_own_as_lesson_06_says(pair, mesh, layers):
-    made, _ = pair(n_layers=layers, mesh=mesh)
-    forward, backward = ([{n.name.rstrip("_0123456789") for n in nodes if kind_of(n) not in ("view", "copy")}
-                          for name, nodes in parts_to_compile(graph, ["feed_forward"]) if name.endswith("layers.0")]
-                         for graph in made.graphs)
-    assert ({"add"} in forward, len(forward)) == ((True, 2) if mesh == FSDP_TP else (False, 1))
-    assert ({"silu"} in backward) == (mesh == FSDP_TP or layers == 2) and len(backward) == 1 + ({"silu"} in backward)
-
-
-def test_a_name_alone_changes_no_graph():
-    """The same operators with and without names."""
-    def listing(made):
-        return [[str(n.target) for n in g.graph.nodes] for g in made.graphs]
-
-    class Plain(Interleaved):
-        def forward(self, x, y):
-            first, free = x @ self.w, y * 2
-            second, other = first.sin(), free.cos()
-            third = second @ self.w + other
-            return (third * third).mean()
-
-    assert listing(built(Plain())) == listing(built(Interleaved()))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from faults import only_the_wait_is_tagged
-from on_ranks import calls, small, user_pass
+from on_ranks import small
 
 from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.graph.capture import capture
 from workbench.graph.gather_chains import gather_chains
 from workbench.graph.read.memory import parameter_gathers
-from workbench.passes.reshard_after_forward import gathered_weights_freed, tags_differ
 from workbench.pipeline.run_passes import run_joint, saved_bytes
 from workbench.recipe.sections import PassSpec
 
@@ -49,35 +46,6 @@ def test_never_gathers_nothing_again(variants):
     assert saved_bytes(pair) > saved_bytes(variants["always"][1])
 
 
-def test_without_the_pass_weights_are_kept(variants):
-    _, pair, _ = variants["plain"]
-    found = gathered_weights_freed(pair.graphs, PassSpecOptions("always"))
-    assert not found.happened and found.evidence["saved_gathered_parameters"]
-
-
-class PassSpecOptions:
-    def __init__(self, policy):
-        self.policy = policy
-
-
-def test_tagging_the_wait_alone_is_told(two_layers, through):
-    """The partitioner then saves a transposed view of the weight."""
-    with user_pass("naive", only_the_wait_is_tagged, effect=tags_differ,
-                   partition_effect=lambda graphs, options: gathered_weights_freed(graphs, PassSpecOptions("always"))
-                   ) as name:
-        records, pair, _ = through(two_layers, [name])
-    found = records["naive"].verdict("effect")
-    assert found.outcome is Outcome.NO_EFFECT and "still alias gathered parameters" in found.message
-    assert gathers_again(pair) < 20
-
-
-def test_chains_stop_at_what_computes(variants):
-    _, _, joint = variants["plain"]
-    for _, chain in gather_chains(joint):
-        assert not any(str(n.target).startswith(("aten.mm", "aten.mul", "aten.embedding")) for n in chain)
-        assert any(n.target is torch.ops._c10d_functional.wait_tensor.default for n in chain)
-
-
 def test_after_checkpointing_both_hold(two_layers, through):
     records, pair, _ = through(two_layers, ["activation_checkpointing", ALWAYS])
     assert {r.outcome for r in records.values()} == {Outcome.PASS}
@@ -91,14 +59,3 @@ def test_no_parameter_is_gathered_has_its_reason(fake4):
         record = run_joint(joint, [NAME])[0]
     effect = record.verdict("effect")
     assert effect is not None and effect.message == "no parameter is gathered in this graph"
-
-
-@pytest.mark.nightly
-def test_uneven_shards(fake4, through):
-    sizes = {"model.vocab_size": 257, "model.dim": 54, "model.n_heads": 3, "model.n_kv_heads": 1, "model.ffn_dim": 142}
-    authored = author(small({"dp_shard": 4}).override(sizes), fake4)
-    records, pair, _ = through(authored, [ALWAYS], ["transformer_block_bucketing"])
-    assert {r.outcome for r in records.values()} == {Outcome.PASS}
-    assert calls(pair.backward, "aten.mm")
-
-

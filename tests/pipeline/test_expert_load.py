@@ -11,7 +11,7 @@ from torch import nn
 
 from workbench.authoring.author import author
 from workbench.authoring.models.moe import MoE, MoEConfig
-from workbench.pipeline.expert_load import ExpertLoad, balance, routed_layers
+from workbench.pipeline.expert_load import ExpertLoad, balance
 from workbench.pipeline.train import train
 from workbench.recipe.recipe import load_recipe
 from workbench.world.mesh import World
@@ -25,16 +25,6 @@ LOAD = ExpertLoad(
     dropped=[[[1, 4], [0, 0]], [[0, 0], [0, 2]]],
 )
 ALONE = World("gloo", 1, 0, torch.device("cpu"))
-
-
-def test_ranks_are_added_for_each_expert():
-    assert LOAD.by_expert(0, 0) == [8, 2, 1, 1] and LOAD.by_expert(1, 1) == [5, 2, 2, 3]
-    assert LOAD.copies(0) == 24 and (LOAD.fell(0), LOAD.fell(1)) == (5, 2)
-
-
-def test_the_imbalance_is_the_fullest_over_the_mean():
-    assert LOAD.imbalance(0, 0) == 8 / 3 and LOAD.imbalance(0, 1) == 1
-    assert LOAD.worst(0) == 8 / 3 and LOAD.worst(1) == 5 / 3  # of another layer than in the first step
 
 
 def test_the_table_has_a_line_for_each_step_and_layer():
@@ -68,20 +58,6 @@ def test_the_bias_moves_against_the_load():
     load.note([balance(nn.ModuleDict({"moe": moe}))])
     assert moe.router.bias.tolist() == pytest.approx([-0.01, 0.01, 0, 0])
     assert load.tokens == [[[[7, 1, 4, 4]]]] and load.dropped == [[[3]]]
-
-
-def test_an_even_load_leaves_the_bias():
-    moe = layer(0.01)
-    moe.tokens.fill_(5)
-    moe.router.bias.copy_(torch.tensor([0.1, 0.0, -0.1, 0.2]))
-    balance(moe)
-    assert torch.equal(moe.router.bias, torch.tensor([0.1, 0.0, -0.1, 0.2]))
-
-
-def test_a_module_without_experts_notes_nothing():
-    load = ExpertLoad([])
-    load.note([balance(nn.Linear(2, 2))])
-    assert load.tokens == [] and routed_layers(nn.Linear(2, 2)) == {}
 
 
 def balanced(rate: float) -> ExpertLoad:

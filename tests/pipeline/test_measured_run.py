@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workbench import WorkbenchError, author, capture, fake_world, load_recipe, partition, run_joint, run_partitioned
 from workbench.checks.order import in_profile, times_of
 from workbench.graph.facts import GraphFacts, set_facts
-from workbench.graph.read.simulated_run import BEHIND_OTHERS, COMPUTE, CPU_LATE, HIDDEN, simulated
+from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, simulated
 from workbench.pipeline.measured_run import _KINDS, Kernel, measured, run_of_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -71,15 +71,6 @@ def test_what_compute_covers_is_hidden():
                                                                          ("nothing computes meanwhile", 0.04)]
     assert run.lanes == [COMPUTE, "stream 20", "stream 21"]  # the graph has no group that would fit
     assert run.compute_ms == pytest.approx(0.16) and run.total_ms == pytest.approx(0.21)
-
-
-def test_what_runs_beside_an_exposed_collective_is_concurrent_with_it():
-    kernels = [Kernel("gemm", 7, 0, 50), Kernel("ncclDevKernel_AllGather_RING_LL(x)", 20, 60, 100),
-               Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 21, 55, 150)]
-    run = run_of_kernels(kernels, {}, "measured on paper")
-    assert [s.limit for s in run.collectives] == ["nothing computes meanwhile", BEHIND_OTHERS]
-    assert run.exposed_ms == pytest.approx(0.095)
-    assert "0 of 2 collectives hidden behind compute and 1 behind exposed ones" in str(run)
 
 
 def test_a_profile_of_something_else_is_refused(graphs):

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 from on_ranks import small
-from torch import nn
 from whole_steps import whole
 
-from workbench import author_module, capture, partition
-from workbench.authoring.plans import ParallelPlan
 from workbench.graph.read.simulated_run import simulated
-from workbench.graph.step_graph import join
-from workbench.graph.update import Update
 from workbench.graph.whole_step import WholeStep
-from workbench.pipeline import measured_run
 from workbench.pipeline import run as running
 from workbench.pipeline.build import build
-from workbench.pipeline.measured_run import _KINDS, Kernel, graphs_of, measured, run_of_kernels
-from workbench.torch_api import aot
-from workbench.world.mesh import World
+from workbench.pipeline.measured_run import _KINDS, Kernel, graphs_of, run_of_kernels
 
 PASSES = ("overlap_collectives",)
 
@@ -69,36 +58,3 @@ def test_without_a_chosen_order_nothing_is_profiled(fake4, monkeypatch):
     plain = build(small({"dp_shard": 4}), fake4)
     running._profile_order(plain, lambda: None)
     assert plain.known.profile is None and plain.pipeline == []
-
-
-class Squares(nn.Linear):
-    def forward(self, x):
-        return super().forward(x).square().sum()
-
-
-def test_a_profiled_whole_step_leaves_module_and_optimizer_as_they_were(monkeypatch):
-    alone, batch = World("gloo", 1, 0, torch.device("cpu")), (torch.ones(2, 4),)
-    joined = join(partition(capture(author_module(Squares(4, 4), alone, None, ParallelPlan(), batch=lambda: batch))),
-                  Update())
-    joined.body = aot.boxed(joined.graph)
-    module = joined.pair.authored.module
-    step = WholeStep(joined, torch.optim.AdamW(module.parameters(), fused=True))
-    seen = []
-
-    def held():
-        states = [value for state in step.optimizer.state.values() for value in state.values()]
-        return [value.detach().clone() for value in (*module.parameters(), *states)]
-
-    def profiled(once):
-        once()
-        seen.append(held())
-        return [], []
-
-    gpu = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "paper")
-    monkeypatch.setattr(measured_run, "torch", SimpleNamespace(cuda=gpu))
-    monkeypatch.setattr(measured_run, "profiled", profiled)
-    step(*batch)
-    before = held()
-    assert measured(lambda: step(*batch), step).source == "measured on paper"
-    assert len(before) == 2 + 3 * 2 and all(map(torch.equal, held(), before))
-    assert not any(map(torch.equal, seen[0], before))  # each was written meanwhile

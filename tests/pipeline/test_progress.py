@@ -145,16 +145,6 @@ def test_a_terminal_shows_what_takes_long_before_torch_is_there(tmp_path: Path) 
     assert done.stderr.startswith("workbench: import own_slow.py\nworkbench: error: recipe 'nope'")
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("shown")
-def test_no_stage_of_a_command_is_silent() -> None:
-    small = ["--set", "model.n_layers=1", "mesh.dp_shard=2", "mesh.tp=1"]
-    for command, stages in ((["schedule", "llama3"], ("load torch", "rank 1, 2 of 2: capture")),
-                            (["run", "llama3", "--world", "fake"], ("load torch", "capture", "partition"))):
-        told, longest = on_a_terminal(*command, *small)
-        assert all(f"\r{stage}  0 s\033[K" in told for stage in stages) and longest < 5
-
-
 def test_a_kernel_gets_no_stream() -> None:
     """In a real kernel: which line it is."""
     code = ("import os, sys\nfrom ipykernel.inprocess.manager import InProcessKernelManager\n"

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.graph.saving.peak import StepPeak
 from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
-from workbench.pipeline.report_data import Expectation, PassRow, Peak, median_step
+from workbench.pipeline.report_data import Expectation, PassRow, Peak
 from workbench.pipeline.report_text import NO_GRAPH, unchecked
 from workbench.pipeline.roofline import roofline
 from workbench.pipeline.run import run
@@ -116,17 +116,6 @@ def test_saved_bytes_are_expected() -> None:
     assert check_expectations(load_recipe("tour"), None, 0)[0].outcome is UNKNOWN
 
 
-def test_figures() -> None:
-    shown = report()
-    assert median_step(shown.training) == 0.02
-    assert shown.tokens_per_second == 256 / 0.02
-    assert shown.roofline.step_seconds == pytest.approx(1.5e6 * 256 / 3.5e11)
-    assert shown.roofline.step_seconds is not None
-    assert shown.roofline.fraction == pytest.approx(shown.roofline.step_seconds / 0.02)
-    fake = roofline(1.0, "float32", 1, None, None, "no ranks")
-    assert (fake.step_seconds, fake.fraction, fake.reason) == (None, None, "no ranks")
-
-
 def test_table() -> None:
     lossy = row(*GOOD, name="inductor_decomposition", tolerance=5e-6)
     idle = row(*GOOD[:1], Verdict("effect", NO_EFFECT, "no annotated node matched " * 6), UNSEEN)
@@ -141,15 +130,6 @@ def test_table() -> None:
     assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)
     brief = report(lossy, idle).table(reasoned=False)
     assert "no annotated node" not in brief and "NO_EFFECT" in brief
-
-
-def test_names_are_whole_beside_every_column() -> None:
-    shown = report(row(*GOOD, Verdict("order", NO_EFFECT, "Inductor"), name="transformer_block_bucketing"))
-    for color in (False, True):
-        first, *others = shown.table(reasoned=False, color=color).splitlines()[2:5]
-        assert first.split() == list(CHECKS)
-        assert [line.split("  ")[0].strip() for line in others] == ["transformer_block_bucketing", "whole step"]
-    assert "\033[33mNO_EFFECT\033[0m" in others[0] and len(first) < 100
 
 
 def test_experts_load_is_a_line_of_the_text_and_stays_in_the_json() -> None:
@@ -178,15 +158,6 @@ def test_a_full_disk_keeps_the_report_before(tmp_path: Path) -> None:
     with files_of_at_most(100), pytest.raises(WorkbenchError, match="r.json: cannot be written: File too large"):
         report(row(*GOOD)).to_json(path)
     assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_json(tmp_path: Path) -> None:
-    text = report(row(*GOOD)).to_json(tmp_path / "r.json")
-    data = json.loads(text)
-    assert (tmp_path / "r.json").read_text() == text
-    assert data["format_version"] == 2 and data["ok"] is True
-    assert data["passes"][0]["outcome"] == "PASS" and data["roofline"]["ceiling"] == 3.5e11
-    assert data["training"]["losses"] == [5.0, 4.0, 3.0]
 
 
 def test_flop_a_token_are_the_models() -> None:

@@ -9,7 +9,7 @@ from workbench.passes.registry import register_pass
 from workbench.pipeline.report import Report
 from workbench.pipeline.run import run
 from workbench.recipe.recipe import load_recipe
-from workbench.world.ranks import RankError, RankPool
+from workbench.world.ranks import RankPool
 
 pytestmark = pytest.mark.ranks
 SMALL = load_recipe("llama3_fsdp").override({"mesh.dp_shard": 2, "model.n_layers": 1, "training.steps": 3})
@@ -56,26 +56,3 @@ def test_a_fault_on_one_rank_is_shown_with_its_rank(pool2: RankPool) -> None:
     assert not report.ok
     assert report.pass_row("wrong_on_one").verdict("numerics").message.startswith("rank ")
     assert "FAIL" in report.table()
-
-
-@pytest.mark.nightly
-def test_a_pass_that_never_ends_is_ended_and_its_line_named() -> None:
-    def endless(gm):
-        while True:
-            pass
-
-    @register_pass("endless", stage="joint", numerics="exact")
-    def own(gm, example_inputs, *, options):
-        return endless(gm)
-
-    with pytest.raises(RankError, match=r"ranks 0, 1 gave no answer within 40 s(.|\n)*in endless"):
-        run(SMALL.override({"joint_passes": ["endless"]}), timeout=40, progress=False)
-
-
-@pytest.mark.nightly  # quick: test_a_pass_that_raises_on_one_rank_names_it, of the same error
-def test_a_pass_that_raises_names_its_rank(pool2: RankPool) -> None:
-    def explode(gm):
-        raise RuntimeError("half way")
-
-    with pytest.raises(RankError, match=r"rank [01] failed: .*pass 'explodes' .* raised RuntimeError: half way"):
-        mine(pool2, "explodes", explode)

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from faults import (
-    GATHER,
     changed_placeholder,
     dropped_wait,
     edited_then_raises,
@@ -27,7 +26,7 @@ from faults import (
 )
 from on_ranks import FSDP4, FSDP_TP, build_with, calls, insert, outcomes, small, user_pass
 
-from workbench.authoring.author import author, author_module
+from workbench.authoring.author import author
 from workbench.checks.verdicts import Outcome
 from workbench.errors import UnusableGraph, WorkbenchError
 from workbench.graph.capture import capture
@@ -39,7 +38,6 @@ from workbench.pipeline.build import build
 from workbench.pipeline.run_passes import each_no_effect, run_joint, run_partitioned, saved_bytes
 from workbench.recipe.contracts import CONTRACTS, Options
 from workbench.recipe.sections import PassSpec
-from workbench.torch_api.inductor.lowering import decomposition_table
 from workbench.world.fake import fake_world
 from workbench.world.ranks import RankError
 
@@ -80,44 +78,10 @@ def test_lint_catches(joint, fault, said):
     assert record.verdict("lint").outcome is Outcome.FAIL and said in record.verdict("lint").message
 
 
-def untagged(gm):
-    for node in gm.graph.nodes:
-        node.meta.pop("partitioner_tag", None)
-    return gm
-
-
-@pytest.mark.parametrize("fault", [None, naive_retrace, untagged])
-def test_nodes_without_a_source_file_have_no_stack_trace_to_lose(captured, fault):
-    class Step(torch.nn.Sequential):
-        def forward(self, x):
-            return super().forward(x).sum()
-
-    world, layers = captured.authored.world, (torch.nn.Linear(8, 4), torch.nn.SiLU(), torch.nn.SiLU())
-    with world.fake_mode:
-        batch = (torch.empty(16, 8),)
-    joint = capture(author_module(Step(*layers), world, None), batch=batch)
-    for node in joint.graph.graph.nodes:
-        if node.target in decomposition_table():
-            node.meta.pop("stack_trace", None)
-    if fault is None:
-        assert run_joint(joint, ["inductor_decomposition"])[0].verdict("lint").outcome is Outcome.PASS
-    else:
-        assert "lost their metadata" in run_one(joint, fault).verdict("lint").message
-
-
 def test_a_pass_that_does_nothing_is_told_apart(joint):
     record = run_one(joint, lambda gm: gm)
     assert record.outcome is Outcome.NO_EFFECT and record.verdict("lint").outcome is Outcome.PASS
     assert list(each_no_effect([record])) == [("bad", "every node is as it was before the pass")]
-
-
-def test_fewer_bytes_are_seen(joint):
-    def half(gm):
-        gather = calls(gm, GATHER)[0]
-        gather.meta["val"] = gather.meta["val"][: gather.meta["val"].shape[0] // 2]
-        return gm
-
-    assert run_one(joint, half).verdict("collectives").outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize(("function", "said"), [
@@ -174,11 +138,6 @@ def test_a_pass_of_another_stage_is_refused_before_anything_runs(joint):
     assert str(caught.value) == ("pass 'transformer_block_bucketing' runs on the partitioned stage, and run_joint runs "
                                  "joint passes: give it to the other list")
     assert not any("recompute" in n.meta for n in joint.graph.graph.nodes)
-
-
-def test_an_unknown_pass_is_refused(joint):
-    with pytest.raises(WorkbenchError, match="unknown pass 'no_such': register it"):
-        run_joint(joint, ["no_such"])
 
 
 def test_one_pass_is_no_list_of_passes(joint, pair):
@@ -336,9 +295,11 @@ def test_an_error_in_a_users_effect_names_the_file_and_line(joint):
     def broken_predicate(before, after, options):
         return before[0].nothing
 
+    before = len(joint.known.records)
     with pytest.raises(WorkbenchError) as caught:
         run_one(joint, lambda gm: gm, effect=broken_predicate)
     line = broken_predicate.__code__.co_firstlineno + 1
+    assert len(joint.known.records) == before  # it leaves no record
     assert str(caught.value).startswith("the effect of pass 'bad' raised AttributeError: ")
     assert str(caught.value).endswith(f"({__file__}, line {line}, in broken_predicate: return before[0].nothing)")
 
@@ -361,14 +322,12 @@ def other_device(node):
     (other_shape, r"says that its result is float32 \[3, (\d+)\] on cpu, and aten.mm gives float32 \[\d+, \1\] on cpu"),
     (other_device, r"says that its result is float32 (.+) on meta, and aten.mm gives float32 \1 on cpu"),
 ])
-@pytest.mark.parametrize("replaced", [False, True])
-def test_lint_catches_metadata_that_the_operator_does_not_give(joint, lie, said, replaced):
+def test_lint_catches_metadata_that_the_operator_does_not_give(joint, lie, said):
     def lies(gm):
-        mm = calls(gm, "aten.mm")[1]
-        if replaced:  # a new node in its place
-            old, mm = mm, insert(gm, mm, mm.target, *mm.args)
-            old.replace_all_uses_with(mm)
-            gm.graph.erase_node(old)
+        old = calls(gm, "aten.mm")[1]
+        mm = insert(gm, old, old.target, *old.args)  # a new node in its place
+        old.replace_all_uses_with(mm)
+        gm.graph.erase_node(old)
         lie(mm)
         return gm
 
@@ -441,16 +400,6 @@ def test_lint_catches_arguments_that_do_not_fit_what_a_node_says(joint, capfd, f
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_tensor_in_metadata_is_no_error_of_the_predicate(joint):
-    def notes(gm):
-        calls(gm, "aten.mm")[0].meta["scale"] = torch.ones(2)
-        return gm
-
-    for _ in range(2):  # a second run puts another tensor where one is
-        record = run_one(joint, notes, effect=lambda before, after, options: Effect(True))
-        assert record.verdict("effect").outcome is Outcome.PASS
-
-
 def flattened(gm):
     """As graph_trainer's passes leave it: one argument a placeholder."""
     gm.graph.set_codegen(torch.fx.graph.CodeGen())
@@ -466,21 +415,6 @@ def test_a_pass_that_sets_another_calling_convention_keeps_that_of_its_graph(poo
 def flat_pass(recipe):
     built = build_with(recipe, "flat", flattened)
     return {check: outcome for check, (outcome, _) in outcomes(built, "flat").items()}
-
-
-def test_a_pass_whose_predicate_raises_leaves_no_record(captured):
-    joint = captured.fork()
-    before = list(joint.known.records)
-
-    def broken(before, after, options):
-        raise ValueError("no")
-
-    with (user_pass("bad", lambda gm: gm, effect=broken) as name,
-          pytest.raises(WorkbenchError, match="the effect of pass '.*' raised ValueError: no")):
-        run_joint(joint, [name])
-    assert len(joint.known.records) == len(before)
-    (record,) = run_joint(joint, ["reshard_after_forward"])
-    assert joint.known.records[-1] is record and len(joint.known.records) == len(before) + 1
 
 
 def test_a_graph_pass_behind_a_lowering_drops_the_bodies_of_the_old_graphs(captured):

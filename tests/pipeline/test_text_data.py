@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,6 @@ def test_a_folder_is_read_in_order(folder: Path) -> None:
     whole = bytes(text.data.tolist()).decode()
     assert whole == "\0".join(("first " * 20, "second " * 20, "third " * 20))  # NUL ends a document
     assert (text.files, text.data.dtype) == (3, torch.uint8)
-
-
-def test_the_cap_holds(folder: Path) -> None:
-    assert load_text(folder, max_bytes=50).data.numel() == 50
-    assert load_text(folder, max_bytes=130).data.numel() == 130
-
-
-def test_the_standard_library_is_the_default() -> None:
-    first, second = load_text(max_bytes=200_000), load_text(max_bytes=200_000)
-    assert first.data.numel() == 200_000
-    assert torch.equal(first.data, second.data)
-    assert b"import" in bytes(first.data.tolist())
-    assert "site-packages" not in first.source
 
 
 def test_batches(folder: Path) -> None:
@@ -92,15 +78,6 @@ def test_bad_input_word_for_word(tmp_path: Path) -> None:
         f"Python's standard library")
     assert error_of(load_text, vocab_size=100) == (
         "model.vocab_size 100 is less than the 256 bytes of byte-level text: set it to 256 or more")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable(folder: Path) -> None:
-    (folder / "a.txt").chmod(0)
-    assert error_of(load_text, folder) == (
-        f"{folder}/a.txt: cannot be read: Permission denied; make it readable, or move it away")
-    folder.chmod(0)
-    assert error_of(load_text, folder) == f"{folder}: cannot be read: Permission denied"
 
 
 def test_unreadable_as_root_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, check_passes, declare
+from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract, Stage, check_passes
 
 TOUR = ["inductor_decomposition", "activation_checkpointing", "reshard_after_forward"]
 
@@ -49,10 +49,6 @@ def test_broken_rules_word_for_word(joint: list[str], passes: list[str], problem
     assert check_passes(joint, passes) == problems
 
 
-def test_several_problems_at_once() -> None:
-    assert len(check_passes(["reshard_after_forward", "activation_checkpointing"], ["full_inductor_compilation"])) == 2
-
-
 def test_a_conflict_holds_whichever_side_states_it(table: dict[str, PassContract]) -> None:
     table["shy"] = PassContract("shy", Stage.PARTITIONED, Numerics.EXACT, "nothing")
     table["loud"] = PassContract("loud", Stage.PARTITIONED, Numerics.EXACT, "nothing", conflicts=frozenset({"shy"}))
@@ -67,11 +63,6 @@ def test_one_lowering_and_replay_last(table: dict[str, PassContract]) -> None:
         "passes 'full_inductor_compilation' and 'other' both lower the graph: keep one of them"]
     assert check_passes([], ["replay", "other"]) == [
         "pass 'other' (lowering) must come before 'replay' (replay): swap them"]
-
-
-def test_declare_replaces(table: dict[str, PassContract]) -> None:
-    contract = PassContract("mine", Stage.JOINT, Numerics.EXACT, "nothing")
-    assert declare(contract) is table["mine"] is contract
 
 
 @pytest.mark.parametrize(("numerics", "tolerance"), [(Numerics.LOSSY, None), (Numerics.EXACT, 1e-3)])

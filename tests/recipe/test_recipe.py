@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from workbench.recipe.contracts import CONTRACTS
 from workbench.recipe.edits import parse_value
 from workbench.recipe.model_sizes import SIZES
 from workbench.recipe.recipe import Recipe, RecipeError, diff_recipes, load_recipe, parse_recipe, recipe_names
 from workbench.recipe.rules import _model_problems
-from workbench.recipe.sections import DataSpec, MeshSpec, ModelSpec, PassSpec
+from workbench.recipe.sections import ModelSpec
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = {"name": "r", "mesh": {"dp_shard": 2}, "passes": ["transformer_block_bucketing"]}
@@ -30,22 +29,10 @@ def error_of(call: Callable[..., Any], *args: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_reads_and_round_trips(name: str) -> None:
-    recipe = load_recipe(name)
-    assert recipe.name == name
-    assert parse_recipe(tomllib.loads(recipe.to_toml()), "again") == recipe
-
-
-def test_the_recipes_by_name() -> None:
-    assert recipe_names() == sorted(path.stem for path in (ROOT / "lessons" / "recipes").glob("*.toml"))
-    for name in ("llama3", "llama3_autobucketing", "llama3_block_bucketing", "llama3_full_inductor", "tour"):
+def test_every_recipe_reads_and_round_trips() -> None:
+    for name in recipe_names():
         recipe = load_recipe(name)
-        assert recipe.mesh.axes == {"dp_shard": 2, "tp": 4}
-        assert recipe.override({"mesh.tp": 2}).mesh.world_size == 4
-    assert load_recipe("tour").pass_names == (
-        "inductor_decomposition", "activation_checkpointing", "reshard_after_forward", "transformer_block_bucketing",
-    )
+        assert recipe.name == name and parse_recipe(tomllib.loads(recipe.to_toml()), "again") == recipe
 
 
 def test_round_trip_of_every_kind_of_value(tmp_path: Path) -> None:
@@ -199,12 +186,6 @@ def test_bad_input_word_for_word(change: dict, lines: list[str]) -> None:
     assert error_of(parse_recipe, BLOCKS | change, "f.toml").splitlines() == [f"f.toml: {line}" for line in lines]
 
 
-def test_rules_are_told_beside_type_errors() -> None:
-    found = error_of(parse_recipe, {"name": 3, "mesh": {"tp": 3}}, "f.toml")
-    assert "name: Input should be a valid string, got 3" in found
-    assert "n_heads 8 does not divide by mesh.tp 3" in found
-
-
 @pytest.mark.parametrize(("content", "message"), [
     (b"name = \n", "not valid TOML: Invalid value (at line 1, column 8)"),
     (b"name = '\xff'\n", "not UTF-8 text"),
@@ -308,20 +289,6 @@ def test_diff() -> None:
     ]
 
 
-def test_recipes_made_in_python_keep_the_rules() -> None:
-    assert error_of(lambda: Recipe(name="x", mesh=MeshSpec(tp=3), data=DataSpec(seq_len=63),
-                                   model=ModelSpec(n_kv_heads=8)))
-    recipe = Recipe(name="x", mesh=MeshSpec(dp_replicate=2), passes=(PassSpec(name="transformer_block_bucketing"),))
-    assert recipe.mesh.fsdp
-    assert recipe.mesh.axes == {"dp_replicate": 2}
-
-
-def test_mesh() -> None:
-    mesh = MeshSpec(dp_replicate=2, dp_shard=3, tp=4)
-    assert (mesh.world_size, mesh.dp, list(mesh.axes)) == (24, 6, ["dp_replicate", "dp_shard", "tp"])
-    assert not MeshSpec(tp=4).fsdp
-
-
 def test_a_recipe_shows_itself_in_one_line() -> None:
     assert repr(load_recipe("llama3_block_bucketing")) == (
         "Recipe llama3_block_bucketing: llama3 debug on dp_shard 2 x tp 4; passes: transformer_block_bucketing")
@@ -358,8 +325,3 @@ def test_the_schema_takes_the_recipes_and_no_others() -> None:
                 {"name": "x", "passes": [{"name": "autobucketing_reordering", "foo": 2}]}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(bad, schema)
-
-
-def test_every_contract_takes_its_defaults() -> None:
-    for contract in CONTRACTS.values():
-        assert contract.options() is not None

@@ -58,17 +58,6 @@ def test_estimates_of_one_run_are_not_found_by_the_next():
         assert overlap.get_cached_node_time("planted") is None
 
 
-@pytest.mark.compat
-def test_flops_of_grouped_query_attention_do_not_fail():
-    counter = import_module("torch.utils.flop_counter")
-    with device_specs("h100"):
-        grouped = counter.sdpa_flop_count((2, 8, 64, 16), (2, 2, 64, 16), (2, 2, 64, 16))
-        whole = counter.sdpa_flop_count((2, 8, 64, 16), (2, 8, 64, 16), (2, 8, 64, 16))
-        backward = counter.sdpa_backward_flop_count((2, 8, 64, 16), (2, 8, 64, 16), (2, 2, 64, 16), (2, 2, 64, 16))
-    assert grouped == whole == 2 * 2 * 2 * 8 * 64 * 64 * 16
-    assert backward == whole * 5 // 2
-
-
 def test_unknown_devices_are_refused():
     with pytest.raises(WorkbenchError, match="unknown device 'h900': one of h100, .*, cpu, h100x2.*, h200x1.*, a file"):
         device_spec("h900")

@@ -40,12 +40,6 @@ def spec(tmp_path):
     return made
 
 
-def test_the_link_to_the_host_is_the_data_sheets_until_it_was_measured(spec):
-    old, new = spec(), spec(host_gbps=4.0)
-    assert old.host_gbps == DEVICES["cpu"].host_gbps
-    assert new.copying_ms(4e6) == pytest.approx(1.0 + new.latency_us / 1e3)
-
-
 def test_times_come_from_the_file_and_from_the_data_sheet_where_it_has_none(spec):
     found, sheet = spec(), DEVICES["cpu"]
     assert found.name == "mine" and found.trust == "error unknown"
@@ -96,13 +90,6 @@ def test_between_the_measured_sizes_rates_change_gradually(spec):
     assert _between({(1, 1): 2.0, (4, 4): 8.0}, (1, 4)) in (2.0, 8.0)
     rows = ((10.0, 1.0), (20.0, 3.0))
     assert [_along(rows, at) for at in (1, 10, 15, 20, 40)] == [1.0, 1.0, 2.0, 3.0, 6.0]
-
-
-def test_a_message_takes_no_longer_than_a_larger_one(spec):
-    measured = ((1, 27.0), (4, 11.0), (9, 12.0))
-    rows = [{"kind": "all_gather", "ranks": 2, "bytes": size, "ms": ms} for size, ms in measured]
-    found = spec(collectives=rows)
-    assert [found.sending_ms("all_gather", 2, size) for size in (1, 4, 9)] == [11.0, 11.0, 12.0]
 
 
 @pytest.mark.parametrize(("changes", "told"), [

@@ -112,43 +112,16 @@ def test_interrupts_of_the_kernel_twice_in_a_row(notebook, row, backend, n):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_restart_of_the_kernel(notebook, row, backend, n):
-    book = notebook(backend, n)
-    book.hang()
-    start = time.monotonic()
-    book.manager.restart_kernel(now=False)
-    left = wait_until_gone(book.pids, 10)
-    seconds = time.monotonic() - start
-    book.client.wait_for_ready(timeout=60)
-    book.start()
-    row(f"{n} {backend}", "restart of the kernel", seconds, left, book.works())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
-@pytest.mark.parametrize("how", ["shutdown", "kill -9"])
+@pytest.mark.parametrize("how", ["restart", "shutdown", "kill -9"])
 def test_the_end_of_the_kernel(notebook, row, backend, n, how):
     book = notebook(backend, n)
     book.hang()
     start = time.monotonic()
-    if how == "shutdown":
+    if how == "kill -9":
+        os.kill(book.manager.provisioner.pid, signal.SIGKILL)
+    elif how == "shutdown":
         book.manager.shutdown_kernel()
     else:
-        os.kill(book.manager.provisioner.pid, signal.SIGKILL)
+        book.manager.restart_kernel(now=False)
     left = wait_until_gone(book.pids, 10)
     row(f"{n} {backend}", f"{how} of the kernel", time.monotonic() - start, left, notebook(backend, n).works())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("backend", "n"), GROUPS)
-def test_two_notebooks_at_once(notebook, row, backend, n):
-    first, second = notebook(backend, n), notebook(backend, n)
-    hanging = first.hang()
-    assert second.works()
-    start = time.monotonic()
-    first.manager.interrupt_kernel()
-    first.read(hanging)
-    seconds = time.monotonic() - start
-    assert all(map(alive, second.pids))
-    row(f"{n} {backend}", "two notebooks, a hang in one", seconds, wait_until_gone(first.pids, 0),
-        first.works() and second.works())

@@ -58,15 +58,6 @@ def test_a_call_in_the_background(pool):
     assert pool.run(total) == [2.0, 2.0]
 
 
-def test_an_error_in_the_background(pool):
-    def fails():
-        raise ValueError("boom")
-
-    with pytest.raises(RankError, match="ValueError: boom"):
-        in_background(pool, fails).result(20)
-    assert pool.run(total) == [2.0, 2.0]
-
-
 def test_a_call_in_the_background_ends_with_a_restart(pool):
     future = in_background(pool, time.sleep, 60)
     time.sleep(0.2)
@@ -88,11 +79,6 @@ def test_a_stream_gives_values_as_they_come(pool):
     assert seen == [[0.0, 0.0], [2.0, 2.0]] and pool.run(total) == [2.0, 2.0]
 
 
-def test_a_call_between_two_values(pool):
-    for number, values in enumerate(pool.stream(losses, 3)):
-        assert values == [2.0 * number] * 2 and pool.run(total) == [2.0, 2.0]
-
-
 def test_a_stream_that_ends_early_on_one_rank_is_told(pool):
     def uneven():
         yield from range(1 if dist.get_rank() else 2)
@@ -102,11 +88,6 @@ def test_a_stream_that_ends_early_on_one_rank_is_told(pool):
     assert pool.run(total) == [2.0, 2.0]
 
 
-def test_some_ranks_only(pool):
-    assert pool.run_on([1], dist.get_rank) == [1]
-    assert pool.run_on([1, 0], dist.get_rank) == [1, 0]
-
-
 def test_a_look_from_outside(pool):
     pool.run(total)
     looks = pool.ask(range(2), "look")
@@ -114,22 +95,6 @@ def test_a_look_from_outside(pool):
     last = looks[1]["launches"][-1]
     assert (last.op, last.ranks, last.shapes, last.dtypes) == ("all_reduce", (0, 1), ((1,),), ("float32",))
     assert last.done
-
-
-def test_looks_come_while_the_ranks_work(pool):
-    looks = []
-
-    def tick(processes):
-        looks.append(processes.answers([], 0))
-        processes.ask(range(2), "look")
-
-    pool.run_on(range(2), time.sleep, [2], tick=tick)
-    assert len(looks) >= 2 and sorted(looks[-1]) == [0, 1]
-
-
-def test_a_question_that_fails_is_answered_with_nothing(pool):
-    assert pool.ask([0], "complete", 5) == {0: []}
-    assert pool.run(total) == [2.0, 2.0]
 
 
 def test_unlike_collectives_that_nobody_notices_are_refused(pool):

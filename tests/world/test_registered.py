@@ -11,7 +11,7 @@ import pytest
 from on_ranks import small
 from torch import nn
 
-from workbench import WorkbenchError, build, register_model, register_pass, run
+from workbench import WorkbenchError, build, register_model, register_pass
 from workbench.authoring import families
 from workbench.passes import registry
 from workbench.world import registered
@@ -94,12 +94,6 @@ def test_a_call_of_a_pool_knows_them_and_knows_them_again(pool2, monkeypatch):
     assert list(pool2.stream(lambda asked: iter([built(asked)]), recipe())) == [[(16, "still nothing", 3)] * 2]
     pool2.restart()
     assert pool2.run(built, recipe()) == [(16, "still nothing", 3)] * 2
-
-
-def test_run_knows_them_too(pool2):
-    register()
-    report = run(recipe(), world=pool2, progress=False)
-    assert [row.name for row in report.passes] == ["idle"] and report.training is not None
 
 
 def test_they_are_sent_where_they_changed_and_not_with_every_call(pool2):

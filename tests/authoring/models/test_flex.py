@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from on_ranks import small
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench import author, capture, fake_world
-from workbench.authoring.models import attention, llama3
+from workbench.authoring.models import llama3
 from workbench.authoring.models.attention import ATTENTION, block_mask
 from workbench.errors import WorkbenchError
 from workbench.pipeline.build import check_buildable
@@ -62,14 +60,6 @@ def test_masks_against_masks_by_hand(kind, seq):
 
 
 @pytest.mark.parametrize("kind", ["causal", "document"])
-def test_lists_of_blocks_are_contiguous(kind):
-    """Kernels on a GPU take their strides for granted: with others they read wrong blocks, and say nothing."""
-    mask = block_mask(kind, texts(512), END)
-    strided = [name for name, value in vars(mask).items() if torch.is_tensor(value) and not value.is_contiguous()]
-    assert not strided and mask.kv_indices.shape[-1] == 4
-
-
-@pytest.mark.parametrize("kind", ["causal", "document"])
 def test_blocks_are_those_that_hold_something_visible(kind):
     """Kernels leave a block out, or do without its mask, as these lists say; eager ignores them."""
     text = texts(512)
@@ -116,23 +106,6 @@ def test_a_document_does_not_see_another():
     model(other, text)
     assert not torch.equal(seen[0][:, 2:4], seen[1][:, 2:4])
     assert torch.equal(seen[0][:, 4:], seen[1][:, 4:])
-
-
-def test_the_mask_is_made_once_for_all_layers(monkeypatch):
-    made = []
-    real = attention.document_mask
-    monkeypatch.setattr(attention, "document_mask", lambda *given: made.append(given) or real(*given))
-    llama3.Llama3(replace(SMALL, **DOCUMENTS))(tokens(), tokens())
-    assert len(made) == 1 and SMALL.n_layers > 1
-
-
-def test_the_capture_holds_one_mask_and_the_operator_of_each_layer():
-    with fake_world(8) as world:
-        recipe = small({"dp_shard": 2, "tp": 4}, layers=2).override({f"model.{k}": v for k, v in DOCUMENTS.items()})
-        graph = capture(author(recipe, world)).graph.graph
-    named = [str(n.target) for n in graph.nodes if n.op == "call_function"]
-    assert (named.count("flex_attention"), named.count("flex_attention_backward")) == (2, 2)
-    assert sum("cumsum" in name for name in named) == 1
 
 
 def test_without_a_mask_it_is_refused():

@@ -48,28 +48,6 @@ def test_dropless_groups_rows_by_expert_and_brings_them_back():
     assert torch.equal(back(rows), copies)
 
 
-def test_a_step_leaves_its_counts():
-    torch.manual_seed(0)
-    moe = MoE(replace(CONFIG, dispatch="capacity", capacity_factor=1.0))
-    with torch.no_grad():
-        moe.router.bias[0] = 10.0  # every token's first choice: 12 copies, and room for 6
-        moe(torch.randn(3, 4, 16))
-    assert moe.tokens.sum() == 24 and moe.tokens[0] == 12 and moe.dropped >= 6
-    moe(torch.randn(1, 2, 16))
-    assert moe.tokens.sum() == 4  # of the last step alone
-
-
-@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
-def test_an_expert_without_tokens_gets_no_gradient(dispatch):
-    torch.manual_seed(0)
-    moe = MoE(replace(CONFIG, dispatch=dispatch, capacity_factor=4.0))
-    with torch.no_grad():
-        moe.router.bias[2] = -10.0
-    moe(torch.randn(2, 4, 16)).sum().backward()
-    norms = moe.experts.w1.grad.flatten(1).norm(dim=1)
-    assert norms[2] == 0 and (norms[[0, 1, 3]] > 0).all()
-
-
 @pytest.mark.gpu
 def test_one_kernel_gives_what_a_product_for_each_group_gives():
     torch.manual_seed(0)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import cache
-from io import BytesIO
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from workbench import WorkbenchError, author, author_module, capture, fake_world, load_recipe, partition
+from workbench import WorkbenchError, author, author_module, capture, fake_world, load_recipe
 from workbench.graph.capture import JointGraph
-from workbench.graph.read.memory import roots
 from workbench.notebook import draw
-from workbench.notebook.draw.dataflow import _apart, places
 
 
 class Summed(nn.Sequential):
@@ -56,40 +52,11 @@ def test_boxes_can_have_the_colour_of_a_name() -> None:
     assert narrow.text.splitlines()[-1].startswith("not kept: ")
 
 
-def test_a_legend_is_inside_the_picture() -> None:
-    named = ("mm", "relu", "mm_1", "mm_2")
-    picture = draw.dataflow(captured(1).graph,
-                            name_of=lambda node: "operator " * 6 + node.name if node.name in named else "")
-    drawn = Image.open(BytesIO(picture.png)).convert("L")
-    edges = [drawn.crop((x, 0, x + 2, drawn.height)).getextrema()[0] for x in (0, drawn.width - 2)]
-    assert edges == [255, 255]
-
-
 def test_arrows_skip_the_nodes_that_are_not_drawn() -> None:
     joint = captured(2).graph
     some = [n for n in joint.graph.nodes if n.name in ("primals_1", "relu", "threshold_backward")]
     head, *across = draw.dataflow(joint, only=some).text.splitlines()
     assert head.startswith("dataflow: 2 operators, 1 arrows") and across == ["relu > threshold_backward"]
-
-
-def test_inputs_that_their_row_does_not_read_stand_in_the_order_of_their_last_readers() -> None:
-    half = partition(captured(1).fork()).backward
-    at, arrows = places(half, roots(half))
-    last = {at[a][0]: at[b][0] for a, b in arrows if at[a][1] > at[b][1]}
-    assert len(last) == 3 and [last[x] for x in sorted(last)] == sorted(last.values())
-
-
-def test_arrows_of_one_box_stay_apart_and_in_order() -> None:
-    a, b, c = captured(1).graph.graph.find_nodes(op="placeholder")[:3]
-    across = {(a, b): ((1.0, 1.0), (4.0, 0.0)), (a, c): ((1.0, 1.0), (0.0, 0.0))}
-    assert [_apart(a, end, across)[0] for end in (c, b)] == [-0.1, 0.1] and _apart(b, c, across) == (0.0, 0.0)
-
-
-def test_a_graph_without_a_backward_has_one_row() -> None:
-    both, alone = captured(1).graph, partition(captured(1)).forward
-    for node in [n for n in alone.graph.nodes if "backward" in n.meta.get("partitioner_tag", "")]:
-        node.meta["partitioner_tag"] = "is_forward"
-    assert draw.dataflow(alone, views=False).height < draw.dataflow(both, views=False).height
 
 
 @pytest.mark.nightly

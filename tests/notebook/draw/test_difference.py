@@ -44,16 +44,6 @@ def test_no_measured_second_is_in_what_nbval_compares(study):
     assert [repr(each) for each in outputs(slow)] == [repr(each) for each in outputs(found)]
 
 
-def test_a_change_of_no_figure_says_so(study):
-    assert difference(study.history[2]).text.splitlines()[-1] == "no figure changed"
-
-
-def test_a_pass_that_no_longer_runs_says_what_it_had_proved(study):
-    rows = {row[0]: row[1:] for row in verdicts_of_both(study.history[1]).rows}
-    assert rows["inductor_decomposition"][0] == "PASS"
-    assert rows["transformer_block_bucketing"][0] == "PASS → not run"
-
-
 def test_a_verdict_that_turned_is_shown_with_its_reason(study):
     found = study.history[0]
     name = "reshard_after_forward"
@@ -61,9 +51,3 @@ def test_a_verdict_that_turned_is_shown_with_its_reason(study):
     table = verdicts_of_both(replace(found, after=replace(found.after, verdicts=failed)))
     assert dict(zip(table.columns, next(r for r in table.rows if r[0] == name), strict=True))["effect"] == "PASS → FAIL"
     assert table.notes[-1] == f"after, {name}: effect: FAIL, a gathered weight is saved"
-
-
-def test_show_has_a_picture_of_a_difference_and_of_a_study(study):
-    assert [type(each).__name__ for each in outputs(study.history[0])] == ["Picture", "Table"]
-    assert [type(each).__name__ for each in outputs(study)] == ["Table", "PassStepper"]
-    assert outputs(study.history[0])[0].png.startswith(b"\x89PNG")

@@ -31,16 +31,6 @@ def test_the_text_holds_the_table_and_who_sent_what():
                          "layers.0.moe, rank 1: 4 4 4 4, 0 dropped"]
 
 
-def test_the_alternative_text_says_how_uneven_it_was():
-    said = draw.expert_load(load()).alt
-    assert "layers.0.moe: 1.33 in the first step, 1.00 in the last" in said and "3 steps" in said
-
-
-def test_a_title_names_the_run():
-    titled, plain = draw.expert_load(load(), title="tilted"), draw.expert_load(load())
-    assert titled.alt == f"tilted: {plain.alt}" and titled.png != plain.png
-
-
 def test_the_most_uneven_layers_are_drawn_and_all_are_told():
     made = load(layers=6)
     made.tokens[-1][0][0][0] = 99  # the first layer is now the most uneven of the last step
@@ -49,19 +39,6 @@ def test_the_most_uneven_layers_are_drawn_and_all_are_told():
     assert "layers.0.moe" in picture.alt and "layers.5.moe" in picture.alt and picture.alt.count("first step") == 4
     assert all(f"layers.{i}.moe" in picture.text for i in range(6))
     assert picture.text.endswith("drawn: the 4 most uneven of 6 layers")
-
-
-def test_it_grows_with_the_layers_and_changes_with_the_counts():
-    one, two = draw.expert_load(load()), draw.expert_load(load(layers=2))
-    assert one.png.startswith(b"\x89PNG") and two.height > one.height
-    other = load()
-    other.tokens[0][0][0][1] += 3
-    assert draw.expert_load(other).png != one.png == draw.expert_load(load()).png
-
-
-@pytest.mark.parametrize(("ranks", "experts", "steps"), [(1, 2, 1), (8, 64, 2), (16, 256, 1)])
-def test_any_size_is_drawn(ranks, experts, steps):
-    assert draw.expert_load(load(ranks=ranks, experts=experts, steps=steps)).width > 0
 
 
 def test_nothing_noted_is_refused():
@@ -75,11 +52,3 @@ def test_show_draws_a_load_and_a_training_that_has_one():
     with_experts, without = (Training([1.0], [1.0], [1.0], 1, None, each) for each in (load(), None))
     assert outputs(load()) == [picture] == outputs(with_experts)
     assert outputs(without) == []
-
-
-def test_a_run_beside_another_has_its_scales():
-    low, high = load(), load()
-    high.tokens[0][0][0][1], high.dropped[0][0][0] = 50, 40
-    same, wider = draw.expert_load(low, [low, low]), draw.expert_load(low, [high])
-    assert draw.expert_load(low, [low]).png == same.png != wider.png
-    assert wider.text == draw.expert_load(low).text

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from workbench import author, build, capture, fake_world, load_recipe, partition, run_joint
-from workbench.authoring.models import layers
-from workbench.graph.read.memory import saved_tensors
+from workbench import author, build, capture, fake_world, load_recipe, partition
 from workbench.graph.read.nodes import kind_of
 from workbench.notebook import draw
 from workbench.pipeline.build import Built
@@ -35,13 +32,6 @@ def test_a_joint_graph_in_both_directions(built: Built) -> None:
     assert f"matmul: 8 forward, {later['matmul']} backward" in lines and later["matmul"] == 16
 
 
-def test_a_half_counts_once(built: Built) -> None:
-    graph = built.step.pair.backward
-    matmuls = sum(kind_of(n) == "matmul" for n in graph.graph.nodes)
-    assert f"matmul: {matmuls}" in draw.graph(graph).text.splitlines()
-    assert draw.graph(graph).text.startswith("backward graph: ")
-
-
 def test_saved_tensors_and_the_views_of_gathered_weights() -> None:
     with fake_world(4) as world:
         pair = partition(capture(author(RECIPE, world)))
@@ -54,19 +44,3 @@ def test_saved_tensors_and_the_views_of_gathered_weights() -> None:
     few = draw.saved(pair, least=sizes[3])
     assert [row[3] for row in few.rows] == [s for s in sizes if s >= sizes[3]]
     assert f"of {sum(sizes):,} bytes" in few.notes[0]
-
-
-@pytest.mark.nightly
-def test_what_layers_save_alike_is_one_row_with_its_policy_and_line() -> None:
-    recipe = RECIPE.override({"model.n_layers": 3, "joint_passes": ["activation_checkpointing"]})
-    with fake_world(4) as world, capture(author(recipe, world)) as joint:
-        run_joint(joint, recipe.joint_passes)
-        pair = partition(joint)
-    rows, every = draw.saved(pair).rows, saved_tensors(pair.forward, pair.backward)
-    assert sum(row[3] for row in rows) == sum(row.held_bytes for row in every)
-    (mixed,) = [row for row in rows if row[4] == "layers.0-2.feed_forward.w3"]
-    one = next(row for row in every if row.module == "layers.1.feed_forward.w3")
-    assert mixed[0].endswith(" x 3") and mixed[3] == 3 * one.held_bytes
-    assert mixed[2] == "float32" and mixed[6] == "MUST_SAVE"
-    file, line = mixed[7].split(":")
-    assert file == "layers.py" and "self.w3(x)" in Path(layers.__file__).read_text().splitlines()[int(line) - 1]

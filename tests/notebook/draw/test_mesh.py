@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from workbench import author, fake_world, load_recipe, simulated_world
+from workbench import author, load_recipe, simulated_world
 from workbench.notebook import draw
 from workbench.world.simulated import shards
 
@@ -35,19 +34,6 @@ def on_four(*placements) -> DTensor:
     with simulated_world(4) as world:
         mesh = world.mesh_of({"tp": 4} if len(placements) == 1 else {"dp_shard": 2, "tp": 2})
         return DTensor.from_local(torch.ones(2, 6), mesh, placements, run_check=False)
-
-
-def test_a_mesh_without_names_and_a_number() -> None:
-    with fake_world(4):
-        mesh = init_device_mesh("cpu", (2, 2))
-        matrix = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0), Shard(1)], run_check=False)
-        assert draw.placements(matrix, "w").text.splitlines()[2] == "rank 1: dim 0 [0:2], dim 1 [3:6]"
-        loss = DTensor.from_local(torch.tensor(1.0), mesh, [Replicate(), Partial()], run_check=False)
-        assert draw.placements(loss, "loss").text == (
-            "loss []: 0 replicates it, 1 holds partial sums\nranks 0, 1, 2, 3: the number")
-        part = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
-        rows = DTensor.from_local(torch.ones(2, 3), part, [Shard(0)], run_check=False)
-        assert draw.placements(rows, "w").text.splitlines()[1] == "rank 0: dim 0 [0:2], dim 1 [0:3]"
 
 
 def test_the_text_says_who_holds_what() -> None:

@@ -24,10 +24,6 @@ def test_each_step_says_what_binds_it():
     assert "bound by launches" in picture.alt and picture.png.startswith(b"\x89PNG")
 
 
-def test_another_step_is_another_picture():
-    assert draw.pace({"a": SLOW}).png != draw.pace({"a": FAST}).png
-
-
 def test_work_before_a_part_is_told_apart():
     tail = Pace(ON, 2, 1e4, 4e3, 1.2e4, ((0.0, 5e3), (5e3, 1e4)), ((5e3, 7e3), (1e4, 1.2e4)), "tail", 6e3)
     picture = draw.pace({"a": tail}, one_scale=False)

@@ -58,15 +58,6 @@ def test_a_report_shows_its_verdicts_and_a_pass_that_did_nothing(idle_pass: str)
     assert "background:#f7ee8f" in table._repr_html_()
 
 
-def test_no_passes(report: Report) -> None:
-    assert draw.pipeline(report).text.endswith("joint passes: none\npasses: none")
-
-
-def test_curves_say_how_many_steps_each_run_has():
-    found = draw.curves({"a": [3.0, 2.0], "b": [3.0]}, "two runs", "gap")
-    assert found.text == "two runs: a, 2 steps; b, 1 steps" and found.alt.startswith("Curves of the gap.")
-
-
 def test_a_picture_is_a_png_with_an_alternative_text(report: Report, tmp_path) -> None:
     picture = draw.pipeline(report)
     data, metadata = picture._repr_mimebundle_()

@@ -25,15 +25,3 @@ def test_slots_are_told_before_and_after_the_exchange():
     assert headed.text == picture.text and headed.height > picture.height
     named = draw.slots([("sent", sent), ("received", came)], 2, 2, heads=heads, rows=[["rank 0", "rank 1"], ["a", "b"]])
     assert named.text == picture.text and named.png != headed.png
-
-
-def test_a_palette_keeps_the_size_and_saves_bytes():
-    from workbench.notebook.draw.colors import RANK_COLORS
-    from workbench.notebook.draw.picture import finish, new_figure
-
-    figure = new_figure(6, 3)
-    axes = figure.add_subplot()
-    for i in range(60):
-        axes.text(i % 10 / 10, i // 10 / 6, str(i), color=RANK_COLORS[i % 8])
-    every, few = finish(figure, "", ""), finish(figure, "", "", colors=256)
-    assert len(few.png) < 0.6 * len(every.png) and (few.width, few.height) == (every.width, every.height)

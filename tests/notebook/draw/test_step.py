@@ -10,20 +10,18 @@ import pytest
 from torch.fx import symbolic_trace
 from unpacked import unpacked
 
-from benchmarks import accuracy
-from workbench import WorkbenchError, load_recipe
+from workbench import WorkbenchError
 from workbench.checks.record import PassRecord
 from workbench.graph.read.cost import device_spec
 from workbench.graph.read.diff import diff
 from workbench.graph.read.memory import live_bytes
-from workbench.graph.read.simulated_run import Span, StepTimeline, simulated
+from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook import draw
 from workbench.notebook.draw.step import _places
 from workbench.notebook.show import outputs
-from workbench.passes.registry import find_pass, graph_changed
+from workbench.passes.registry import find_pass
 
 pytestmark = pytest.mark.integration
-RECIPE = load_recipe("tour").override({"model.n_layers": 1})
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +43,6 @@ def test_a_pass_that_only_tags_shows_its_tags(built):
     number = len(record.tagged()[0])
     said = draw.step(record).text
     assert "joint: no node changed" in said and f"joint: {number} tagged for the partitioner (" in said and number > 50
-
-
-def test_a_pass_that_did_nothing_shows_nothing(built):
-    graphs = built.records[-1].after
-    item = replace(find_pass("overlap_collectives"), effect=graph_changed, order_costs=None)
-    idle = PassRecord(item, None, graphs, graphs, 0.0, 0.0)
-    assert draw.step(idle).text.splitlines() == ["overlap_collectives: NO_EFFECT", "forward: no node changed",
-                                                 "backward: no node changed"]
-    assert draw.changes(idle).rows == ()
 
 
 def test_a_removed_node_stands_where_it_was_before_the_pass():
@@ -82,25 +71,6 @@ def test_changes_stand_side_by_side_and_name_axes(built):
     assert re.search(r"forward: \d+ more changed lines", repr(draw.changes(record, limit=3)))
 
 
-def test_a_timeline_before_and_after(built):
-    record = built.records[-1]
-    text = draw.timeline(record).text
-    for when, graphs in (("before", record.before), ("after", record.after)):
-        run = simulated(dict(zip(record.parts, graphs, strict=True)))
-        assert f"{when} transformer_block_bucketing: {run}" in text
-    assert "dp_shard.gather: " in text and "hidden" in text
-
-
-def test_a_timeline_shows_the_longest_run_to_its_end(monkeypatch):
-    seen, finish = [], draw.timeline.__globals__["finish"]
-    monkeypatch.setitem(draw.timeline.__globals__, "finish", lambda figure, *a, **k: (
-        seen.append([axes.get_xlim() for axes in figure.axes]), finish(figure, *a, **k))[1])
-    runs = {f"{ms}": StepTimeline("on paper", (Span("a", "compute", 0.0, ms),), ms, ms) for ms in (1.0, 9.0, 3.0)}
-    draw.timeline(runs)
-    (limits,) = seen
-    assert len(limits) == 3 and all(left == 0 and right >= 9 for left, right in limits)
-
-
 LOWERED, REPLAYED = (PassRecord(find_pass(name), None, (), (), 0.0, 0.0)
                      for name in ("full_inductor_compilation", "cudagraph"))
 
@@ -118,13 +88,6 @@ def test_a_builds_timeline_charges_what_runs(built, more):
     bare = simulated(built.step.pair.by_part, "h200x1")
     assert str(bare) in outputs(built.step.pair, "timeline", device="h200x1")[0].text
     assert (wanted.total_ms > 2 * bare.total_ms) is (REPLAYED not in more)
-
-
-@pytest.mark.nightly
-def test_a_builds_timeline_has_the_step_that_the_accuracy_table_simulates(built):
-    run = accuracy.simulated_step(RECIPE, "h200x1", launches=True)
-    shown = unpacked(outputs(replace(built), "timeline", device="h200x1")[1].data)["runs"]
-    assert [each["total_ms"] for each in shown] == [run.total_ms]
 
 
 def test_a_measured_timeline_stands_beside_the_simulated_one(built):
@@ -147,8 +110,3 @@ def test_memory_marks_the_peak_and_its_holders(built):
     assert lines[1].strip().startswith(f"{peak.holders[0][1]:,} B  {peak.holders[0][0]}")
     both = draw.memory(built.records[-1]).text.splitlines()
     assert [line.split(" ")[0] for line in both[:2]] == ["before", "after"]
-
-
-def test_the_same_picture_twice_is_the_same_text(built):
-    for make in (draw.step, draw.timeline, draw.memory):
-        assert make(built.records[-1]).text == make(built.records[-1]).text

@@ -11,8 +11,8 @@ import pytest
 
 from notebook.lessons.test_headless import notebook
 from workbench.cli import main
-from workbench.notebook.lessons.course import run_course, values_of
-from workbench.notebook.lessons.lesson import LessonError, lesson_names, load_lesson
+from workbench.notebook.lessons.course import run_course
+from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.scores import keep_score, load_scores
 
 pytestmark = pytest.mark.integration
@@ -75,16 +75,6 @@ def test_bad_input_before_the_first_cell(
     out = tmp_path / "out"
     assert main(["course", "00", "--out", str(out), "--set", *changed]) == 2
     assert capsys.readouterr().err == f"workbench: error: {message}\n" and not out.exists()
-
-
-def test_profiles() -> None:
-    for name in lesson_names():
-        lesson = load_lesson(name)
-        assert values_of(lesson, "laptop", {}) == {k: p.default for k, p in lesson.parameters.items()}
-        assert values_of(lesson, "gpu", {}) == values_of(lesson, "laptop", {})  # for any number of GPUs
-        assert values_of(lesson, "small", {}) != values_of(lesson, "laptop", {})
-    with pytest.raises(LessonError, match="steps: must be from"):
-        values_of(load_lesson("00_tour"), "small", {"steps": 0})
 
 
 def test_what_needs_gpus_is_left_out(notebooks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import papermill
 import pytest
 
 from workbench.cli import main
-from workbench.notebook.lessons.headless import NotebookError, from_text, run_lesson
+from workbench.notebook.lessons.headless import NotebookError, run_lesson
 from workbench.notebook.lessons.lesson import LessonError
 from workbench.pipeline.progress import PROGRESS, REPORTS
 
@@ -79,20 +78,6 @@ def test_wrong_parameters_are_refused_before_the_first_cell(
         run_lesson("00_tour", {"steps": 1}, tmp_path / "out")
 
 
-@pytest.mark.nightly
-def test_an_unknown_parameter_given_to_papermill_alone_fails(notebooks: Path, tmp_path: Path) -> None:
-    notebook(notebooks, "from workbench import load_lesson, parameters\n"
-                        "parameters(load_lesson('00_tour'), dp_shard=dp_shard, steps=steps, tp=tp)")
-    given, done = str(notebooks / "00_tour.ipynb"), str(tmp_path / "done.ipynb")
-    papermill.execute_notebook(given, done, {"steps": 3}, kernel_name="python3", language="python",
-                               progress_bar=False)
-    with pytest.raises(papermill.PapermillExecutionError) as failed:
-        papermill.execute_notebook(given, done, {"steps": 3, "stepz": 3}, kernel_name="python3", language="python",
-                               progress_bar=False)
-    assert failed.value.ename == "LessonError"
-    assert failed.value.evalue == "lesson '00_tour': parameters.stepz: unknown parameter; did you mean 'steps'?"
-
-
 def test_a_cell_that_exits_is_a_failing_cell(
     notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,34 +101,10 @@ def test_a_failing_cell_is_named_and_the_notebook_kept(
     assert issubclass(NotebookError, Exception)
 
 
-def test_no_page_of_an_earlier_run_stands_for_one_that_failed(notebooks: Path, tmp_path: Path) -> None:
-    notebook(notebooks, "done = 1")
-    page = run_lesson("00_tour", {}, tmp_path / "out", progress=False).page
-    assert page.exists()
-    notebook(notebooks, "1 / 0")
-    with pytest.raises(NotebookError):
-        run_lesson("00_tour", {}, tmp_path / "out", progress=False)
-    assert not page.exists()
-
-
-@pytest.mark.nightly
-def test_what_a_magic_refuses_is_told(
-    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notebook(notebooks, "%load_ext workbench", "%%ranks -n 2 --backend nccl\nrank")
-    assert main(["tour", "--out", str(tmp_path / "out")]) == 1
-    assert ("starts `%%ranks -n 2 --backend nccl`\nUsageError: ranks(backend='nccl'): no CUDA GPU can be used here. "
-            "Use backend='gloo' or 'auto'.\nthe notebook up to there is kept:") in capsys.readouterr().err
-
-
 def test_a_missing_notebook(notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tour", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (f"workbench: error: {notebooks / '00_tour.ipynb'}: no such notebook: run from "
                                        f"a checkout, or set WORKBENCH_NOTEBOOKS\n")
-
-
-def test_text_becomes_the_parameters_type() -> None:
-    assert from_text("00_tour", {"steps": "5", "tp": "two"}) == {"steps": 5, "tp": "two"}
 
 
 def test_what_interact_shows_is_the_cells_output(notebooks: Path, tmp_path: Path) -> None:

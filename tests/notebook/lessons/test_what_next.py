@@ -27,15 +27,6 @@ def told(tmp_path, monkeypatch, capsys):
     return told
 
 
-def test_a_new_reader_begins_with_the_first_checkpoint(told):
-    first = LESSONS[0].checkpoints[0]
-    lines = told()
-    assert lines[-1] == (f"next: lesson 00, checkpoint {first.name} ({first.difficulty}, {first.minutes} min): "
-                         f"{first.task}")
-    about = next(line for line in lines if " minutes, " in line)
-    assert about.endswith(f", 0 of {len(LESSONS[0].checkpoints)} checkpoints passed")
-
-
 def test_what_is_nearly_right_comes_next_and_what_is_passed_does_not(told):
     for point in LESSONS[0].checkpoints:
         keep_score("00_tour", point.name, 1.0)

@@ -38,17 +38,6 @@ def leaves(view):
     return [box for box in view.boxes if box.id not in opened]
 
 
-def test_every_node_that_counts_is_in_one_box(graphs):
-    joint, _ = graphs
-    tree = GraphTree({"joint": joint})
-    shut = draw(tree, [])
-    assert [box.label for box in shut.boxes] == ["forward", "backward"]
-    used = [n for n in joint.graph.nodes if n.op != "output" and (n.op != "placeholder" or n.users)]
-    assert sum(box.nodes for box in shut.boxes) == len(tree.nodes) == len(used)
-    look = draw(tree, tree.first_look())
-    assert sum(box.nodes for box in leaves(look)) == len(used)
-
-
 def test_layers_alike_are_one_box_and_open_as_one(graphs):
     joint, _ = graphs
     tree = GraphTree({"joint": joint})
@@ -113,18 +102,3 @@ def test_a_graph_from_elsewhere_is_drawn_with_what_it_lacks():
     assert len(view.boxes) < 30 and sum(box.nodes for box in leaves(view)) == 3001
     everything = draw(tree, [block.path for block in graph_tree._blocks(tree.root) if block.path])
     assert len(everything.boxes) <= BOX_LIMIT and "stay shut" in everything.note
-
-
-def test_an_empty_graph():
-    graph = torch.fx.Graph()
-    graph.output(())
-    tree = GraphTree({"graph": torch.fx.GraphModule({}, graph)})
-    assert tree.missing == ("the graph has no operators",)
-    assert draw(tree, tree.first_look()).boxes == ()
-
-
-def test_marks_are_counted_in_shut_boxes(graphs):
-    joint, _ = graphs
-    names = [n.name for n in joint.graph.nodes if n.op == "call_function"][:3]
-    tree = GraphTree({"joint": joint}, {names[0]: "added", names[1]: "moved", names[2]: "moved"})
-    assert draw(tree, []).boxes[0].marks == {"moved": 2, "added": 1}

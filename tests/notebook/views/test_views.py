@@ -7,13 +7,12 @@ import re
 
 import pytest
 import torch
-import traitlets
 from unpacked import unpacked
 
 from workbench import WorkbenchError, build, capture, fake_world, load_lesson, load_recipe, show
 from workbench.authoring.author import author
 from workbench.notebook import draw
-from workbench.notebook.show import _twins, outputs
+from workbench.notebook.show import outputs
 from workbench.notebook.views import GraphView, MemoryView, PassStepper, TimelineView
 from workbench.notebook.views.view import module
 
@@ -47,15 +46,6 @@ def test_the_module_is_sent_when_the_page_asks(stepper):
     assert len(source) == stepper.sent
 
 
-def test_what_a_step_shows_at_first_is_one_answer(built, stepper):
-    for step, record in enumerate(built.records):
-        for part in record.parts:
-            ((content, _),) = answer(stepper, {"id": "1", "call": "first", "args": {"step": step, "part": part}})
-            assert content["value"] == {"view": stepper.ask("view", step=step, part=part, opened=None),
-                                        "step": stepper.ask("step", step=step, part=part),
-                                        "hunks": stepper.ask("hunks", step=step, part=part, context=1)}
-
-
 def controls(view):
     """The controls above a view, by their description."""
     return {each.description: each for row in view.panel.children[:-1] for each in row.children}
@@ -72,25 +62,6 @@ def test_a_control_and_its_trait_are_equal_both_ways(built, stepper):
     with pytest.raises(WorkbenchError, match="step 9: the passes are numbered from 0 to 3"):
         stepper.step = 9
     assert stepper.step == 0
-
-
-def test_two_views_can_be_linked_and_watched(built):
-    one, other, heard = GraphView(built.captured), GraphView(built.captured), []
-    traitlets.link((one, "query"), (other, "query"))
-    other.observe(heard.append, "query")
-    controls(one)["search"].value = "mm"
-    assert other.query == controls(other)["search"].value == "mm" and len(heard) == 1
-    one.opened = ["graph"]
-    controls(one)["whole graph"].click()
-    assert one.opened is None and one.query == ""
-
-
-def test_a_plot_starts_with_all_in_its_window(built):
-    for view in (TimelineView(built.records[-1]), MemoryView(built.step.pair)):
-        (slider,) = view.panel.children[0].children
-        assert view.window == slider.value == (0.0, slider.max) and slider.max > 0
-        slider.value = (0.0, slider.max / 2)
-        assert view.window == (0.0, slider.max / 2)
 
 
 def test_a_displayed_view_is_its_panel_and_leaves_no_text_where_it_is_not_drawn(built, stepper):
@@ -112,15 +83,6 @@ def test_a_saved_notebook_keeps_a_few_lines(built):
         assert len(json.dumps(view.get_state(), default=str)) < STATE
     for view in (TimelineView(built.records[-1]), MemoryView(built.records[-1])):  # with all that they show
         assert len(json.dumps(view.get_state(), default=str)) < 100_000
-
-
-def test_a_reader_who_steps_through_all_is_sent_less_than_the_limit(built, stepper):
-    answer(stepper, {"call": "module"})
-    for step, about in enumerate(stepper.ask("steps")["steps"]):
-        for part in about["parts"]:
-            for call, given in (("view", {"opened": None}), ("step", {}), ("hunks", {"context": 4})):
-                answer(stepper, {"id": "x", "call": call, "args": {"step": step, "part": part, **given}})
-    assert 500_000 < stepper.sent < PAYLOAD
 
 
 def test_steps_carry_their_verdicts_and_changes(built, stepper):
@@ -157,28 +119,12 @@ def test_a_view_counts_what_its_picture_counts(built):
     assert f" operators before, {counted[1]:,} after: " in said
 
 
-def test_a_parameter_tells_its_placement(built):
-    view = outputs(built.step.pair)[-1]
-    where = next(i for i in view.tree().id_of if "layers/0/attention/wq/primals" in i)
-    rows = dict(view.ask("details", id=where)["rows"])
-    assert rows["parameter"] == "layers.0.attention.wq.weight"
-    assert rows["placement"] == "dp_shard cuts dim 0, tp cuts dim 0" and "ParamAOTInput" in rows["descriptor"]
-
-
 def test_every_other_value_tells_its_placement_or_why_not(built):
     view = GraphView(built.step.pair.by_part)
     said = {id.rpartition("/")[2]: dict(view.ask("details", id=id)["rows"])["placement"] for id in view.tree().named}
     gathered = next(n.name for n in built.step.pair.graphs[0].graph.nodes if "all_gather_into_tensor" in n.name)
     assert said[gathered].startswith("dp_shard: every rank holds the same; tp: unknown")
     assert all(text for text in said.values()) and sum(text.startswith("unknown: ") for text in said.values()) > 20
-
-
-def test_the_way_to_an_operator_in_a_folded_layer(built):
-    view = GraphView(built.captured)
-    target = view.ask("find", query="layers.1.feed_forward.w2")["ids"][0]
-    way = view.ask("way", id=target, opened=view.tree().first_look(), fold=True)
-    assert way["fold"] is False  # layer 0 stands for it while it is folded
-    assert target in {box.id for box in view.ask("view", **way)["boxes"]}
 
 
 def test_memory_keeps_its_peak_and_timeline_every_collective(built):
@@ -193,13 +139,6 @@ def test_memory_keeps_its_peak_and_timeline_every_collective(built):
         shown = sum(bar[0] != "compute" for bar in run["spans"])
         assert f" of {shown} collectives hidden" in run["fates"]
         assert set(run["lanes"]) <= set(answer["colors"])
-
-
-def test_a_view_hides_its_own_pictures_only(built):
-    for what, twins in ((built.step.pair, 2), (built.records[-1], 1), (built, 0), (built.records, 0)):
-        made = outputs(what)
-        assert _twins(made[-1], made[:-1]) == twins
-    assert GraphView(built.captured).twins == 0  # shown without `show`, it has none
 
 
 def test_show_picks_a_picture_and_a_view_for_each_noun(built, capsys):

@@ -71,9 +71,3 @@ def test_kernels_in_a_circle_are_refused():
     with (V.set_graph_handler(SimpleNamespace(graph=Graph())),
           pytest.raises(WorkbenchError, match="kernels wait for each other: set keep_order = false")):
         KeptOrder()([scheduled("x", "y"), scheduled("y", "x"), scheduled("z")])
-
-
-def test_its_options_can_be_cached():
-    options = graph_order()
-    assert options["reorder_for_peak_memory"] is False
-    assert options["_post_fusion_custom_pass"].uuid() == KeptOrder().uuid()

@@ -181,30 +181,8 @@ def test_collectives_and_waits_are_calls_of_their_own():
             assert node.startswith({"collective": "all_gather", "wait": "wait_tensor"}[call.kind])
 
 
-def attend(q, k, v):
-    return [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q + 1, k, v)[0]]
-
-
-def test_an_operator_of_several_outputs_does_not_claim_what_made_its_inputs():
-    graph = make_fx(attend, tracing_mode="fake")(*(torch.ones(1, 2, 16, 8) for _ in range(3)))
-    values = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
-    compiled, _ = compile_inner(graph, values, is_backward=False, static=[], visible=1,
-                                config={"fx_graph_cache": False})
-    add, attention = find_kernels(compiled, graph).kernels
-    assert add.kind == "cpp" and "add" in add.nodes
-    assert attention.kind == "extern" and "add" not in attention.nodes
-    assert any("flash_attention" in n for n in attention.nodes)
-
-
 def test_a_function_that_inductor_did_not_make_has_no_kernels():
     assert seen(lambda args: args) is None
-
-
-def test_code_of_another_version_is_said(record):
-    class Stale:
-        source_code = record.after[0].source_code
-
-    assert "took the code from its cache" in seen(Stale).missing[0] and seen(Stale).calls == ()
 
 
 @pytest.mark.gpu

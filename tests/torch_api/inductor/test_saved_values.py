@@ -6,11 +6,8 @@ import re
 
 import pytest
 import torch
-from on_ranks import small
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from workbench import build, fake_world
-from workbench.graph.facts import facts_of
 from workbench.torch_api.inductor.kernels import seen
 from workbench.torch_api.inductor.lowering import compile_inner
 
@@ -37,13 +34,3 @@ def test_a_small_part_does_not_keep_its_bucket(once):
     assert "cpp_fused" in after and bool(re.search(r"\bbuf0\b", after)) is not once
     called = [n for call in seen(compiled).calls for n in (*call.nodes, *call.others)]
     assert norm in called and not [n for n in called if n not in names]
-
-
-def test_a_whole_step_states_what_its_forward_saved():
-    recipe = small({"dp_shard": 2}).override({"training.step": "whole", "training.accumulate": 2,
-                                              "data.batch_per_rank": 2})
-    with fake_world(2) as world:
-        joined = build(recipe, world).step.joined
-    names = [n.name for n in joined.graph.graph.nodes]
-    saved = facts_of(joined.graph).step.saved_names
-    assert len(saved) > 20 and saved <= set(names)
