@@ -38,13 +38,17 @@ class Mutation:
 OPERATORS: dict[str, Mutation] = {}
 
 
-def mutation(kind: str) -> Callable[[Edit], Edit]:
-    """Enter a function in OPERATORS under its own name."""
+def mutation(kind: str, sites: Callable[[GraphModule], Iterable[Any]] | None = None) -> Callable[[Any], Any]:
+    """Enter a function in OPERATORS under its own name. With `sites`, `edit(gm, rng, site)` is given one of them."""
 
-    def enter(edit: Edit) -> Edit:
+    def enter(edit: Any) -> Any:
         name = edit.__name__
         assert name not in OPERATORS and edit.__doc__, name
-        OPERATORS[name] = Mutation(name, kind, edit.__doc__.splitlines()[0], edit)
+
+        def anywhere(gm: GraphModule, rng: Random) -> Any:
+            return first(rng, sites(gm), lambda site: edit(gm, rng, site)) if sites else edit(gm, rng)
+
+        OPERATORS[name] = Mutation(name, kind, edit.__doc__.splitlines()[0], anywhere)
         return edit
 
     return enter

@@ -10,27 +10,24 @@ from torch.fx import GraphModule, Node
 from workbench.torch_api.ops import draws, op_name, written_inputs
 
 
-@mutation("random numbers")
-def redraw(gm: GraphModule, rng: Random):
+@mutation("random numbers", lambda gm: [n for n in calls(gm) if draws(n)])
+def redraw(gm: GraphModule, rng: Random, node: Node):
     """A value that was drawn is drawn again for its last reader, as in a recomputation with another random state."""
-    def use(node: Node):
-        users = [u for u in node.users if u.op == "call_function"]
-        if not users:
-            return None
-        again = insert(gm, node, node.target, *node.args, **node.kwargs)
-        users[-1].replace_input_with(node, again)
-        return [node, again, users[-1]]
-    return first(rng, [n for n in calls(gm) if draws(n)], use)
+    users = [u for u in node.users if u.op == "call_function"]
+    if not users:
+        return None
+    again = insert(gm, node, node.target, *node.args, **node.kwargs)
+    users[-1].replace_input_with(node, again)
+    return [node, again, users[-1]]
 
 
-@mutation("random numbers")
-def draw_another(gm: GraphModule, rng: Random):
+@mutation("random numbers", lambda gm: [n for n in calls(gm) if floating(n) and pure(n) and
+          n.users])
+def draw_another(gm: GraphModule, rng: Random, node: Node):
     """A drawn value is replaced by a new draw of the same shape, such as a recomputed dropout mask."""
-    def use(node: Node):
-        fresh = insert(gm, node, ATEN.rand_like.default, node)
-        reread(node, fresh)
-        return [node, fresh]
-    return first(rng, [n for n in calls(gm) if floating(n) and pure(n) and n.users], use)
+    fresh = insert(gm, node, ATEN.rand_like.default, node)
+    reread(node, fresh)
+    return [node, fresh]
 
 
 @mutation("random numbers")
@@ -57,15 +54,14 @@ def draw_uselessly(gm: GraphModule, rng: Random):
     return first(rng, sites, lambda node: [node, insert(gm, node, ATEN.rand_like.default, node)])
 
 
-@mutation("random numbers")
-def draw_constant(gm: GraphModule, rng: Random):
+@mutation("random numbers", lambda gm: [u for n in calls(gm) if draws(n) for u in (n, *n.users) if
+          face(u) and u.users])
+def draw_constant(gm: GraphModule, rng: Random, node: Node):
     """A drawn value is replaced by a constant."""
-    def use(node: Node):
-        ones = insert(gm, node, ATEN.ones_like.default, node)
-        users = [u.name for u in node.users]
-        reread(node, ones)
-        return [node, ones, *users]
-    return first(rng, [u for n in calls(gm) if draws(n) for u in (n, *n.users) if face(u) and u.users], use)
+    ones = insert(gm, node, ATEN.ones_like.default, node)
+    users = [u.name for u in node.users]
+    reread(node, ones)
+    return [node, ones, *users]
 
 
 @mutation("writes")
@@ -95,47 +91,41 @@ def write_value(gm: GraphModule, rng: Random):
     return first(rng, [n for n in calls(gm) if floating(n) and pure(n) and face(n)], use)
 
 
-@mutation("writes")
-def write_in_place(gm: GraphModule, rng: Random):
+@mutation("writes", lambda gm: calls(gm, "aten.add", "aten.mul", "aten.sub", "aten.div",
+          "aten.neg", "aten.exp", "aten.silu", "aten.rsqrt"))
+def write_in_place(gm: GraphModule, rng: Random, node: Node):
     """An operator writes its result over its first input, as fusion in place does."""
-    def use(node: Node):
-        packet = getattr(ATEN, op_name(node.target).removeprefix("aten.") + "_", None)
-        overload = getattr(packet, node.target._overloadname, None)
-        if overload is None or face(node.args[0]) != face(node):
-            return None
-        node.target = overload
-        return [node, node.args[0]]
-    return first(rng, calls(gm, "aten.add", "aten.mul", "aten.sub", "aten.div", "aten.neg", "aten.exp", "aten.silu",
-                            "aten.rsqrt"), use)
+    packet = getattr(ATEN, op_name(node.target).removeprefix("aten.") + "_", None)
+    overload = getattr(packet, node.target._overloadname, None)
+    if overload is None or face(node.args[0]) != face(node):
+        return None
+    node.target = overload
+    return [node, node.args[0]]
 
 
-@mutation("writes")
-def drop_write(gm: GraphModule, rng: Random):
+@mutation("writes", lambda gm: [n for n in calls(gm) if written_inputs(n)])
+def drop_write(gm: GraphModule, rng: Random, node: Node):
     """A write is dropped, and its readers read the memory as it was."""
-    def use(node: Node):
-        names, target = [node.name, *(u.name for u in node.users)], written_inputs(node)[0]
-        if node.users and face(target) != face(node):
-            return None
-        node.replace_all_uses_with(target)
-        gm.graph.erase_node(node)
-        return [*names, target]
-    return first(rng, [n for n in calls(gm) if written_inputs(n)], use)
+    names, target = [node.name, *(u.name for u in node.users)], written_inputs(node)[0]
+    if node.users and face(target) != face(node):
+        return None
+    node.replace_all_uses_with(target)
+    gm.graph.erase_node(node)
+    return [*names, target]
 
 
-@mutation("writes")
-def leave_unfilled(gm: GraphModule, rng: Random):
+@mutation("writes", lambda gm: calls(gm, "aten.full", "aten.zeros", "aten.new_zeros",
+          "aten.zeros_like", "aten.full_like", "aten.scalar_tensor"))
+def leave_unfilled(gm: GraphModule, rng: Random, node: Node):
     """A tensor of zeros or of another constant is not filled."""
-    def use(node: Node):
-        if not face(node):
-            return None
-        value = node.meta["val"]
-        empty = insert(gm, node, ATEN.empty.memory_format, [int(s) for s in value.shape], dtype=value.dtype,
-                       device=value.device)
-        empty.meta["val"] = value
-        reread(node, empty)
-        return [node, empty]
-    return first(rng, calls(gm, "aten.full", "aten.zeros", "aten.new_zeros", "aten.zeros_like", "aten.full_like",
-                            "aten.scalar_tensor"), use)
+    if not face(node):
+        return None
+    value = node.meta["val"]
+    empty = insert(gm, node, ATEN.empty.memory_format, [int(s) for s in value.shape], dtype=value.dtype,
+                   device=value.device)
+    empty.meta["val"] = value
+    reread(node, empty)
+    return [node, empty]
 
 
 @mutation("writes")

@@ -31,71 +31,59 @@ def _given(gm: GraphModule, rng: Random, name: str, change):
     return first(rng, [n for n in calls(gm) if is_start(n) or multiplies(n.target)], use)
 
 
-@mutation("waits")
-def lose_wait(gm: GraphModule, rng: Random):
+@mutation("waits", lambda gm: calls(gm, WAIT))
+def lose_wait(gm: GraphModule, rng: Random, node: Node):
     """A wait is lost, and its readers read the running collective."""
-    def use(node: Node):
-        names = [node.name, node.args[0].name, *(u.name for u in node.users)]
-        node.replace_all_uses_with(node.args[0])
-        gm.graph.erase_node(node)
-        return names
-    return first(rng, calls(gm, WAIT), use)
+    names = [node.name, node.args[0].name, *(u.name for u in node.users)]
+    node.replace_all_uses_with(node.args[0])
+    gm.graph.erase_node(node)
+    return names
 
 
-@mutation("waits")
-def read_before_wait(gm: GraphModule, rng: Random):
+@mutation("waits", lambda gm: calls(gm, WAIT))
+def read_before_wait(gm: GraphModule, rng: Random, node: Node):
     """One reader reads the running collective in the place of its wait."""
-    def use(node: Node):
-        if not node.users:
-            return None
-        user = rng.choice(list(node.users))
-        user.replace_input_with(node, node.args[0])
-        return [node, node.args[0], user]
-    return first(rng, calls(gm, WAIT), use)
+    if not node.users:
+        return None
+    user = rng.choice(list(node.users))
+    user.replace_input_with(node, node.args[0])
+    return [node, node.args[0], user]
 
 
-@mutation("waits")
-def wait_early(gm: GraphModule, rng: Random):
+@mutation("waits", lambda gm: calls(gm, WAIT))
+def wait_early(gm: GraphModule, rng: Random, node: Node):
     """A wait is moved to just behind its collective, so that nothing runs beside it."""
-    def use(node: Node):
-        if node.prev is node.args[0]:
-            return None
-        node.args[0].append(node)
-        return [node]
-    return first(rng, calls(gm, WAIT), use)
+    if node.prev is node.args[0]:
+        return None
+    node.args[0].append(node)
+    return [node]
 
 
-@mutation("waits")
-def wait_twice(gm: GraphModule, rng: Random):
+@mutation("waits", lambda gm: calls(gm, WAIT))
+def wait_twice(gm: GraphModule, rng: Random, node: Node):
     """A wait is waited for once more, and readers read the second wait."""
-    def use(node: Node):
-        again = insert(gm, node, node.target, node)
-        reread(node, again)
-        return [node, again]
-    return first(rng, calls(gm, WAIT), use)
+    again = insert(gm, node, node.target, node)
+    reread(node, again)
+    return [node, again]
 
 
-@mutation("waits")
-def wait_for_nothing(gm: GraphModule, rng: Random):
+@mutation("waits", lambda gm: calls(gm, WAIT))
+def wait_for_nothing(gm: GraphModule, rng: Random, node: Node):
     """A collective gets a second wait that nothing reads."""
-    def use(node: Node):
-        return [node, insert(gm, node, node.target, node.args[0])]
-    return first(rng, calls(gm, WAIT), use)
+    return [node, insert(gm, node, node.target, node.args[0])]
 
 
-@mutation("waits")
-def wait_for_another(gm: GraphModule, rng: Random):
+@mutation("waits", lambda gm: calls(gm, WAIT))
+def wait_for_another(gm: GraphModule, rng: Random, node: Node):
     """A wait waits for another collective of the same shape, whose wait waits for the first."""
-    def use(node: Node):
-        before = list(gm.graph.nodes)
-        twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and w is not node
-                 and before.index(w.args[0]) < before.index(node) and before.index(node.args[0]) < before.index(w)]
-        if not twins:
-            return None
-        other = rng.choice(twins)
-        node.args, other.args = other.args, node.args
-        return [node, other]
-    return first(rng, calls(gm, WAIT), use)
+    before = list(gm.graph.nodes)
+    twins = [w for w in calls(gm, WAIT) if face(w) == face(node) and w is not node
+             and before.index(w.args[0]) < before.index(node) and before.index(node.args[0]) < before.index(w)]
+    if not twins:
+        return None
+    other = rng.choice(twins)
+    node.args, other.args = other.args, node.args
+    return [node, other]
 
 
 @mutation("groups")
@@ -167,50 +155,45 @@ def take_another_result(gm: GraphModule, rng: Random):
     return first(rng, calls(gm, WAIT), use)
 
 
-@mutation("collectives")
-def drop_collective(gm: GraphModule, rng: Random):
+@mutation("collectives", lambda gm: [s for s in starts(gm) if list(s.users) == waits_of(s)])
+def drop_collective(gm: GraphModule, rng: Random, start: Node):
     """A collective is left out: each rank goes on with its own part, repeated or cut to the right shape."""
-    def use(start: Node):
-        kind, source, wait = collective_kind(start.target), start.args[0], waits_of(start)[0]
-        have, want = source.meta["val"].shape, wait.meta["val"].shape
-        if kind == "all_gather" and want[0] == 2 * have[0] and len(start.args) == 3:
-            local = insert(gm, start, ATEN.cat.default, [source, source])
-        elif kind == "reduce_scatter" and have[0] == 2 * want[0] and len(start.args) == 4:
-            local = insert(gm, start, ATEN.slice.Tensor, source, 0, 0, want[0])
-        elif kind in ("all_reduce", "all_to_all") and face(source) == face(wait):
-            local = insert(gm, start, ATEN.clone.default, source)
-        else:
-            return None
-        names = [start.name, wait.name, local.name, *(u.name for u in wait.users)]
-        reread(wait, local)
-        gm.graph.erase_node(wait)
-        gm.graph.erase_node(start)
-        return names
-    return first(rng, [s for s in starts(gm) if list(s.users) == waits_of(s)], use)
+    kind, source, wait = collective_kind(start.target), start.args[0], waits_of(start)[0]
+    have, want = source.meta["val"].shape, wait.meta["val"].shape
+    if kind == "all_gather" and want[0] == 2 * have[0] and len(start.args) == 3:
+        local = insert(gm, start, ATEN.cat.default, [source, source])
+    elif kind == "reduce_scatter" and have[0] == 2 * want[0] and len(start.args) == 4:
+        local = insert(gm, start, ATEN.slice.Tensor, source, 0, 0, want[0])
+    elif kind in ("all_reduce", "all_to_all") and face(source) == face(wait):
+        local = insert(gm, start, ATEN.clone.default, source)
+    else:
+        return None
+    names = [start.name, wait.name, local.name, *(u.name for u in wait.users)]
+    reread(wait, local)
+    gm.graph.erase_node(wait)
+    gm.graph.erase_node(start)
+    return names
 
 
-@mutation("collectives")
-def double_collective(gm: GraphModule, rng: Random):
+@mutation("collectives", lambda gm: [s for s in starts(gm) if list(s.users) == waits_of(s)])
+def double_collective(gm: GraphModule, rng: Random, start: Node):
     """A collective runs a second time on its operand, and readers read the second result."""
-    def use(start: Node):
-        wait = waits_of(start)[0]
-        again = insert(gm, wait, start.target, *start.args, **start.kwargs)
-        second = insert(gm, again, wait.target, again)
-        reread(wait, second)
-        return [start, wait, again, second]
-    return first(rng, [s for s in starts(gm) if list(s.users) == waits_of(s)], use)
+    wait = waits_of(start)[0]
+    again = insert(gm, wait, start.target, *start.args, **start.kwargs)
+    second = insert(gm, again, wait.target, again)
+    reread(wait, second)
+    return [start, wait, again, second]
 
 
-@mutation("collectives")
-def reduce_twice(gm: GraphModule, rng: Random):
+@mutation("collectives", lambda gm: [s for s in starts(gm) if face(s.args[0]) ==
+          face(waits_of(s)[0])])
+def reduce_twice(gm: GraphModule, rng: Random, start: Node):
     """An all-reduce is reduced once more."""
-    def use(start: Node):
-        wait = waits_of(start)[0]
-        again = insert(gm, wait, start.target, wait, *start.args[1:])
-        second = insert(gm, again, wait.target, again)
-        reread(wait, second, again)
-        return [start, wait, again, second]
-    return first(rng, [s for s in starts(gm) if face(s.args[0]) == face(waits_of(s)[0])], use)
+    wait = waits_of(start)[0]
+    again = insert(gm, wait, start.target, wait, *start.args[1:])
+    second = insert(gm, again, wait.target, again)
+    reread(wait, second, again)
+    return [start, wait, again, second]
 
 
 @mutation("collectives")

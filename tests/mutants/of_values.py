@@ -16,108 +16,91 @@ def _other(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype != torch.bfloat16 else torch.float16
 
 
-@mutation("dtypes")
-def round_value(gm: GraphModule, rng: Random):
+@mutation("dtypes", lambda gm: [n for n in values(gm) if floating(n) and n.users])
+def round_value(gm: GraphModule, rng: Random, node: Node):
     """A value is rounded to a coarser dtype and cast back."""
-    def use(node: Node):
-        dtype = node.meta["val"].dtype
-        short = insert(gm, node, ATEN._to_copy.default, node, dtype=torch.float8_e4m3fn if dtype != torch.float32
-                       else torch.bfloat16)
-        back = insert(gm, short, ATEN._to_copy.default, short, dtype=dtype)
-        reread(node, back, short)
-        return [node, short, back]
-    return first(rng, [n for n in values(gm) if floating(n) and n.users], use)
+    dtype = node.meta["val"].dtype
+    short = insert(gm, node, ATEN._to_copy.default, node, dtype=torch.float8_e4m3fn if dtype != torch.float32
+                   else torch.bfloat16)
+    back = insert(gm, short, ATEN._to_copy.default, short, dtype=dtype)
+    reread(node, back, short)
+    return [node, short, back]
 
 
-@mutation("dtypes")
-def cast_value(gm: GraphModule, rng: Random):
+@mutation("dtypes", lambda gm: [n for n in calls(gm) if floating(n) and n.users and not
+          is_start(n)])
+def cast_value(gm: GraphModule, rng: Random, node: Node):
     """A value is cast to another floating-point dtype, and its readers are given that."""
-    def use(node: Node):
-        short = insert(gm, node, ATEN._to_copy.default, node, dtype=_other(node.meta["val"].dtype))
-        users = [u.name for u in node.users]
-        reread(node, short)
-        return [node, short, *users]
-    return first(rng, [n for n in calls(gm) if floating(n) and n.users and not is_start(n)], use)
+    short = insert(gm, node, ATEN._to_copy.default, node, dtype=_other(node.meta["val"].dtype))
+    users = [u.name for u in node.users]
+    reread(node, short)
+    return [node, short, *users]
 
 
-@mutation("dtypes")
-def cast_to_another_dtype(gm: GraphModule, rng: Random):
+@mutation("dtypes", lambda gm: calls(gm, "aten._to_copy", "prims.convert_element_type"))
+def cast_to_another_dtype(gm: GraphModule, rng: Random, node: Node):
     """A cast that was there goes to another dtype."""
-    def use(node: Node):
-        if "dtype" in node.kwargs:
-            node.kwargs = {**node.kwargs, "dtype": _other(node.kwargs["dtype"])}
-            return [node]
-        if len(node.args) == 2 and isinstance(node.args[1], torch.dtype):
-            node.args = (node.args[0], _other(node.args[1]))
-            return [node]
-        return None
-    return first(rng, calls(gm, "aten._to_copy", "prims.convert_element_type"), use)
+    if "dtype" in node.kwargs:
+        node.kwargs = {**node.kwargs, "dtype": _other(node.kwargs["dtype"])}
+        return [node]
+    if len(node.args) == 2 and isinstance(node.args[1], torch.dtype):
+        node.args = (node.args[0], _other(node.args[1]))
+        return [node]
+    return None
 
 
-@mutation("strides")
-def restride_value(gm: GraphModule, rng: Random):
+@mutation("strides", lambda gm: [n for n in calls(gm) if floating(n)])
+def restride_value(gm: GraphModule, rng: Random, node: Node):
     """A value is copied into memory of the other order, and its readers are given the copy."""
-    def use(node: Node):
-        if node.meta["val"].dim() < 2 or not node.users or not pure(node):
-            return None
-        turned = insert(gm, node, ATEN.transpose.int, node, 0, 1)
-        copied = insert(gm, turned, ATEN.clone.default, turned, memory_format=torch.contiguous_format)
-        back = insert(gm, copied, ATEN.transpose.int, copied, 0, 1)
-        users = [u.name for u in node.users]
-        reread(node, back, turned)
-        return [node, turned, copied, back, *users]
-    return first(rng, [n for n in calls(gm) if floating(n)], use)
+    if node.meta["val"].dim() < 2 or not node.users or not pure(node):
+        return None
+    turned = insert(gm, node, ATEN.transpose.int, node, 0, 1)
+    copied = insert(gm, turned, ATEN.clone.default, turned, memory_format=torch.contiguous_format)
+    back = insert(gm, copied, ATEN.transpose.int, copied, 0, 1)
+    users = [u.name for u in node.users]
+    reread(node, back, turned)
+    return [node, turned, copied, back, *users]
 
 
-@mutation("metadata")
-def meta_dtype(gm: GraphModule, rng: Random):
+@mutation("metadata", lambda gm: [n for n in calls(gm) if floating(n)])
+def meta_dtype(gm: GraphModule, rng: Random, node: Node):
     """The metadata of a node states another dtype."""
-    def use(node: Node):
-        node.meta["val"] = node.meta["val"].to(_other(node.meta["val"].dtype))
-        return [node]
-    return first(rng, [n for n in calls(gm) if floating(n)], use)
+    node.meta["val"] = node.meta["val"].to(_other(node.meta["val"].dtype))
+    return [node]
 
 
-@mutation("metadata")
-def meta_shape(gm: GraphModule, rng: Random):
+@mutation("metadata", lambda gm: [n for n in calls(gm) if floating(n)])
+def meta_shape(gm: GraphModule, rng: Random, node: Node):
     """The metadata of a node states another shape."""
-    def use(node: Node):
-        value = node.meta["val"]
-        if value.dim() < 2 or value.shape[0] == value.shape[1]:
-            return None
-        node.meta["val"] = value.transpose(0, 1).contiguous()
-        return [node]
-    return first(rng, [n for n in calls(gm) if floating(n)], use)
+    value = node.meta["val"]
+    if value.dim() < 2 or value.shape[0] == value.shape[1]:
+        return None
+    node.meta["val"] = value.transpose(0, 1).contiguous()
+    return [node]
 
 
-@mutation("metadata")
-def meta_stride(gm: GraphModule, rng: Random):
+@mutation("metadata", lambda gm: [n for n in calls(gm) if floating(n)])
+def meta_stride(gm: GraphModule, rng: Random, node: Node):
     """The metadata of a node states other strides."""
-    def use(node: Node):
-        value = node.meta["val"]
-        if value.dim() < 2 or min(value.shape[:2]) == 1:
-            return None
-        node.meta["val"] = value.transpose(0, 1).contiguous().transpose(0, 1)
-        return [node] if node.meta["val"].stride() != value.stride() else None
-    return first(rng, [n for n in calls(gm) if floating(n)], use)
+    value = node.meta["val"]
+    if value.dim() < 2 or min(value.shape[:2]) == 1:
+        return None
+    node.meta["val"] = value.transpose(0, 1).contiguous().transpose(0, 1)
+    return [node] if node.meta["val"].stride() != value.stride() else None
 
 
-@mutation("metadata")
-def meta_lost(gm: GraphModule, rng: Random):
+@mutation("metadata", lambda gm: [n for n in calls(gm) if n.users])
+def meta_lost(gm: GraphModule, rng: Random, node: Node):
     """A node loses all of its metadata."""
-    def use(node: Node):
-        node.meta = {}
-        return [node]
-    return first(rng, [n for n in calls(gm) if n.users], use)
+    node.meta = {}
+    return [node]
 
 
-@mutation("metadata")
-def input_meta(gm: GraphModule, rng: Random):
+@mutation("metadata", lambda gm: [n for n in gm.graph.find_nodes(op="placeholder") if floating(n)])
+def input_meta(gm: GraphModule, rng: Random, node: Node):
     """The metadata of an input states another dtype."""
-    def use(node: Node):
-        node.meta["val"] = node.meta["val"].to(_other(node.meta["val"].dtype))
-        return [node]
-    return first(rng, [n for n in gm.graph.find_nodes(op="placeholder") if floating(n)], use)
+    node.meta["val"] = node.meta["val"].to(_other(node.meta["val"].dtype))
+    return [node]
 
 
 @mutation("inputs")
@@ -141,18 +124,16 @@ def swap_inputs(gm: GraphModule, rng: Random):
     return first(rng, inputs, use)
 
 
-@mutation("inputs")
-def drop_input(gm: GraphModule, rng: Random):
+@mutation("inputs", lambda gm: gm.graph.find_nodes(op="placeholder"))
+def drop_input(gm: GraphModule, rng: Random, node: Node):
     """An input is dropped, and its readers read another one."""
-    def use(node: Node):
-        others = [n for n in gm.graph.find_nodes(op="placeholder") if n is not node and face(n)]
-        if not others or not node.users:
-            return None
-        names = [node.name, *(u.name for u in node.users)]
-        node.replace_all_uses_with(rng.choice(others))
-        gm.graph.erase_node(node)
-        return names
-    return first(rng, gm.graph.find_nodes(op="placeholder"), use)
+    others = [n for n in gm.graph.find_nodes(op="placeholder") if n is not node and face(n)]
+    if not others or not node.users:
+        return None
+    names = [node.name, *(u.name for u in node.users)]
+    node.replace_all_uses_with(rng.choice(others))
+    gm.graph.erase_node(node)
+    return names
 
 
 def _outputs(gm: GraphModule) -> list:
@@ -259,13 +240,11 @@ def replace_saved(gm: GraphModule, rng: Random):
     return _output(gm, rng, change, saved=True)
 
 
-@mutation("outputs")
-def ignore_tangent(gm: GraphModule, rng: Random):
+@mutation("outputs", lambda gm: [n for n in gm.graph.find_nodes(op="placeholder") if
+          aot.is_tangent(n) and n.users and floating(n)])
+def ignore_tangent(gm: GraphModule, rng: Random, node: Node):
     """The backward reads ones in the place of the gradient that it is given."""
-    def use(node: Node):
-        ones = insert(gm, node, ATEN.ones_like.default, node)
-        users = [u.name for u in node.users]
-        reread(node, ones)
-        return [node, ones, *users]
-    return first(rng, [n for n in gm.graph.find_nodes(op="placeholder") if aot.is_tangent(n) and n.users
-                       and floating(n)], use)
+    ones = insert(gm, node, ATEN.ones_like.default, node)
+    users = [u.name for u in node.users]
+    reread(node, ones)
+    return [node, ones, *users]

@@ -118,7 +118,7 @@ FAULTS = {
         killed, r"rank 1 died: the process was killed by SIGKILL \(the system does this when memory runs out\)"),
     "segmentation fault of a rank": Fault(
         segfault, "rank 1 died: the process was killed by SIGSEGV",
-        r"ctypes\.string_at(.|\n)*rank 1, last output:\n  about to"),
+        r"rank 1, last output:\n  about to crash(.|\n)*ctypes\.string_at"),
     "out of memory": Fault(out_of_memory, r"rank 1 failed: (MemoryError|.*OutOfMemoryError)"),
     "a collective that one rank skips": Fault(
         skipped, r"ranks? .* gave no answer within 4 s\. \(rank 1 had returned\.\)", "rank 1: did not launch it",

@@ -28,7 +28,7 @@ def test_mesh_has_the_axes_larger_than_one_in_order():
     for rank in range(8):
         with fake_world(8, rank) as world:
             mesh = world.mesh(MeshSpec(dp_replicate=2, dp_shard=2, tp=2))
-            assert list(coordinates(mesh, rank).values()) == list(mesh.get_coordinate())
+            assert [coordinates(mesh, rank)[axis] for axis in mesh.mesh_dim_names] == list(mesh.get_coordinate())
 
 
 def test_one_rank_has_no_mesh():

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from zoo.models import DIM, SEQ, Written, odd, written
+from zoo.models import DIM, Written, odd, written
 
 # what is asked: whether this is a trace, and what autograd knows of a tensor
 
@@ -24,20 +23,12 @@ def asked(name: str, ask: Callable[[Any, Tensor], Any]) -> None:
 
 
 asked("is_compiling", lambda m, x: torch.compiler.is_compiling())
-asked("is_exporting", lambda m, x: torch.compiler.is_exporting())
-asked("is_tracing of TorchScript", lambda m, x: torch.jit.is_tracing())
 asked("deterministic algorithms", lambda m, x: torch.are_deterministic_algorithms_enabled())
-asked("is_leaf of an activation", lambda m, x: x.is_leaf)
 asked("is_leaf of a weight", lambda m, x: m.layer.weight.is_leaf)
-asked("is_leaf of a buffer", lambda m, x: m.mean.is_leaf)
 asked("requires_grad of an activation", lambda m, x: x.requires_grad)
-asked("requires_grad of a weight", lambda m, x: m.layer.weight.requires_grad)
 asked("the grad_fn of an activation", lambda m, x: x.grad_fn is None)
-asked("the grad_fn of a weight", lambda m, x: m.layer.weight.grad_fn is None)
 asked("the gradient of an activation", lambda m, x: x.grad is None)
 asked("whether a weight is a parameter", lambda m, x: isinstance(m.layer.weight, nn.Parameter))
-asked("the device", lambda m, x: x.device.type == m.layer.weight.device.type == "cpu")
-asked("autocast's mode", lambda m, x: torch.is_autocast_enabled("cpu"))
 
 
 # what the training loop changes between the steps, and a capture has fixed: the rows of the docs
@@ -128,19 +119,6 @@ def _inference(m: Any, x: Tensor) -> Tensor:
     return x * scale.shape[0]
 
 
-def _gradient_again(m: Any, x: Tensor) -> Tensor:
-    with torch.no_grad(), torch.enable_grad():
-        return m.head(x)
-
-
-def _cells(m: Any, x: Tensor) -> Tensor:
-    state, found = torch.zeros_like(x[:, 0]), []
-    for i in range(SEQ):
-        state = m.cell(x[:, i], state)
-        found.append(state)
-    return torch.stack(found, 1)
-
-
 def both(name: str, function: Callable[[Any, Tensor], Any], **parts: Callable[[], Any]) -> None:
     odd(name, traced=True)(
         lambda: Written(function, **{part: make() for part, make in parts.items()}))
@@ -152,17 +130,7 @@ both("the initial seed", lambda m, x: x * (torch.initial_seed() % 7))
 both("a tensor that is formatted", lambda m, x: x * len(str(x)))
 both("a mode of torch's functions", _doubled_sines)
 both("inference mode inside", _inference, mean=lambda: torch.ones(DIM))
-both("gradients inside of no gradients", _gradient_again, head=lambda: nn.Linear(DIM, DIM))
 both("a function's gradient", lambda m, x: torch.func.grad(lambda y: y.pow(3).sum())(x))
-both("a directional derivative", lambda m, x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1])
-both("a vmap that reads a buffer", lambda m, x: torch.func.vmap(lambda row: torch.tanh(row) * m.mean)(x),
-     mean=lambda: torch.ones(DIM))
-both("attention in evaluation", lambda m, x: m.attend(x, x, x, need_weights=False)[0],
-     attend=lambda: nn.MultiheadAttention(DIM, 2, batch_first=True).eval())
-both("an encoder layer in evaluation", lambda m, x: m.encode(x),
-     encode=lambda: nn.TransformerEncoderLayer(DIM, 2, 16, batch_first=True).eval())
-both("a loop over GRU cells", _cells, cell=lambda: nn.GRUCell(DIM, DIM))
-both("a constant of NumPy", lambda m, x: x * torch.from_numpy(np.sin(np.arange(DIM)).astype(np.float32)))
 both("layers that are dropped at random", lambda m, x: x * (torch.rand(()) < 0.5))
 written("a checkpoint that draws again", lambda m, x: checkpoint(
     lambda y: F.dropout(y, 0.5).sin(), x, use_reentrant=False, preserve_rng_state=False))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,29 +25,9 @@ def appended(kept: Any, x: Tensor) -> int:
     return len(kept)
 
 
-def added(kept: Any, x: Tensor) -> int:
-    kept.add(len(kept))
-    return len(kept)
-
-
 def inserted(kept: Any, x: Tensor) -> int:
     kept[len(kept)] = x
     return len(kept)
-
-
-def counted(kept: Any, x: Tensor) -> int:
-    kept["calls"] += 1
-    return kept["calls"]
-
-
-def summed(kept: Any, x: Tensor) -> Any:
-    found = 1 + sum(kept)
-    kept[0] = x.detach()
-    return found
-
-
-def popped(kept: Any, x: Tensor) -> int:
-    return kept.pop() if kept else 0
 
 
 @dataclass
@@ -63,35 +40,13 @@ class Calls:
 
 
 held("activations in a list", appended, list)
-held("detached activations in a list", lambda kept, x: appended(kept, x.detach()), list)
-held("activations in a queue", appended, deque)
-held("activations in a queue of two", appended, lambda: deque(maxlen=2))
-held("activations in a list of a dictionary", lambda kept, x: appended(kept["seen"], x), lambda: {"seen": []})
-held("activations in a default dictionary", lambda kept, x: appended(kept["seen"], x), lambda: defaultdict(list))
-held("activations in a namespace", lambda kept, x: appended(kept.seen, x), lambda: SimpleNamespace(seen=[]))
 held("activations in a dictionary", inserted, dict)
-held("activations in an ordered dictionary", inserted, OrderedDict)
-held("the last activation in a list", summed, lambda: [torch.zeros(DIM)])
-held("numbers in a set", added, set)
-held("a collections.Counter", counted, Counter)
-held("numbers taken from a list", popped, lambda: [3, 2, 1])
 held("numbers taken from an iterator", lambda kept, x: next(kept), itertools.count)
 written("a generator of Python's random numbers", lambda m, x: x * m.kept.random(), kept=lambda: random.Random(0))
 held("an object that counts", lambda kept, x: kept(), Calls)
-held("a partial function with a list", lambda kept, x: kept(x), lambda: functools.partial(appended, []))
 
 
 # attributes of the module
-
-
-def _compared(m: Any, x: Tensor) -> Tensor:
-    m.calls += 1
-    return x if m.calls < 2 else -x
-
-
-def _array_rebound(m: Any, x: Tensor) -> Tensor:
-    m.array = m.array + 1
-    return x * torch.from_numpy(m.array)
 
 
 def _array_written(m: Any, x: Tensor) -> Tensor:
@@ -104,12 +59,6 @@ def _list_rebound(m: Any, x: Tensor) -> Tensor:
     return x * len(m.kept)
 
 
-def _asked_for(m: Any, x: Tensor) -> Tensor:
-    scale = 2 if hasattr(m, "later") else 1
-    m.later = x
-    return x * scale
-
-
 def _losses(m: Any, x: Tensor) -> Tensor:
     m.losses.append(x.square().mean())
     m.losses.append(x.abs().mean())
@@ -118,24 +67,14 @@ def _losses(m: Any, x: Tensor) -> Tensor:
     return x * total
 
 
-def _fresh(m: Any, x: Tensor) -> Tensor:
-    m.losses = []
-    m.losses.append(x.square().mean())
-    return x * sum(m.losses)
-
-
 def _set_again(m: Any, x: Tensor) -> Tensor:
     m.scale = 2
     return x * m.scale
 
 
-written("a number that is compared", _compared, calls=lambda: 0)
-written("an array that is rebound", _array_rebound, array=lambda: np.zeros(DIM, np.float32))
 written("an array that is written", _array_written, array=lambda: np.zeros(DIM, np.float32))
 written("a list that is rebound", _list_rebound, kept=list)
-written("an attribute that is asked for", _asked_for)
 written("losses in a list that is emptied", _losses, losses=list)
-written("losses in a new list", _fresh, losses=list)
 written("a number that stays", _set_again, scale=lambda: 2)
 
 
@@ -156,11 +95,6 @@ def _global_number(m: Any, x: Tensor) -> Tensor:
     return x * CALLS
 
 
-def _by_default(m: Any, x: Tensor, seen: list[Tensor] = []) -> Tensor:  # noqa: B006 (the row is about it)
-    seen.append(x)
-    return x * len(seen)
-
-
 def _closure() -> Callable[[Any, Tensor], Tensor]:
     calls = 0
 
@@ -178,6 +112,5 @@ def _by_gradient(m: Any, x: Tensor) -> Tensor:
 
 written("a list that is a global", _global_list)
 written("a number that is a global", _global_number)
-written("a list that is a default", _by_default)
 written("a number of a closure", _closure())
 written("a branch on the last gradient", _by_gradient)

@@ -7,9 +7,8 @@ shape (batch, SEQ); what it returns becomes a loss. outcomes.toml says of each w
 from __future__ import annotations
 
 import random
-from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,11 +78,6 @@ def _rebinds(m: Any, x: Tensor) -> Tensor:
     return x - m.mean
 
 
-def _copies(m: Any, x: Tensor) -> Tensor:
-    m.last.copy_(x.detach()[0])
-    return x + m.last
-
-
 def _follows_weight(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         m.bias.lerp_(x.mean((0, 1)), 0.1)
@@ -100,48 +94,29 @@ def _keeps_activation(m: Any, x: Tensor) -> Tensor:
     return x * 2
 
 
-def _slice_written(m: Any, x: Tensor) -> Tensor:
-    m.last[1:3] = x.detach()[0, 1:3]
-    return x + m.last
-
-
 written("a counter", _counts, steps=lambda: torch.zeros(()))
 written("a rebound average", _rebinds, mean=lambda: torch.zeros(DIM))
 written("a Python counter", _python_counter, calls=lambda: 0)
 written("an activation kept for a caller", _keeps_activation)
-written("a copied activation", _copies, last=lambda: torch.zeros(SEQ, DIM))
 written("a followed mean", _follows_weight, bias=lambda: torch.zeros(DIM))
-written("a slice of a buffer", _slice_written, last=lambda: torch.zeros(SEQ, DIM))
 written("batch norm", lambda m, x: m.norm(x.flatten(0, 1)), norm=lambda: nn.BatchNorm1d(DIM))
-written("batch norm of a view", lambda m, x: m.norm(x.transpose(1, 2)), norm=lambda: nn.BatchNorm1d(DIM))
-written("instance norm with statistics", lambda m, x: m.norm(x.transpose(1, 2).contiguous()),
-        norm=lambda: nn.InstanceNorm1d(DIM, affine=True, track_running_stats=True))
 written("layer norm", lambda m, x: m.norm(x), norm=lambda: nn.LayerNorm(DIM))
-written("group norm", lambda m, x: m.norm(x.flatten(0, 1)), norm=lambda: nn.GroupNorm(2, DIM))
 
 
 # parameters
 
 written("spectral norm", lambda m, x: m.head(x), head=lambda: parametrizations.spectral_norm(nn.Linear(DIM, DIM)))
 written("weight norm", lambda m, x: m.head(x), head=lambda: parametrizations.weight_norm(nn.Linear(DIM, DIM)))
-written("an orthogonal weight", lambda m, x: m.head(x), head=lambda: parametrizations.orthogonal(
-    nn.Linear(DIM, DIM), orthogonal_map="householder"))
 written("a weight read transposed", lambda m, x: x @ m.layer.weight.t() @ m.layer.weight)
 written("slices of a weight", lambda m, x: torch.cat([x @ m.layer.weight[:4].t(), x @ m.layer.weight[4:].t()], -1))
-written("a weight as a view", lambda m, x: x * m.scale.view(1, DIM).expand(SEQ, DIM),
-        scale=lambda: nn.Parameter(torch.ones(DIM)))
 written("a scalar parameter", lambda m, x: x * m.scale, scale=lambda: nn.Parameter(torch.ones(())))
 written("a frozen parameter", lambda m, x: x * m.scale,
         scale=lambda: nn.Parameter(torch.full((DIM,), 2.0), requires_grad=False))
 written("an unused parameter", lambda m, x: x, idle=lambda: nn.Parameter(torch.ones(DIM)))
 written("a parameter list", lambda m, x: x * m.scales[0] + m.scales[1],
         scales=lambda: nn.ParameterList([torch.ones(DIM), torch.zeros(DIM)]))
-written("a parameter dictionary", lambda m, x: x * m.named["scale"],
-        named=lambda: nn.ParameterDict({"scale": torch.ones(DIM)}))
 written("a complex parameter", lambda m, x: (x * m.phase).abs(),
         phase=lambda: nn.Parameter(torch.ones(DIM, dtype=torch.complex64)))
-written("complex numbers inside", lambda m, x: torch.view_as_real(torch.view_as_complex(
-    x.unflatten(-1, (4, 2)).contiguous()) ** 2).flatten(-2))
 
 
 @odd("tied three times")
@@ -169,14 +144,9 @@ class TiedEmbedding(nn.Module):
 # control flow and containers
 
 written("a branch on shape", lambda m, x: torch.relu(x) if x.shape[1] > 2 else x)
-written("a branch on training", lambda m, x: torch.tanh(x) if m.training else x)
 written("a branch on a value", lambda m, x: x if bool(x.sum() > 0) else -x)
-written("a loop", lambda m, x: sum(x[:, i] for i in range(SEQ)))
 written("nested containers", lambda m, x: m.tree["left"][0](x) + m.tree["right"][1](x), tree=lambda: nn.ModuleDict({
     "left": nn.ModuleList([nn.Linear(DIM, DIM)]), "right": nn.Sequential(nn.Identity(), nn.Linear(DIM, DIM))}))
-written("a slice of a sequence", lambda m, x: m.stack[1:](x),
-        stack=lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.GELU(), nn.Linear(DIM, DIM)))
-written("a submodule called twice", lambda m, x: m.layer(torch.relu(m.layer(x))))
 
 
 class Given(nn.Module):
@@ -188,19 +158,7 @@ class Given(nn.Module):
         return {"out": self.inner(x) * scale, **more}
 
 
-Both = namedtuple("Both", "left right")
-
-
-@dataclass
-class Carried:
-    value: Tensor
-    parts: list[Tensor] = field(default_factory=list)
-
-
 written("keywords and a dictionary", lambda m, x: m.given(x=x, scale=0.5, rest=x)["out"], given=Given)
-written("a tuple inside", lambda m, x: (lambda a, b: a + b)(*Both(x.sin(), x.cos())))
-written("a dataclass inside", lambda m, x: Carried(x, [x, x * 2]).parts[1] + Carried(x).value)
-written("a lambda as activation", lambda m, x: m.act(x), act=lambda: torch.sin)
 
 
 # autograd
@@ -230,8 +188,6 @@ written("checkpoint inside", lambda m, x: checkpoint(m.inner, x, use_reentrant=F
         inner=lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.GELU(), nn.Linear(DIM, DIM)))
 written("a chain in place", lambda m, x: x.mul(2).add_(1).mul_(0.5).sigmoid_())
 written("written by index", lambda m, x: torch.zeros_like(x).index_add_(1, torch.tensor([1, 0, 3, 2]), x))
-written("a masked fill", lambda m, x: x.masked_fill(x < 0, 0.5))
-written("a double inside", lambda m, x: x.double().pow(2).float())
 
 
 @odd("a hook on a module")
@@ -246,29 +202,15 @@ def hooked() -> nn.Module:
 
 written("dropout", lambda m, x: F.dropout(x, 0.5, m.training))
 written("noise", lambda m, x: x + torch.randn_like(x))
-written("dropout of nothing", lambda m, x: F.dropout(x, 0.0))
 written("Python's random numbers", lambda m, x: x * random.Random(0).random())
 
 
 # layers of torch
 
 
-def _steps_of_cells(m: Any, x: Tensor) -> Tensor:
-    state, found = (torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])), []
-    for i in range(SEQ):
-        state = m.cell(x[:, i], state)
-        found.append(state[0])
-    return torch.stack(found, 1)
-
-
-written("convolution", lambda m, x: m.conv(x.transpose(1, 2)), conv=lambda: nn.Conv1d(DIM, DIM, 3, padding=1))
 written("attention", lambda m, x: m.attend(x, x, x, need_weights=False)[0],
         attend=lambda: nn.MultiheadAttention(DIM, 2, batch_first=True))
-written("an encoder layer", lambda m, x: m.encode(x),
-        encode=lambda: nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True))
 written("an LSTM", lambda m, x: m.recur(x)[0], recur=lambda: nn.LSTM(DIM, DIM, batch_first=True))
-written("a loop over LSTM cells", _steps_of_cells, cell=lambda: nn.LSTMCell(DIM, DIM))
-written("a sort", lambda m, x: x.sort(-1).values.cumsum(-1) + x.topk(1, -1).values)
 written("einsum", lambda m, x: torch.einsum("bsd,ed->bse", x, m.layer.weight))
 
 
@@ -281,9 +223,7 @@ class Looked(nn.Module):
         return self.head(self.embed(tokens))
 
 
-odd("padded embeddings", tokens=True)(lambda: Looked(nn.Embedding(VOCAB, DIM, padding_idx=0)))
 odd("renormed embeddings", tokens=True)(
     lambda: Looked(nn.Embedding(VOCAB, DIM, max_norm=1.0)))
 odd("sparse embeddings", tokens=True)(
     lambda: Looked(nn.Embedding(VOCAB, DIM, sparse=True)))
-odd("a bag of embeddings", tokens=True)(lambda: Looked(nn.EmbeddingBag(VOCAB, DIM)))

@@ -8,7 +8,6 @@ import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,12 +38,7 @@ def _tried(m: Any) -> bool:
 
 
 asked("in __dict__", lambda m: "later" in m.__dict__)
-asked("in vars", lambda m: "later" in vars(m))
-asked("by get", lambda m: m.__dict__.get("later") is not None)
-asked("by getattr", lambda m: getattr(m, "later", None) is not None)
 asked("by an error", _tried)
-asked("by a count", lambda m: len(vars(m)) % 2)
-asked("by a loop", lambda m: [name for name in vars(m) if name == "later"])
 asked("by dir", lambda m: "later" in dir(m))
 
 
@@ -84,13 +78,6 @@ def _swapped(m: Any, x: Tensor) -> Tensor:
     return found
 
 
-def _deleted(m: Any, x: Tensor) -> Tensor:
-    if "mean" not in m._buffers:
-        return x
-    del m.mean
-    return -x
-
-
 def _old_deviation(m: Any, x: Tensor) -> Tensor:
     found = x / (m.mean + 1e-3).sqrt()
     with torch.no_grad():
@@ -112,7 +99,6 @@ written("a buffer read in a checkpoint", lambda m, x: checkpoint(lambda x: x.sin
         mean=lambda: torch.ones(DIM))
 written("a buffer that becomes None", _emptied, **TWO)
 written("buffers that change places", _swapped, **TWO)
-written("a buffer that is deleted", _deleted, **TWO)
 
 
 # numbers that are drawn, and the machine's own
@@ -157,11 +143,6 @@ def kept() -> list[int]:
     return [0]
 
 
-def _of_cache(m: Any, x: Tensor) -> Tensor:
-    kept()[0] += 1
-    return x * kept()[0]
-
-
 @functools.cache
 def table(size: int) -> list[Tensor]:
     return [torch.arange(size) + 1.0]
@@ -184,13 +165,7 @@ def _turned(m: Any, x: Tensor) -> Tensor:
 OBJECT, LOCAL, CONTEXT = Counts(), threading.local(), contextvars.ContextVar("CONTEXT", default=0)
 IDS: dict[int, int] = {}
 written("a number of a class", _of_class)
-written("a number of an object", _of_object(lambda m: OBJECT))
-written("a number of a weak reference", _of_object(lambda m: m.seen()),
-        seen=lambda: weakref.ref(OBJECT))
-written("a number of a thread", _of_object(lambda m: LOCAL))
 written("a number of a context", _of_context)
-written("a number of a cached list", _of_cache)
-written("a table of a cached function", lambda m, x: x * table(DIM)[0])
 written("a number of a weight", _of_object(lambda m: m.layer.weight))
 written("a number by identity", _by_identity)
 written("a number of the environment", _environment)
