@@ -25,7 +25,7 @@ from workbench.torch_api.devices.profile import MACHINES, load_profile
 from workbench.world.mesh import current_world
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import accuracy, soak
+from benchmarks import soak
 from benchmarks.peers import fsdp2
 from benchmarks.step_time import finite
 
@@ -97,32 +97,6 @@ def test_a_machines_error_is_that_of_the_committed_rows(path: Path) -> None:
                 for row in rows), abs=5e-4)
     assert load_profile(path).errors == errors
     assert errors or path.stem in ("h100x4", "h200x4")  # of which no step was measured beside a simulated one
-
-
-def test_the_ranking_of_lists_is_told_where_they_differ_and_a_wrong_one_is_named() -> None:
-    def row(what: str, size: int, measured: float, simulated: float) -> dict[str, Any]:
-        return {"recipe": f"llama3_{what}", "changes": {"data.seq_len": str(size), "passes": what},
-                "kernels_ms": measured, "simulated_ms": simulated}
-
-    rows = [row("a", 1, 10.0, 12.0), row("b", 1, 10.4, 11.0), row("c", 1, 20.0, 11.5), row("a", 2, 1.0, 99.0)]
-    wrong = {"faster": "llama3_a", "slower": "llama3_c", "changes": {"data.seq_len": "1"}}
-    assert accuracy.ranking(rows) == {"pairs": 2, "wrong": [wrong]}
-    committed = json.loads((RESULTS / "accuracy_h200x1.json").read_text(encoding="utf-8"))
-    assert committed["ranking"] == accuracy.ranking(committed["rows"])
-    assert committed["ranking"]["pairs"] >= 8 and not committed["ranking"]["wrong"]
-
-
-SOAK = {"pools": 300, "changes": 300, "cells": 1000, "restarts": 50}
-
-
-def test_the_committed_soak_is_whole_and_flat() -> None:
-    rows = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))["rows"]
-    assert {name: row["runs"] for name, row in rows.items()} == SOAK
-    for row in rows.values():
-        assert len(row["samples"]) == 10 and soak.grown(row["samples"]) == row["grown"] == []
-        after, last = row["closed"], row["samples"][-1]
-        assert all(after[name] <= last[name] for name in ("processes", "descriptors", "threads", "temporary_files"))
-    assert rows["restarts"]["closed"]["processes"] == rows["pools"]["closed"]["processes"]
 
 
 KEPT: list[Any] = []

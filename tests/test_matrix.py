@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from workbench.recipe.recipe import Recipe, load_recipe
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.ablate import compared, variants
+from benchmarks.ablate import compared
 from benchmarks.matrix import table
 
 pytestmark = pytest.mark.nightly
-TOUR = load_recipe("tour")
 
 
 def made(step: float, *, ok: bool = True, outcome: str = "PASS") -> dict[str, Any]:
@@ -44,18 +41,3 @@ def test_a_difference_counts_where_the_bands_are_apart() -> None:
     others = [base, [113.0, 112.0, 120.0], [130.0, 131.0, 132.0], [80.0, 81.0, 82.0], [50.0], []]
     assert [compared(steps, base) for steps in others] == [
         "", "within noise", "+27.0 ms", "-23.0 ms", "-54.0 ms, noise unknown", ""]
-
-
-def test_each_pass_is_left_out_and_each_two_neighbours_are_swapped() -> None:
-    key = "passes.transformer_block_bucketing.separate_gather_group"
-    found = variants(TOUR.override({"expect.no_effect": [TOUR.pass_names[1]]}), [(key, [False, 3])])
-    names = {name: r.pass_names for name, r in found.items() if isinstance(r, Recipe)}
-    decompose, checkpoint, reshard, bucket = TOUR.pass_names
-    assert names["tour"] == TOUR.pass_names
-    assert names[f"without {reshard}"] == (decompose, checkpoint, bucket)
-    assert names[f"{reshard} before {checkpoint}"] == (decompose, reshard, checkpoint, bucket)
-    without = found[f"without {checkpoint}"]
-    assert isinstance(without, Recipe) and without.expect.no_effect == ()
-    assert "separate_gather_group" in str(found[f"{key} = 3"]) and len(found) == 1 + 4 + 2 + 2
-    lowered = variants(load_recipe("llama3_full_inductor"))["without inductor_decomposition"]
-    assert "requires 'inductor_decomposition'" in str(lowered)

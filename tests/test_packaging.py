@@ -164,19 +164,6 @@ def test_one_worker_gets_a_group(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("gw*"))) == 1  # two where xdist's marks do not reach it
 
 
-@pytest.mark.nightly
-def test_results_are_written_with_their_versions(tmp_path: Path) -> None:
-    target = tmp_path / "r.json"
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                          "tests/recipe/test_contracts.py", "-k", "good_lists", "--results-json", target],
-                         cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout
-    table = json.loads(target.read_text())
-    assert table["counts"] == {"passed": 5}
-    assert {row["outcome"] for row in table["rows"]} == {"passed"}
-    assert table["torch"].startswith("2.")
-
-
 @pytest.fixture(scope="module")
 def make_venv() -> dict:
     return runpy.run_path(str(ROOT / ".ci" / "make_venv"), run_name="make_venv")

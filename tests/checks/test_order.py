@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graphs_by_hand import C10D, DIM, gather, group_name, trace
+from graphs_by_hand import C10D, DIM, group_name, trace
 
 from workbench.checks import order
 from workbench.checks.record import PassRecord
 from workbench.checks.verdicts import Outcome
-from workbench.graph.facts import ChosenOrder, Known, facts_of
-from workbench.graph.read.order import between
+from workbench.graph.facts import ChosenOrder, Known
 from workbench.graph.read.simulated_run import COMPUTE, CPU_LATE, HIDDEN, Span, StepTimeline
 from workbench.graph.read.timeline import costs_of
 from workbench.passes.effect import Effect
@@ -202,13 +201,3 @@ def test_a_step_that_waited_for_a_cpu_tells_nothing():
     assert verdict(2.5, 30.0, shared=1.5).outcome is Outcome.UNKNOWN  # where they overlap, the time counts once
     assert verdict(2.5, 30.0, [dict.fromkeys(names, 0.01)]).outcome is Outcome.UNKNOWN
     assert verdict(0.01, 3.0).outcome is Outcome.FAIL
-
-
-def test_a_compiled_region_counts_with_the_matmuls_inside(fake4):
-    gm = trace(lambda shard, x: [gather(shard), x @ x.t()], torch.ones(2, DIM), WIDE)
-    (mm,) = (n for n in gm.graph.nodes if n.name in names(gm, "mm"))
-    mm.meta["compiled_region"] = {"name": "body", "nodes": 9, "flop": 10**12, "products": 3}
-    wait = next(n for n in gm.graph.nodes if n.name in names(gm, "wait_tensor"))
-    mm.append(wait)
-    found = between(gm, costs_of(gm, "h100"))["all_gather_into_tensor"]
-    assert found.products == 3 and found.ms > 1.0 and facts_of(gm).part == "forward"

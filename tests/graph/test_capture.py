@@ -20,7 +20,7 @@ from workbench.authoring.author import author, author_module
 from workbench.errors import WorkbenchError
 from workbench.graph.capture import capture
 from workbench.graph.partition import partition
-from workbench.graph.read.nodes import module_path, nodes_from_line, provenance
+from workbench.graph.read.nodes import module_path, provenance
 from workbench.pipeline.run_passes import run_joint
 from workbench.torch_api import aot
 from workbench.world.fake import fake_world
@@ -144,13 +144,6 @@ def test_each_node_says_where_it_came_from(joint):
         # the rest is the root module's own: the table of rotations
         assert all(Path(provenance(n).file).name in ("decoder.py", "llama3.py", "layers.py") for n in rest)
         assert all("rope" in provenance(n).text or "cos, sin" in provenance(n).text for n in rest)
-
-
-def test_from_a_source_line_to_its_nodes_and_back(joint):
-    node = next(n for n in joint.graph.graph.nodes if "scaled_dot_product" in n.name)
-    where = provenance(node)
-    found = nodes_from_line(joint.graph, where.file, where.line)
-    assert node in found and {provenance(n).backward for n in found} == {True, False}
 
 
 @pytest.mark.parametrize("dispatch", ["", pytest.param("capacity", marks=pytest.mark.nightly)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,6 @@ from unpacked import unpacked
 from workbench import WorkbenchError, author_module, capture, fake_world, partition
 from workbench.graph.read.memory import saved_tensors
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.show import outputs
 from workbench_lessons.l03_split_forward_and_backward.partitioner import Partitioner
 
 NAMES = {"mm": "a", "mm_1": "b", "silu": "s", "mul": "p"}
@@ -74,9 +71,3 @@ def test_what_cannot_be_chosen_is_named(joint, view):
     many = {n.name: n.name for n in list(joint.graph.graph.nodes)[:7]}
     with pytest.raises(WorkbenchError, match="7 tensors make 128 cuts: name at most 6"):
         Partitioner(joint, many)
-
-
-def test_show_draws_the_graph_first_and_little_is_saved(view):
-    picture, shown, script = outputs(view)
-    assert "13 operators" in repr(picture) and shown is view and "<script>" in script._repr_html_()
-    assert len(json.dumps(view.get_state(), default=str)) < 50_000

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from unpacked import unpacked
 
 from workbench import WorkbenchError, fake_world, load_recipe, what_if
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.show import outputs
 from workbench.recipe.recipe import RecipeError
 from workbench_lessons.l00_tour.pass_chips import PassChips
 
@@ -89,11 +86,3 @@ def test_the_choice_is_graded_and_set_back(chips):
     (back,) = chips.panel.children[0].children
     back.click()
     assert chips.joint_passes == JOINT and grade("targets", chips.figures, limits)[0] == 1
-
-
-def test_show_has_the_verdicts_and_little_is_saved(chips):
-    table, shown, script = outputs(chips)
-    assert repr(table).startswith("the passes of tour\n") and "transformer_block_bucketing  PASS" in repr(table)
-    assert shown is chips
-    assert "<script>" in script._repr_html_()
-    assert len(json.dumps(chips.get_state(), default=str)) < 60_000

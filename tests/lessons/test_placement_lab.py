@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 import traitlets
@@ -12,7 +10,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from workbench import WorkbenchError, simulated_world
 from workbench.notebook.lessons.grading import grade
-from workbench.notebook.show import outputs
 from workbench_lessons.l01_author_with_dtensor.placement_lab import CHOICES, PlacementLab
 
 FLOAT = 4
@@ -73,9 +70,3 @@ def test_what_is_chosen_is_graded_and_the_least_can_be_reached(lab):
 def test_factors_that_do_not_multiply_are_refused():
     with pytest.raises(WorkbenchError, match=r"x \[4, 8\] @ w \[4, 8\] on .*as many columns of x as w has rows"):
         PlacementLab((4, 8), (4, 8))
-
-
-def test_show_has_a_picture_and_little_is_saved(lab):
-    picture, shown, _ = outputs(lab)
-    assert "w, as given" in repr(picture) and shown is lab
-    assert len(json.dumps(lab.get_state(), default=str)) < 50_000

@@ -9,7 +9,6 @@ import pytest
 from all_reduces import all_reduces
 
 from workbench import RankError, WorkbenchError, ranks
-from workbench.notebook.lessons.grading import grade
 from workbench.notebook.show import outputs
 from workbench.world.diagnosis import Failure
 from workbench_lessons.l10_run_on_real_ranks.program_counters import ProgramCounters
@@ -72,17 +71,6 @@ def test_a_launch_that_cannot_be_is_told_so(counters, clicks, said):
     assert counters.message == said and counters.figures == {}
     counters.launched = []
     assert counters.message == "" and counters.figures["launches"] == 0
-
-
-def test_a_deadlock_is_graded_and_started_again(counters):
-    wanted = {"truth": {"deadlock": 1, "ranks that returned": 0}}
-    counters.launched = CIRCLE[:3]
-    assert grade("exact", counters.figures, wanted)[0] == 0
-    counters.launched = CIRCLE
-    assert grade("exact", counters.figures, wanted)[0] == 1
-    (again,) = counters.panel.children[0].children
-    again.click()
-    assert counters.launched == []
 
 
 def test_a_record_of_something_else_is_refused():

@@ -15,8 +15,6 @@ from workbench.graph.read.memory import live_bytes, saved_tensors
 from workbench_lessons.l02_capture_a_joint_graph.step_memory import (
     draw_memory,
     fall,
-    finds_gathered,
-    gathered_from,
     names,
     step_memory,
 )
@@ -75,30 +73,6 @@ def test_the_bands_hold_what_is_saved_and_inputs_stay_to_the_end() -> None:
         "resharded: 3,588 bytes alive where the backward begins", "  2,560 inputs", "  1,024 activations",
         "  0 gathered parameters", "  4 other values", "  0% of the saved bytes at the dashed line are gathered",
         f"  peak: {resharded.forward_peak:,} in the forward, {resharded.backward_peak:,} in the backward"]
-
-
-def test_a_gathered_activation_is_told_from_a_gathered_parameter() -> None:
-    joint = block(tokens=True)
-    gathers = gathered_from(joint.graph)
-    assert list(gathers.values())[1] == "relu"
-    assert ["ParamAOTInput" in what for what in gathers.values()] == [True, False, True]
-    rows = saved_tensors(*partition(joint).graphs)
-    by_root = [row.name for row in rows if row.root in gathers]
-    of_parameters = [row.name for row in rows if "ParamAOTInput" in gathers.get(row.root, "")]
-    assert len(by_root) == 2 and of_parameters == [row.name for row in rows if row.gathered]
-
-    graded = {"saved": {"tokens": rows}, "gathers": {"tokens": gathers}}
-    tokens, = set(by_root) - set(of_parameters)
-    assert finds_gathered(lambda row, gathers: "ParamAOTInput" in gathers.get(row.root, ""), **graded) == (1, "right")
-    assert finds_gathered(lambda row, gathers: row.root in gathers, **graded) == (
-        0.5, f"tokens: false alarms 1, such as {tokens}")
-    assert finds_gathered(lambda row, gathers: False, **graded) == (
-        0, f"tokens: missed 1 of 1, such as {of_parameters[0]}")
-    assert finds_gathered(None, **graded) == (0, "not a function: None")
-    assert finds_gathered(lambda row, gathers: row.gathered is not None, **graded) == (
-        0, "the rows of this check have no field `gathered`")
-    score, said = finds_gathered(lambda row, gathers: row.rot, **graded)
-    assert score == 0 and said.startswith("tokens: the function raised AttributeError: ")
 
 
 OWNER = {"x": "x", "t": "w", "w": "w", "v": "v", "relu": "relu", "tangent": "tangent", "mm": "mm"}

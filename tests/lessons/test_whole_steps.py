@@ -20,7 +20,6 @@ from workbench_lessons.l15_one_graph_for_the_whole_step.whole_steps import (
     even_size,
     finds,
     gradients_read,
-    late_reads,
     lines_of,
     recorded,
     tail_of,
@@ -149,12 +148,6 @@ def test_a_finder_that_raises_and_what_is_no_function_are_refused_in_words():
     assert finds({}) == (0.0, "give a function of a list of rows")
 
 
-def test_lint_finds_late_reads_by_the_input_and_its_first_reader():
-    rows = [("w", "input", ()), ("v", "input", ()), ("t", "view", ("w",)), ("up", "update", ("w", "v")),
-            ("mm", "compute", ("v", "t")), ("up_1", "update", ("v", "w"))]
-    assert late_reads(rows) == {"w": "mm"} and late_reads(rows[:4]) == {}
-
-
 def test_the_solutions_are_right_and_a_wrong_number_is_told_by_its_side():
     found = joined()
     inputs = len(found.graph.graph.find_nodes(op="placeholder"))
@@ -192,14 +185,6 @@ def test_the_size_where_launches_take_as_long_as_the_work_and_answers_on_either_
 
 TAILS = {name: tail_of(read_order([recorded_trace(name)]).traced[-1])
          for name in ("eager", "compile", "llama3_full_inductor", "llama3_full_inductor_cudagraph")}
-
-
-def test_a_tail_s_times_are_those_of_its_events():
-    traced = read_order([recorded_trace("llama3_full_inductor_cudagraph")]).traced[-1]
-    tail = TAILS["llama3_full_inductor_cudagraph"]
-    *_, last = (i for i, event in enumerate(traced.events) if event.graph)  # the end of the backward's recording
-    assert tail.gpu_ms + tail.idle_ms == pytest.approx((traced.events[-1].end - traced.events[last].end) / 1e3)
-    assert traced.launches - tail.launches == 3  # two graphs, and the fill of the tangent
 
 
 def test_a_file_of_steps_that_is_not_there(monkeypatch, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 import torch
 from torch import nn
@@ -256,17 +254,6 @@ def test_what_a_replay_takes_is_known_before_and_its_memory_after(stand):
     assert (forward.pool_bytes, backward.pool_bytes) == (148, 452) and forward.launches_after == 1  # its outputs
     assert forward.replays == backward.replays == 3
     assert {x.address for x in forward.inputs} == {None}  # a CPU's addresses are nobody's business
-
-
-def test_launches_are_counted_in_kernels_where_inductor_made_them(stand):
-    class Compiled:
-        source_code = ""
-        _workbench_kernels: ClassVar = {"format": 1, "missing": [], "calls": [
-            ("triton_0", "triton", ("relu",), ()), ("wait", "wait", (), ()), ("extern_kernels.mm", "extern", (), ())]}
-
-    _, (record,) = build("cudagraph")
-    record.after[0].body.function = Compiled
-    assert (record.after[0].facts.launches_before, record.after[0].facts.unit) == (2, "calls of kernels")
 
 
 def test_too_little_symmetric_memory_names_the_pass_that_reserves_it(stand, monkeypatch):

@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 from workbench.pipeline import progress
-from workbench.pipeline.progress import PROGRESS, InNotebook, Lines, Post, Ticking, telling
+from workbench.pipeline.progress import PROGRESS, Lines, Post, Ticking, telling
 from workbench.pipeline.recipe_ranks import on_ranks
 from workbench.recipe.recipe import Recipe
 from workbench.world.mesh import current_world
@@ -88,31 +88,6 @@ def test_nothing_is_shown_where_nothing_is_wanted(
         with telling() as tell:
             walk(Post(tell.hear))
         monkeypatch.delenv(name)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_notebook_shows_long_calls_alone_and_keeps_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[dict[str, str]] = []
-
-    class Handle:
-        def update(self, data: dict[str, str], raw: bool) -> None:
-            drawn.append(data)
-
-    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
-        drawn.append(data)
-        return Handle()
-
-    monkeypatch.setattr("IPython.display.display", display)
-    draw = InNotebook()
-    draw("short")
-    draw("")
-    assert drawn == []
-    monkeypatch.setattr(progress, "TICK_SECONDS", 0.0)
-    for text in ("long", "longer", ""):
-        draw(text)
-    assert drawn == [{"text/plain": "long"}, {"text/plain": "longer"}, {}]
     assert capsys.readouterr() == ("", "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from full_disk import files_of_at_most
 from workbench.checks.verdicts import CHECKS, Outcome, Verdict
 from workbench.errors import WorkbenchError
 from workbench.graph.saving.peak import StepPeak
-from workbench.pipeline.expert_load import ExpertLoad
 from workbench.pipeline.report import Report, check_expectations, gravest_rank, merge_rows
 from workbench.pipeline.report_data import Expectation, PassRow, Peak
 from workbench.pipeline.report_text import NO_GRAPH, unchecked
@@ -130,17 +128,6 @@ def test_table() -> None:
     assert "\033[33mNO_EFFECT\033[0m" in report(idle).table(color=True)
     brief = report(lossy, idle).table(reasoned=False)
     assert "no annotated node" not in brief and "NO_EFFECT" in brief
-
-
-def test_experts_load_is_a_line_of_the_text_and_stays_in_the_json() -> None:
-    load = ExpertLoad(["layers.1.moe"], [[[[3, 1], [3, 1]]], [[[2, 2], [2, 2]]]], [[[1, 1]], [[0, 0]]])
-    training = Training([5.0, 4.0], [2.0, 1.5], [0.9, 0.02], 256, None, load)
-    shown = report(row(*GOOD), training=training)
-    line = "experts: fullest expert over the mean 1.50 to 1.00, dropped 2 to 0 of 8 copies a step"
-    assert line in shown.table().splitlines()
-    assert json.loads(shown.to_json())["training"]["load"] == {
-        "layers": ["layers.1.moe"], "tokens": load.tokens, "dropped": load.dropped}
-    assert "experts:" not in report(row(*GOOD)).table()
 
 
 def test_html_holds_facts_and_no_measured_figures() -> None:

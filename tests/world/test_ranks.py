@@ -154,33 +154,6 @@ def test_a_live_bar_moves_in_its_place_and_leaves_nothing_behind(capsys, monkeyp
     assert capsys.readouterr().out == "[rank 0] 40%\n"
 
 
-def test_live_output_comes_during_the_call_with_its_rank(pool, tmp_path, monkeypatch):
-    class Log:
-        def __init__(self):
-            self.seen = []
-
-        def write(self, text):
-            self.seen.append((text, go.exists()))
-
-        def flush(self):
-            if any("[rank 1] first" in text for text, _ in self.seen):
-                go.touch()
-
-    def speak(flag):
-        print("first")
-        while not flag.exists():
-            time.sleep(0.01)
-        print("second")
-
-    go, log = tmp_path / "go", Log()
-    monkeypatch.setattr(pool, "echo", "live")
-    monkeypatch.setattr(sys, "stdout", log)
-    pool.run(speak, go)  # ends only if the first line was shown before the call was over
-    monkeypatch.undo()
-    lines = sorted(line for text, _ in log.seen for line in text.splitlines())
-    assert lines == ["[rank 0] first", "[rank 0] second", "[rank 1] first", "[rank 1] second"]
-
-
 def test_ranks_that_never_stop_writing_hold_neither_a_call_nor_a_restart(pool):
     def babble():
         import threading

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from workbench.authoring.models.attention import sdpa
-from workbench.authoring.models.layers import RMSNorm, apply_rope, rope_table
+from workbench.authoring.models.layers import apply_rope, rope_table
 from workbench.authoring.models.llama3 import Llama3, Llama3Config
 from workbench.recipe.model_sizes import SIZES
 
@@ -28,13 +28,6 @@ def test_parameter_counts(flavor, parameters):
         model = Llama3(Llama3Config(**SIZES["llama3"][flavor]))
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert counted == parameters
-
-
-def test_rms_norm_divides_by_the_root_mean_square():
-    norm, x = RMSNorm(32, 1e-5), torch.randn(3, 32, dtype=torch.float64)
-    norm.weight.data = torch.rand(32, dtype=torch.float64)
-    expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
-    torch.testing.assert_close(norm(x), expected)
 
 
 def test_rope_depends_on_distance_only():

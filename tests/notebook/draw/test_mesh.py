@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from workbench import author, load_recipe, simulated_world
 from workbench.notebook import draw
@@ -28,21 +28,6 @@ def test_slices_are_the_shards(mesh: dict) -> None:
                 assert torch.equal(shards(param)[rank], whole[name][where]), (name, rank)
                 checked += 1
     assert checked >= 12 * recipe.mesh.world_size - recipe.mesh.world_size
-
-
-def on_four(*placements) -> DTensor:
-    with simulated_world(4) as world:
-        mesh = world.mesh_of({"tp": 4} if len(placements) == 1 else {"dp_shard": 2, "tp": 2})
-        return DTensor.from_local(torch.ones(2, 6), mesh, placements, run_check=False)
-
-
-def test_the_text_says_who_holds_what() -> None:
-    assert draw.placements(on_four(Shard(0)), "w").text.splitlines() == [
-        "w [8, 6]: tp cuts dim 0", *(f"rank {r}: dim 0 [{2 * r}:{2 * r + 2}], dim 1 [0:6]" for r in range(4))]
-    assert draw.placements(on_four(Replicate(), Shard(1)), "w").text.splitlines() == [
-        "w [2, 12]: dp_shard replicates it, tp cuts dim 1", "ranks 0, 2: dim 0 [0:2], dim 1 [0:6]",
-        "ranks 1, 3: dim 0 [0:2], dim 1 [6:12]"]
-    assert draw.placements(on_four(Partial()), "w").text.startswith("w [2, 6]: tp holds partial sums")
 
 
 def test_a_rank_that_holds_nothing_is_named() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workbench.notebook.draw.rank_values import RankValues
-from workbench.world.cells import Shard, Shown
+from workbench.world.cells import Shard
 
 
 def shown(*values):
@@ -62,12 +62,6 @@ def test_only_the_entries_that_differ_are_shown():
     assert "the ranks differ" in shown({"a": 1}, {"b": 1})
     many = [{i: rank for i in range(20)} for rank in (0, 1)]
     assert shown(*many).splitlines()[-1] == "0 of 20 entries agree, 12 more differ"
-
-
-def test_addresses_say_nothing():
-    one, other = object(), object()
-    assert RankValues([0, 1], [one, other]).agree and " at 0x" not in shown(one, other)
-    assert shown(Shown("<thing>"), Shown("<thing>")) == "ranks 0, 1: <thing>"
 
 
 def test_tensors_without_values_of_their_own_are_shown():

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from torch.fx import symbolic_trace
 from unpacked import unpacked
 
 from workbench import WorkbenchError
 from workbench.checks.record import PassRecord
 from workbench.graph.read.cost import device_spec
-from workbench.graph.read.diff import diff
 from workbench.graph.read.memory import live_bytes
 from workbench.graph.read.simulated_run import StepTimeline, simulated
 from workbench.notebook import draw
-from workbench.notebook.draw.step import _places
 from workbench.notebook.show import outputs
 from workbench.passes.registry import find_pass
 
@@ -43,20 +39,6 @@ def test_a_pass_that_only_tags_shows_its_tags(built):
     number = len(record.tagged()[0])
     said = draw.step(record).text
     assert "joint: no node changed" in said and f"joint: {number} tagged for the partitioner (" in said and number > 50
-
-
-def test_a_removed_node_stands_where_it_was_before_the_pass():
-    """The node before it moved up: the removed node does not follow."""
-    before = symbolic_trace(lambda x: x.neg().exp().sin().cos())
-    after = deepcopy(before)
-    names = {node.name: node for node in after.graph.nodes}
-    names["neg"].prepend(names["sin"])
-    names["cos"].replace_all_uses_with(names["exp"])
-    after.graph.erase_node(names["cos"])
-    assert [node.name for node in before.graph.nodes].index("cos") == 4
-    assert _places(diff(before, after), "before", before, {}) == {"removed": [4], "changed": [5]}
-    assert _places(diff(before, after), "after", after, {"exp": "MUST_SAVE"}) == {
-        "moved": [1], "tagged": [3], "changed": [4]}
 
 
 def test_changes_stand_side_by_side_and_name_axes(built):

@@ -9,7 +9,7 @@ import pytest
 from workbench import WorkbenchError
 from workbench.__main__ import main
 from workbench.notebook.lessons.course_site import DOCS, write_site
-from workbench.notebook.lessons.lesson import lesson_file, load_lesson
+from workbench.notebook.lessons.lesson import load_lesson
 from workbench.notebook.lessons.scores import SCORES, keep_score
 
 NAME = "12_inside_inductor"
@@ -60,11 +60,3 @@ def test_the_lessons_lead_from_one_to_the_next(tmp_path):
     first, second = (page.partition("<nav>")[2].partition("</nav>")[0] for page in pages)
     assert f'<a href="{names[1]}.html">Next: ' in first and "Before: " not in first
     assert f'<a href="{names[0]}.html">Before: ' in second and "Next: " not in second
-
-
-def test_an_exhibit_without_what_would_have_caught_it_is_refused(tmp_path):
-    path = lesson_file("03_split_forward_and_backward")
-    kept = [line for line in path.read_text().splitlines() if not line.startswith("caught = ")]
-    (tmp_path / path.name).write_text("\n".join(kept))
-    with pytest.raises(WorkbenchError, match=r"museum\[0\]\.caught: Field required"):
-        load_lesson(tmp_path / path.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from workbench.authoring.author import author
 from workbench.notebook import draw
 from workbench.notebook.show import outputs
 from workbench.notebook.views import GraphView, MemoryView, PassStepper, TimelineView
-from workbench.notebook.views.view import module
 
 RECIPE = load_recipe("tour").override({"model.n_layers": 2})
 PAYLOAD, STATE = 2_000_000, 6_000
@@ -37,13 +35,6 @@ def answer(view, message):
     view.send = lambda content, buffers=None: sent.append((content, buffers))
     view._answer(None, message, [])
     return sent
-
-
-def test_the_module_is_sent_when_the_page_asks(stepper):
-    ((content, buffers),) = answer(stepper, {"call": "module"})
-    version, source = module()
-    assert content == {"module": version} and buffers == [source] and version == stepper.version
-    assert len(source) == stepper.sent
 
 
 def controls(view):
@@ -85,20 +76,6 @@ def test_a_saved_notebook_keeps_a_few_lines(built):
         assert len(json.dumps(view.get_state(), default=str)) < 100_000
 
 
-def test_steps_carry_their_verdicts_and_changes(built, stepper):
-    steps = stepper.ask("steps")["steps"]
-    assert [s["name"] for s in steps] == [r.name for r in built.records]
-    assert ("lint", "PASS", "") in [tuple(v) for v in steps[0]["verdicts"]]
-    last = len(steps) - 1
-    about = stepper.ask("step", step=last, part="backward")
-    assert built.records[last].diffs()[1].summary in about["summary"]
-    hunks = stepper.ask("hunks", step=last, part="forward", context=0)["hunks"]
-    assert hunks and all(mark in "-+>" for hunk in hunks for mark, _ in hunk)
-    tagged = stepper.ask("view", step=1, part="joint", opened=None)
-    assert any("tagged" in box.marks for box in tagged["boxes"])
-    assert stepper.ask("hunks", step=1, part="joint", context=1)["why"] == "no line of the graph changed"
-
-
 def test_an_operator_tells_all_that_is_known(built, stepper):
     found = stepper.ask("find", query="layers.1.feed_forward.w2 layers.py", step=3, part="forward")
     assert found["count"] > 5
@@ -107,16 +84,6 @@ def test_an_operator_tells_all_that_is_known(built, stepper):
     rows = dict(stepper.ask("details", id=where, step=3, part="forward")["rows"])
     assert rows["history"] == "added by transformer_block_bucketing"
     assert {"operator", "result", "bytes", "module", "source", "reads", "read by"} <= rows.keys()
-
-
-def test_a_view_counts_what_its_picture_counts(built):
-    *pictures, view = outputs(built.step.pair)
-    counted = [int(re.search(r"graph: (\d+) operators", repr(each))[1]) for each in pictures]
-    shown = view.ask("view", opened=None)
-    assert shown["operators"] == sum(counted) and len(pictures) == 2
-    assert sum(box.nodes - box.kinds.get("input", 0) for box in shown["boxes"] if not box.parent) == sum(counted)
-    said = PassStepper(built.records[-1:]).ask("step", step=0, part="backward")["summary"]
-    assert f" operators before, {counted[1]:,} after: " in said
 
 
 def test_every_other_value_tells_its_placement_or_why_not(built):
