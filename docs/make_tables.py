@@ -19,14 +19,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from workbench.lab.traces import read_order  # noqa: E402
+from workbench.lab.traces.trace_file import read_trace  # noqa: E402
 from workbench.notebook.lessons.lesson import load_lesson  # noqa: E402
 from workbench.recipe.contracts import CONTRACTS, Numerics, PassContract  # noqa: E402
 from workbench.recipe.files import json_lines  # noqa: E402
 from workbench.recipe.recipe import Recipe, load_recipe  # noqa: E402
 from workbench.recipe.rules import cuda_reasons  # noqa: E402
 from workbench.recipe.wording import mesh_text  # noqa: E402
-from workbench.tools.timing.order import read_order  # noqa: E402
-from workbench.tools.timing.trace_file import read_trace  # noqa: E402
 from workbench.torch_api.devices.profile import MACHINES, load_profile  # noqa: E402
 
 NOT_MEASURED = "not measured yet"

@@ -19,7 +19,7 @@ from workbench.recipe.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 (PINNED,) = re.findall(r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 MADE = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()

@@ -57,7 +57,6 @@ _NAMES_BY_MODULE = {
     "tools.inductor_passes": "Explanation inductor_passes",
     "tools.look_inside": "look_inside",
     "tools.schedule": "compare_schedules",
-    "tools.timing.order": "read_order",
     "tools.what_if": "Study what_if",
     "torch_api.inductor.regions": "region",
     "world.fake": "fake_world",
@@ -71,6 +70,7 @@ _GONE = {
     "memory_plan": "import it from workbench.lab.memory_budget.plan_table",
     "prove_partition": "a record's verdicts know of the partition by themselves",
     "prove_replay": "a record's verdicts know of the replays by themselves",
+    "read_order": "import it from workbench.lab.traces",
 }
 """Names of the last release, and what stands in their place."""
 

@@ -146,15 +146,6 @@ def parser() -> argparse.ArgumentParser:
                           help="roles: one rank for each set of local shapes, and the last rank (default); all: every "
                           "rank, 256 at most, for your own model or pass that asks for its rank; or a list of ranks")
 
-    order = commands.add_parser("order", help="what a traced job communicates, and what hides it or does not",
-                                description="Read a trace that torch.profiler made of any job, or one of each rank. "
-                                "Show for each step how much communication is exposed, how long the GPU is idle, and "
-                                "the collectives that cost most, each with what keeps it from being hidden.")
-    order.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files of export_chrome_trace, or .gz")
-    order.add_argument("--step", metavar="N", help="one step, by its number in the trace (default: all)")
-    order.add_argument("--device", type=int, metavar="N", help="the GPU, where a trace holds several")
-    order.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON; - prints it alone")
-
     calibrate = commands.add_parser("calibrate", help="measure this machine, for simulated timelines of it",
                                     description="Measure matmuls, attention, memory bandwidth, collectives, what they "
                                     "cost each other, and launches, and write them to a file. A recipe's or a view's "
@@ -405,17 +396,6 @@ def _tour(args: argparse.Namespace) -> int:
     return PASSED
 
 
-def _order(args: argparse.Namespace) -> int:
-    from workbench.tools.timing.order import read_order
-
-    writable(args.json)
-    with telling() as tell:
-        tell("read the traces")
-        found = read_order(args.traces, args.step, args.device)
-    print_result(lambda: found, args.json, found.to_json)
-    return PASSED
-
-
 def _calibrate(args: argparse.Namespace) -> int:
     writable(args.out, "--out")
     with loading_torch():
@@ -433,7 +413,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {"run": _run, "bisect": _bisect, "compile": _compile,
-             "explain": _explain, "schedule": _schedule, "order": _order,
+             "explain": _explain, "schedule": _schedule,
              "calibrate": _calibrate, "recipes": listings.recipes, "passes": listings.passes,
              "doctor": _doctor, "tour": _tour, "course": commands.course, "lessons": commands.lessons,
              "check": commands.check, "hint": commands.hint}

@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from workbench.errors import temporary
+from workbench.lab.traces import read_order
 from workbench.notebook.lessons.grading import by_cases, close
-from workbench.tools.timing.order import read_order
 from workbench_lessons.l14_read_your_own_trace.traces import (
     FUSED,
     THIRD,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import WorkbenchError
+from workbench.lab.traces import read_order
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.tools.timing.order import read_order
 from workbench_lessons.l14_read_your_own_trace import solution as solved
 from workbench_lessons.l14_read_your_own_trace.traces import (
     files_of,

@@ -9,9 +9,9 @@ from torch import nn
 from workbench import Update, author_module, capture, join, partition, run_partitioned
 from workbench.authoring.plans import ParallelPlan
 from workbench.errors import WorkbenchError
+from workbench.lab.traces import read_order
 from workbench.notebook.lessons.grading import grade
 from workbench.notebook.lessons.lesson import load_lesson
-from workbench.tools.timing.order import read_order
 from workbench.world.mesh import World
 from workbench_lessons.l14_read_your_own_trace.traces import recorded as recorded_trace
 from workbench_lessons.l15_one_graph_for_the_whole_step import solution as solved

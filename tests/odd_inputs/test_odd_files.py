@@ -16,10 +16,10 @@ from odd import damaged, edited, edits, holds, is_a_sentence, json_values
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.graph.read.measured_costs import FORMAT_VERSION, _kept
+from workbench.lab.traces import read_order
 from workbench.notebook import recorded_figures
 from workbench.notebook.lessons.lesson import load_lesson
 from workbench.tools import compatibility
-from workbench.tools.timing.order import read_order
 from workbench.torch_api.devices.profile import MACHINES, load_profile, measured_spec
 from workbench.world.fake import fake_world
 

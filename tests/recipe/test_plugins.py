@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from workbench.recipe.contracts import package_contracts
+from workbench.recipe.plugins import COMMANDS, load_plugins
+
 ROOT = Path(__file__).parents[2]
 LAB = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["workbench.plugins"]
 DECLARATIONS = '''
@@ -87,7 +90,8 @@ warnings.simplefilter("ignore")
 import workbench
 from workbench.passes.registry import find_pass
 from workbench.recipe.contracts import package_contracts
-print(*(find_pass(name).name for name in package_contracts()))
+from workbench.recipe.plugins import COMMANDS
+print(*(find_pass(name).name for name in package_contracts()), *COMMANDS)
 """
 BUILT = """
 from workbench import build, fake_world, load_recipe
@@ -102,7 +106,10 @@ with fake_world(recipe.mesh.world_size) as world:
 def test_a_folder_of_the_lab_takes_nothing_else_with_it(name: str, tmp_path: Path) -> None:
     folder = without(tmp_path, (name,))
     left = python("-c", LISTED, path=(folder,)).stdout.split()
-    assert len(left) == len(python("-c", LISTED, path=(ROOT,)).stdout.split()) - 1
+    load_plugins()
+    known = {**package_contracts(), **COMMANDS}
+    gone = {what for what, declared in known.items() if declared.code.startswith(f"{LAB[name]}.")}
+    assert gone and set(left) == set(known) - gone
 
 
 def test_without_the_lab_the_core_lists_its_passes_and_builds_the_tour(tmp_path: Path) -> None:

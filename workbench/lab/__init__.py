@@ -5,9 +5,10 @@
     float8                 products of linear layers multiply float8
     memory_budget          what is saved fits a budget, at the least time; `workbench plan`
     offload_activations    saved tensors on the host between forward and backward
+    traces                 what a torch.profiler trace shows of communication; `workbench order`
     whole_step             clipping inside the optimizer's update, in a whole step
 
 A folder joins as any other package does: by an entry point of the group `workbench.plugins` in pyproject.toml, which
-names its declarations. They import no torch; `transform.py` is imported when the pass is used. A folder that is deleted
-takes its passes, commands and recipes with it, and nothing else.
+names its declarations. They import no torch; the other files are imported when their pass, command or public name is
+used. A folder that is deleted takes its passes, commands and recipes with it, and nothing else.
 """

@@ -1,17 +1,20 @@
 """The door for packages that add to the workbench: the entry-point group `workbench.plugins`.
 
 An entry names a module of declarations, which imports no torch: `declare(PassContract(..., code=MODULE))` for a pass,
-`declare_command(Command(...))` for a command. Their code is named by string, and imported when it is used.
+`declare_command(Command(...))` for a command. Their code is named by string, and imported when it is used; so are the
+module's public names, with `__getattr__ = on_use(__name__, {NAME: FILE})`.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Any
 
 GROUP = "workbench.plugins"
 
@@ -40,6 +43,19 @@ def declare_command(command: Command) -> Command:
     """Add a command; a second one of its name replaces it."""
     COMMANDS[command.name] = command
     return command
+
+
+def on_use(package: str, files: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`, which imports a public name from its file when it is first used.
+
+    files: the file of each name; it has another name than what it defines.
+    """
+    def load(name: str) -> Any:
+        if name not in files:
+            raise AttributeError(f"module {package!r} has no name {name!r}")
+        return getattr(import_module(f"{package}.{files[name]}"), name)
+
+    return load
 
 
 @cache

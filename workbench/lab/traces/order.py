@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
+from workbench.lab.traces.trace_file import GpuEvent, TracedStep, read_trace
 from workbench.pipeline.gpu_communication import (
     COMPUTE,
     NEGLIGIBLE,
@@ -23,8 +25,9 @@ from workbench.pipeline.gpu_communication import (
     waits_counted,
     waits_inside,
 )
+from workbench.pipeline.progress import telling
+from workbench.recipe.files import print_result, writable
 from workbench.recipe.wording import aligned, json_text
-from workbench.tools.timing.trace_file import GpuEvent, TracedStep, TraceFile, read_trace
 
 if TYPE_CHECKING:
     from workbench.graph.read.simulated_run import StepTimeline
@@ -101,52 +104,63 @@ class TraceOrder:
         from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN, Span, StepTimeline
 
         step, events = self.steps[number], self.traced[number].events
+        compute, talk = _parted(events)
         start = events[0].begin
-        spans = [Span(e.name, "compute", (e.begin - start) / 1e3, (e.end - start) / 1e3)
-                 for e in events if e.kind == COMPUTE]
-        compute = [e for e in events if e.kind == COMPUTE]
-        talk = [e for e in events if e.kind != COMPUTE]
+        spans = [Span(e.name, "compute", (e.begin - start) / 1e3, (e.end - start) / 1e3) for e in compute]
         waited = waited_for(_covered(compute), [(e.begin, e.end) for e in talk])
         for c, e, us in zip(step.collectives, talk, waited, strict=True):
-            limit = HIDDEN if c.hidden else BEHIND_OTHERS if us < NEGLIGIBLE * 1e3 * c.ms else c.why
+            limit = c.why or HIDDEN
+            if c.why and us < NEGLIGIBLE * 1e3 * c.ms:
+                limit = BEHIND_OTHERS
             spans.append(Span(f"{c.number} {c.name}", _lane(e), c.begin_ms, c.begin_ms + c.ms, c.exposed_ms, limit,
                               c.about, shared=c.exposed_ms - us / 1e3))
         return StepTimeline(f"measured on {self.device}", tuple(spans), step.span_ms, step.compute_ms)
 
     def __str__(self) -> str:
         several = len({step.rank for step in self.steps}) > 1
-        heads = ("step", *(("rank",) if several else ()), "ms", "compute", "communication", "exposed", "idle",
-                 "launches", "hidden")
-        rows = [(s.step, *((str(s.rank),) if several else ()), f"{s.span_ms:,.2f}", f"{s.compute_ms:,.2f}",
-                 f"{s.communication_ms:,.2f}", f"{s.exposed_ms:,.2f}", f"{s.idle_ms:,.2f}", f"{s.launches:,}",
-                 f"{sum(c.hidden for c in s.collectives)} of {len(s.collectives)}") for s in self.steps]
-        lines = [f"traced on {self.device}; milliseconds", *aligned([heads, *rows], range(1, len(heads)))]
-        last = self.steps[-1]
+        heads = ["step", "rank", "ms", "compute", "communication", "exposed", "idle", "launches", "hidden"]
+        rows = [heads, *map(_row, self.steps)]
+        if not several:
+            rows = [[step, *figures] for step, _, *figures in rows]
+        lines = [f"traced on {self.device}; milliseconds", *aligned(rows, range(1, len(heads)))]
         if waiting := max(step.waiting_ms for step in self.steps):
             lines.append(f"up to {waits_counted(waiting)}: a trace cannot separate the wait from the product")
-        costly = sorted((c for c in last.collectives if c.why), key=lambda c: -c.exposed_ms)[:SHOWN]
-        if costly:
+        last = self.steps[-1]
+        exposed = sorted((c for c in last.collectives if c.why), key=lambda c: -c.exposed_ms)[:SHOWN]
+        if exposed:
             where = last.step + (f" on rank {last.rank}" if several else "")
-            lines += ["", f"{where}: the {len(costly)} collectives that are exposed longest"]
-        for c in costly:
-            about = f" ({c.about})" if c.about else ""
-            lines.append(f"  {c.number:>4} {_short(c.name)}{about}: {c.exposed_ms:,.3f} of {c.ms:,.3f} ms exposed: "
-                         f"{c.why}")
-            if c.shared_ms > NEGLIGIBLE * c.ms:
-                lines.append(f"       {c.shared_ms:,.3f} ms of it beside other communication")
-            if c.waits_ms is not None and c.waits_ms > NEGLIGIBLE * c.ms:
-                lines.append(f"       {c.waits_ms:,.3f} ms of it waiting for the rank that came last")
-            if c.behind:
-                lines.append("       hidden behind " + ", ".join(f"{_short(name)} {ms:,.3f}"
-                                                                 for name, ms in list(c.behind.items())[:3]))
+            lines += ["", f"{where}: the {len(exposed)} collectives that are exposed longest"]
+        for collective in exposed:
+            lines += _account(collective)
         return "\n".join(lines)
+
+
+def _row(step: StepOrder) -> list[str]:
+    times = (step.span_ms, step.compute_ms, step.communication_ms, step.exposed_ms, step.idle_ms)
+    hidden = sum(c.hidden for c in step.collectives)
+    return [step.step, str(step.rank), *(f"{ms:,.2f}" for ms in times), f"{step.launches:,}",
+            f"{hidden} of {len(step.collectives)}"]
+
+
+def _account(c: TracedCollective) -> list[str]:
+    """What the text says of one exposed collective."""
+    about = f" ({c.about})" if c.about else ""
+    lines = [f"  {c.number:>4} {_short(c.name)}{about}: {c.exposed_ms:,.3f} of {c.ms:,.3f} ms exposed: {c.why}"]
+    if c.shared_ms > NEGLIGIBLE * c.ms:
+        lines.append(f"       {c.shared_ms:,.3f} ms of it beside other communication")
+    if c.waits_ms is not None and c.waits_ms > NEGLIGIBLE * c.ms:
+        lines.append(f"       {c.waits_ms:,.3f} ms of it waiting for the rank that came last")
+    if c.behind:
+        longest = [f"{_short(name)} {ms:,.3f}" for name, ms in list(c.behind.items())[:3]]
+        lines.append(f"       hidden behind {', '.join(longest)}")
+    return lines
 
 
 def _lane(e: GpuEvent) -> str:
     if e.group or not e.graph:
         return e.group or f"stream {e.stream}"
-    found = re.match(r"nccl\w*?Kernel_([A-Za-z]+)", e.name)
-    return f"replayed {found[1] if found else e.kind}"
+    kind = re.match(r"nccl\w*?Kernel_([A-Za-z]+)", e.name)
+    return f"replayed {kind[1] if kind else e.kind}"
 
 
 def _short(name: str) -> str:
@@ -154,42 +168,55 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME else name[:NAME - 1] + "…"
 
 
+def command(args: argparse.Namespace) -> int:
+    """`workbench order`."""
+    writable(args.json)
+    with telling() as tell:
+        tell("read the traces")
+        order = read_order(args.traces, args.step, args.device)
+    print_result(lambda: order, args.json, order.to_json)
+    return 0
+
+
 def read_order(paths: Sequence[Path | str], step: str | None = None, device: int | None = None) -> TraceOrder:
     """Read one trace, or one of each rank of the same job.
 
     step: the number of one step, where the trace has several; by default all. device: see `read_trace`. Raises
-    WorkbenchError for a file that is no trace, a step that is not there, and ranks whose steps do not fit together.
+    WorkbenchError for a file that is no trace, a step that is not there, and two traces of one rank.
     """
-    traces = [read_trace(path, device) for path in paths]
-    found: list[tuple[StepOrder, TracedStep]] = []
-    for trace in traces:
-        wanted = [s for s in trace.steps if step is None or s.name in (step, f"ProfilerStep#{step}")]
-        if not wanted:
-            known = ", ".join(s.name.removeprefix("ProfilerStep#") for s in trace.steps)
-            raise WorkbenchError(f"{trace.path}: no step" + (f" {step}: it has {known}" if known and step else
-                                 ", or none in which GPU events were launched"))
-        found += [(_step_order(s, trace.rank), s) for s in wanted]
-    if len(traces) > 1:
-        found = list(zip(_with_waits(traces, [order for order, _ in found]), [s for _, s in found], strict=True))
-    return TraceOrder(traces[0].device, tuple(order for order, _ in found), tuple(s for _, s in found))
-
-
-def _with_waits(traces: Sequence[TraceFile], orders: Sequence[StepOrder]) -> list[StepOrder]:
-    """The same, with how long each collective waits for the rank that comes last."""
-    ranks = [trace.rank for trace in traces]
+    files = [read_trace(path, device) for path in paths]
+    ranks = [file.rank for file in files]
     if len(set(ranks)) < len(ranks):
-        raise WorkbenchError(f"{traces[1].path}: traces of ranks {', '.join(map(str, ranks))}: give one of each rank")
-    made: list[StepOrder] = []
-    for order in orders:
-        others = [o for o in orders if o.step == order.step]
-        listed = [[(c.kind, c.name) for c in o.collectives] for o in others]
-        if len(others) < len(traces) or any(names != listed[0] for names in listed):
-            made.append(order)  # ranks of other groups, or of a pipeline's other stages
-            continue
-        least = [min(o.collectives[i].ms for o in others) for i in range(len(order.collectives))]
-        waits = tuple(replace(c, waits_ms=c.ms - ms) for c, ms in zip(order.collectives, least, strict=True))
-        made.append(replace(order, collectives=waits))
-    return made
+        raise WorkbenchError(f"{files[1].path}: traces of ranks {', '.join(map(str, ranks))}: give one of each rank")
+    orders, traced = [], []
+    for file in files:
+        steps = [s for s in file.steps if step is None or s.name in (step, f"ProfilerStep#{step}")]
+        if not steps:
+            known = ", ".join(s.name.removeprefix("ProfilerStep#") for s in file.steps)
+            raise WorkbenchError(f"{file.path}: no step {step or 'launched a GPU event'}: it has {known or 'none'}")
+        orders += [_step_order(s, file.rank) for s in steps]
+        traced += steps
+    if len(files) > 1:
+        orders = [_with_waits(order, [o for o in orders if o.step == order.step], len(files)) for order in orders]
+    return TraceOrder(files[0].device, tuple(orders), tuple(traced))
+
+
+def _with_waits(order: StepOrder, of_ranks: Sequence[StepOrder], ranks: int) -> StepOrder:
+    """The same, with how long each collective waits for the rank that comes last.
+
+    Unchanged where ranks do not run the same collectives: they are of other groups, or of a pipeline's other stages.
+    """
+    names = [[(c.kind, c.name) for c in o.collectives] for o in of_ranks]
+    if len(of_ranks) < ranks or any(listed != names[0] for listed in names):
+        return order
+    shortest = [min(c.ms for c in same) for same in zip(*(o.collectives for o in of_ranks), strict=True)]
+    waits = [replace(c, waits_ms=c.ms - ms) for c, ms in zip(order.collectives, shortest, strict=True)]
+    return replace(order, collectives=tuple(waits))
+
+
+def _parted(events: Sequence[GpuEvent]) -> tuple[list[GpuEvent], list[GpuEvent]]:
+    """What computes, and what communicates."""
+    return [e for e in events if e.kind == COMPUTE], [e for e in events if e.kind != COMPUTE]
 
 
 def _covered(events: Sequence[GpuEvent]) -> list[Interval]:
@@ -197,32 +224,38 @@ def _covered(events: Sequence[GpuEvent]) -> list[Interval]:
 
 
 def _step_order(step: TracedStep, rank: int | None) -> StepOrder:
-    compute = [e for e in step.events if e.kind == COMPUTE]
-    talk = [e for e in step.events if e.kind != COMPUTE]
-    busy, talking, everything = _covered(compute), _covered(talk), _covered(step.events)
+    compute, talk = _parted(step.events)
+    busy, everything = _covered(compute), _covered(step.events)
     start, end = everything[0][0], everything[-1][1]
     others = {stream: _covered([e for e in talk if e.stream != stream]) for stream in {e.stream for e in talk}}
     by_end = sorted(compute, key=lambda c: c.end)
     longest = max((c.end - c.begin for c in compute), default=0.0)
     last_on: dict[int, GpuEvent] = {}
-    found = []
+    collectives = []
     for number, e in enumerate(talk):
-        exposed = e.end - e.begin - overlap(busy, e.begin, e.end)
-        why = _why(e, compute, by_end, last_on.get(e.stream)) if exposed > NEGLIGIBLE * (e.end - e.begin) else ""
+        us = e.end - e.begin
+        exposed = us - overlap(busy, e.begin, e.end)
+        why = _why(e, compute, by_end, last_on.get(e.stream)) if exposed > NEGLIGIBLE * us else ""
         last_on[e.stream] = e
-        behind: Counter[str] = Counter()
-        first = bisect_left(compute, e.begin - longest, key=lambda c: c.begin)
-        for c in compute[first: bisect_left(compute, e.end, key=lambda c: c.begin)]:
-            if c.end > e.begin:
-                behind[c.name] += (min(c.end, e.end) - max(c.begin, e.begin)) / 1e3  # type: ignore[assignment]
         shared = sum(overlap(others[e.stream], a, b) for a, b in gaps(busy, e.begin, e.end))
-        found.append(TracedCollective(number, e.name, e.kind, e.about, e.stream, (e.begin - start) / 1e3,
-                                      (e.end - e.begin) / 1e3, exposed / 1e3, shared / 1e3,
-                                      dict(behind.most_common()), why))
-    return StepOrder(step.name, rank, (end - start) / 1e3, length(busy) / 1e3, length(talking) / 1e3,
+        collectives.append(TracedCollective(
+            number, e.name, e.kind, e.about, e.stream, (e.begin - start) / 1e3, us / 1e3, exposed / 1e3, shared / 1e3,
+            _behind(e, compute, longest), why))
+    waiting = _covered([e for e in compute if waits_inside(e.name)])
+    return StepOrder(step.name, rank, (end - start) / 1e3, length(busy) / 1e3, length(_covered(talk)) / 1e3,
                      (length(everything) - length(busy)) / 1e3, (end - start - length(everything)) / 1e3,
-                     step.launches, tuple(found),
-                     length(_covered([e for e in compute if waits_inside(e.name)])) / 1e3)
+                     step.launches, tuple(collectives), length(waiting) / 1e3)
+
+
+def _behind(e: GpuEvent, compute: Sequence[GpuEvent], longest: float) -> dict[str, float]:
+    """Milliseconds in which kernels run beside `e`, by name, the longest first. longest: microseconds of a kernel."""
+    behind: Counter[str] = Counter()
+    first = bisect_left(compute, e.begin - longest, key=lambda c: c.begin)
+    last = bisect_left(compute, e.end, key=lambda c: c.begin)
+    for c in compute[first:last]:
+        if c.end > e.begin:
+            behind[c.name] += (min(c.end, e.end) - max(c.begin, e.begin)) / 1e3  # type: ignore[assignment]
+    return dict(behind.most_common())
 
 
 def _why(e: GpuEvent, compute: Sequence[GpuEvent], by_end: Sequence[GpuEvent], before: GpuEvent | None) -> str:
@@ -237,8 +270,9 @@ def _why(e: GpuEvent, compute: Sequence[GpuEvent], by_end: Sequence[GpuEvent], b
     if before is not None and e.begin - before.end < NEAR_US and (e.launched is None or e.launched < before.end):
         reasons.append(f"its stream was busy with {_short(before.name)}")
     elif e.launched is not None and not e.graph and e.begin - e.launched < NEAR_US:
-        reasons.append("the CPU launched it late, when the GPU had nothing else to do"
-                       if ended is None or e.launched > ended.end else "the CPU launched it just before")
+        idle = ended is None or e.launched > ended.end
+        when = "late, when the GPU had nothing else to do" if idle else "just before"
+        reasons.append(f"the CPU launched it {when}")
     elif ended is not None and e.begin - ended.end < NEAR_US:
         reasons.append(f"it starts when {_short(ended.name)} ends, whose result it may send")
     after = bisect_left(compute, e.end - NEAR_US, key=lambda c: c.begin)

@@ -1,0 +1,272 @@
+"""`workbench order`: traces made by hand, one cause each, and what is no trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from unpacked import unpacked
+
+import workbench
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.graph.read.simulated_run import BEHIND_OTHERS, HIDDEN
+from workbench.lab.traces import read_order
+from workbench.lab.traces.trace_file import read_trace
+from workbench.notebook.draw.colors import GREY
+from workbench.notebook.show import outputs
+from workbench.notebook.views import TimelineView
+from workbench.pipeline.step_profile import step_profile
+
+GATHER, MM = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "sm90_xmma_gemm_bf16"
+LONG_AGO = -1000.0
+
+
+def kernel(name, begin, end, *, stream=7, launched=LONG_AGO, call="cudaLaunchKernel", cat="kernel", device=0, **about):
+    """A kernel and the CPU's call for it, which ends at `launched`; times in microseconds."""
+    return [(cat, name, begin, end, {"device": device, "stream": stream, **about}),
+            *([("cuda_runtime", call, launched - 5, launched, {})] if call else [])]
+
+
+def trace(path, *kernels, marks=(), rank=None):
+    events = []
+    for number, parts in enumerate(kernels):
+        events += [{"ph": "X", "cat": cat, "name": name, "ts": begin, "dur": end - begin, "pid": 0, "tid": 1,
+                    "args": {**args, "correlation": number}} for cat, name, begin, end, args in parts]
+    events += [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": a, "dur": b - a}
+               for i, a, b in marks]
+    data = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+    if rank is not None:
+        data["distributedInfo"] = {"rank": rank, "world_size": 2}
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.fixture
+def order(tmp_path):
+    """The one step of a trace of these kernels."""
+    return lambda *kernels: read_order([trace(tmp_path / "t.json", *kernels)]).steps[0]
+
+
+def test_a_collective_behind_a_product_is_hidden(order):
+    step = order(kernel(MM, 0, 100), kernel(GATHER, 10, 90, stream=20), kernel(MM, 100, 150))
+    (found,) = step.collectives
+    assert found.hidden and found.exposed_ms == 0 and found.behind == {MM: 0.08}
+    assert (step.span_ms, step.compute_ms, step.communication_ms, step.exposed_ms, step.idle_ms, step.launches) == (
+        0.15, 0.15, 0.08, 0, 0, 3)
+
+
+REASONS = {
+    "its reader": ([kernel(MM, 0, 50), kernel(GATHER, 80, 180, stream=20), kernel("softmax", 182, 190)],
+                   "softmax waits for it"),
+    "its input": ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20)],
+                  "it starts when cat ends, whose result it may send"),
+    "both": ([kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190)],
+             f"it starts when cat ends, whose result it may send; {MM} waits for it"),
+    "its stream": ([kernel(MM, 0, 99), kernel("ncclA", 10, 100, stream=20), kernel("ncclB", 101, 300, stream=20)],
+                   "its stream was busy with ncclA"),
+    "the CPU": ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195)],
+                "the CPU launched it late, when the GPU had nothing else to do"),
+    "a replay": ([kernel(MM, 0, 50), kernel(GATHER, 200, 300, stream=20, launched=195, call="cudaGraphLaunch")],
+                 "no compute was ready to run meanwhile"),
+}
+
+
+@pytest.mark.parametrize(("kernels", "why"), REASONS.values(), ids=REASONS)
+def test_why_a_collective_is_exposed(order, kernels, why):
+    last = order(*kernels).collectives[-1]
+    assert last.why == why and last.exposed_ms > 0
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+
+
+def jobs(folder, lines):
+    """The benchmark's first round of each variant that has a trace in `folder`."""
+    rounds = map(json.loads, (RESULTS / lines).read_text(encoding="utf-8").splitlines())
+    return [(folder, line["variant"], line) for line in rounds if line["round"] == 0
+            and (RESULTS / folder / f"{line['variant']}.rank0.json.gz").exists() and line["recipe"]["mesh"]["tp"] == 1]
+
+
+ON_ONE = jobs("traces_h100", "traces_h100/steps.jsonl") + jobs("traces_h200", "traces_h200/steps.jsonl")
+ON_TWO = jobs("traces_h200x2", "llama3_1b_h200x2.jsonl")
+
+
+def recorded(folder, variant, ranks=1):
+    return read_order([RESULTS / f"{folder}/{variant}.rank{rank}.json.gz" for rank in range(ranks)])
+
+
+@pytest.mark.parametrize(("folder", "variant", "measured"), ON_ONE + ON_TWO, ids=lambda value: str(value)[:60])
+def test_a_trace_of_a_real_job_says_what_the_benchmark_measured_of_another_step(folder, variant, measured):
+    """Eager, torch.compile, torchtitan's toolkit and ours, with and without a replay."""
+    ranks = 2 if folder == "traces_h200x2" else 1
+    steps = recorded(folder, variant, ranks).steps
+    assert len(steps) == 2 * ranks
+    for step in steps:
+        assert step.launches == measured["launches"]
+        assert step.span_ms == pytest.approx(step.compute_ms + step.exposed_ms + step.idle_ms)
+        if not step.rank:  # the benchmark's figures are rank 0's
+            assert step.compute_ms == pytest.approx(measured["kernels_ms"], rel=0.1 if "h100" in folder else 0.05)
+        if ranks == 1:
+            assert step.communication_ms == 0
+        else:
+            assert step.communication_ms > 15
+            assert (step.exposed_ms < 5) is (variant not in ("eager", "compile"))  # a replay hides it
+
+
+def test_the_recorded_jobs_are_there_and_one_replay_leaves_the_gpu_less_idle():
+    assert (len(ON_ONE), len(ON_TWO)) == (6, 6)
+    idle = {variant: recorded("traces_h200", variant).steps[-1].idle_ms
+            for folder, variant, _ in ON_ONE if folder == "traces_h200"}
+    assert idle["llama3_full_inductor_cudagraph"] < idle["llama3_full_inductor"] < min(idle["eager"], idle["compile"])
+
+
+def test_communication_hides_no_communication(order):
+    step = order(kernel("ncclA", 0, 100, stream=20), kernel("ncclB", 50, 150, stream=21))
+    assert step.exposed_ms == step.communication_ms == 0.15 and step.compute_ms == 0
+    assert [(c.exposed_ms, c.shared_ms) for c in step.collectives] == [(0.1, 0.05)] * 2
+    step = order(kernel(GATHER, 0, 100, stream=20),
+                 kernel("Memcpy PtoP (Device -> Device)", 0, 100, stream=21, cat="gpu_memcpy"))
+    assert step.exposed_ms == 0.1 and not any(c.hidden for c in step.collectives)
+
+
+WAITING = "void cutlass::device_kernel<GemmUniversal<cutlass::gemm::PersistentAsyncInputScheduler<Cooperative>>>(P)"
+
+
+def test_a_product_that_waits_inside_its_kernel_is_compute_and_the_account_says_so(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(WAITING, 0, 100), kernel(GATHER, 50, 120, stream=20), kernel(MM, 120, 150))
+    order = read_order([path])
+    assert order.steps[0].waiting_ms == 0.1 and order.steps[0].collectives[0].exposed_ms == 0.02
+    account = "0.10 ms of the compute are products that wait for other ranks inside their kernels, waits included"
+    assert f"up to {account}: a trace cannot separate the wait from the product" in str(order)
+    assert account in str(step_profile([(WAITING, 0, 100), (GATHER, 50, 120), (MM, 120, 150)]))
+    without = trace(tmp_path / "without.json", kernel(MM, 0, 100))
+    assert "inside" not in str(read_order([without])) + str(step_profile([(MM, 0, 100)]))
+
+
+def test_steps_are_told_apart_by_when_their_kernels_were_launched(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 90, launched=-5), kernel(GATHER, 95, 130, stream=20, launched=40),
+                 kernel(MM, 140, 200, launched=120), kernel("warm-up", -500, -400, launched=-550),
+                 marks=((3, -20, 50), (4, 100, 130)))
+    steps = read_order([path]).steps
+    assert [(s.step, s.launches, len(s.collectives)) for s in steps] == [
+        ("ProfilerStep#3", 2, 1), ("ProfilerStep#4", 1, 0)]
+    assert read_order([path], step="4").steps == steps[1:]
+    with pytest.raises(WorkbenchError, match="t.json: no step 5: it has 3, 4$"):
+        read_order([path], step="5")
+
+
+def test_what_the_trace_says_of_a_collective_is_shown(order, tmp_path):
+    step = order(kernel(GATHER, 0, 10, **{"Collective name": "_allgather_base", "In msg nelems": 1024,
+                                          "dtype": "BFloat16", "Group size": 2}))
+    assert step.collectives[0].about == "_allgather_base, 1024 elements, BFloat16, 2 ranks"
+    assert "_allgather_base" in str(read_order([tmp_path / "t.json"]))
+
+
+def test_of_two_ranks_the_one_that_comes_first_waits(tmp_path):
+    early = trace(tmp_path / "0.json", kernel(GATHER, 0, 100, stream=20), rank=0)
+    late = trace(tmp_path / "1.json", kernel(GATHER, 70, 100, stream=20), rank=1)
+    order = read_order([early, late])
+    assert [(s.rank, s.collectives[0].waits_ms) for s in order.steps] == [(0, 0.07), (1, 0.0)]
+    assert "rank" in str(order).splitlines()[1]
+    with pytest.raises(WorkbenchError, match="0.json: traces of ranks 0, 0: give one of each rank"):
+        read_order([early, early])
+
+
+def test_one_gpu_of_several_is_chosen(tmp_path):
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 1), kernel(MM, 0, 9, device=1))
+    with pytest.raises(WorkbenchError, match="holds GPUs 0, 1: choose one with --device"):
+        read_trace(path)
+    with pytest.raises(WorkbenchError, match="holds no GPU 2: it holds 0, 1"):
+        read_trace(path, 2)
+    assert read_trace(path, 1).steps[0].events[0].end == 9
+
+
+def test_concurrent_communication_is_told_apart_from_hidden(tmp_path):
+    """Compute waits for the one that ends last; the other is concurrent with it, and both count once."""
+    path = trace(tmp_path / "t.json", kernel(MM, 0, 50), kernel("ncclA", 60, 100, stream=20),
+                 kernel("ncclB", 55, 150, stream=21), kernel("ncclC", 151, 190, stream=20), kernel(MM, 150, 200))
+    order = read_order([path])
+    timeline = order.timeline()
+    assert timeline.lanes == ["compute", "stream 21", "stream 20"]
+    assert str(timeline).startswith("measured on NVIDIA H200: 0.20 ms")
+    assert [(s.limit == BEHIND_OTHERS, s.limit == HIDDEN) for s in timeline.collectives] == [
+        (False, False), (True, False), (False, True)]  # in their order on the GPU: B, A, C
+    assert [timeline.exposed_ms, order.steps[0].exposed_ms] == pytest.approx([0.095, 0.095])
+    assert timeline.fates() == "1 of 3 collectives hidden behind compute and 1 behind exposed ones"
+    assert "0.040 ms of it beside other communication" in str(order)
+    picture, view, *_ = outputs(timeline, "timeline")
+    assert "stream 20: 1 behind an exposed collective, 1 hidden" in picture.text
+    assert [bar[4] for bar in unpacked(view.data)["runs"][0]["spans"] if bar[0] == "stream 20"] == [0, 0]
+
+
+@pytest.mark.parametrize("variant", [variant for _, variant, _ in ON_TWO])
+def test_the_timeline_of_a_real_trace_has_a_few_lanes_each_with_its_colour(variant):
+    """A replay's streams are branches of a graph: 19 of them are one lane for each kind of communication."""
+    order = recorded("traces_h200x2", variant)
+    timeline = order.timeline(1)
+    colors = unpacked(TimelineView(timeline).data)["colors"]
+    assert list(colors) == timeline.lanes and 3 <= len(timeline.lanes) <= 4
+    assert len(set(colors.values())) == len(timeline.lanes) and GREY not in colors.values()
+    assert any(lane.startswith("replayed AllGather") for lane in timeline.lanes) is ("cudagraph" in variant)
+    assert timeline.exposed_ms == pytest.approx(order.steps[1].exposed_ms)
+
+
+def on_cpu(path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    seen.export_chrome_trace(str(path))
+
+
+BAD = {
+    "of no GPU": ("cpu.json", on_cpu, "no event of a GPU (category kernel): profile with ProfilerActivity.CUDA"),
+    "truncated": ("t.json", b'{"traceEvents": [{"ph": "X", "na', "(Unterminated string starting at: "),
+    "no JSON": ("t.json", b"step,ms\n1,2\n", "(Expecting value: line 1 column 1 (char 0)): export one with"),
+    "of another tool": ("t.json", b'{"spans": []}', "(it has no 'traceEvents')"),
+    "a list": ("t.json", b"[]", "(its values have other types)"),
+    "binary": ("t.pftrace", b"\x0a\xff\xfe\x00", "can't decode byte"),
+    "half a gzip": ("t.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:-9], "(not a whole gzip file: "),
+    "no gzip": ("t.json.gz", b"{}", "(not a whole gzip file: "),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "why"), BAD.values(), ids=BAD)
+def test_what_is_no_trace_is_refused_with_its_name(tmp_path, capsys, name, content, why):
+    if callable(content):
+        content(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content)
+    assert main(["order", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert name in error and why in error
+
+
+def test_the_command_prints_and_writes_what_it_read(tmp_path, capsys):
+    path = trace(tmp_path / "t.json", kernel("cat", 0, 50), kernel(GATHER, 52, 180, stream=20), kernel(MM, 181, 190))
+    assert main(["order", str(path), "--json", str(tmp_path / "o.json")]) == 0
+    text = capsys.readouterr().out
+    assert "whole trace" in text and "0.128 of 0.128 ms exposed: it starts when cat ends" in text
+    data = json.loads((tmp_path / "o.json").read_text())
+    assert data["device"] == "NVIDIA H200" and data["steps"][0]["collectives"][0]["why"].startswith("it starts when")
+    assert main(["order", str(tmp_path / "gone.json")]) == 2
+    assert "gone.json: No such file" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_command_prints(monkeypatch, capsys):
+    page = (RESULTS.parents[1] / "docs/lab/traces.md").read_text()
+    folder, command = re.findall(r"^    (?:cd|workbench) (.+)$", page, re.MULTILINE)
+    monkeypatch.chdir(RESULTS.parents[1] / folder)
+    assert main(command.split()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    (block,) = re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    shown = block.splitlines()
+    assert [line for line in printed if line in shown] == shown
+
+
+def test_the_name_of_the_last_release_says_where_it_is():
+    with pytest.raises(AttributeError, match="import it from workbench.lab.traces"):
+        _ = workbench.read_order
